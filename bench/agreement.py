@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import Served, check_installed, running_vllm
 
 from pdcluster_api.errors import StartError
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdctl.bench.openai import COMPLETIONS, OpenAIServer
 
 ROOT = Path(__file__).parents[1]
@@ -156,7 +156,7 @@ def path_answers(path: str, folder: Path, dtype: Any, work: Work) -> list[Tokens
     """Our engine's answers on one path.  Raises RuntimeError when the path was not taken."""
     remote, settings = PATHS[path]
     cluster = Cluster(folder, dtype=dtype, scheduler=CONTINUOUS, **settings)
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=work.num_tokens, seed=0, temperature=0.0, eos_token_ids=[work.end]
     )
     specs = [
@@ -246,7 +246,7 @@ def _section(title: str, rows: Sequence[tuple[str, Agreement]]) -> str:
     return f"### {title}\n\n{agreement_table(rows)}"
 
 
-def _asked(prompts: Sequence[list[int]], num_tokens: int) -> str:
+def _requested(prompts: Sequence[list[int]], num_tokens: int) -> str:
     lengths = sorted(map(len, prompts))
     until = f"greedy, until the answer ends or has {num_tokens} tokens"
     return (
@@ -291,7 +291,7 @@ def main() -> int:
         print(sections[-1], file=sys.stderr, flush=True)
     setting = [
         *setting_lines("bench/agreement.py", "", load_average),
-        _asked(prompts, options.tokens),
+        _requested(prompts, options.tokens),
     ]
     report = "\n\n".join(["\n".join(setting), DEFINITIONS, *sections])
     print(report)

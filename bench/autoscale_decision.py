@@ -24,7 +24,7 @@ from pdcluster_api.plan.autoscale.values import (
     Memory,
     Outcome,
     PoolFacts,
-    Sample,
+    PoolSample,
     Windows,
     WorkerSample,
 )
@@ -114,7 +114,7 @@ def spec_of(workers: int) -> PDClusterSpec:
     ).spec
 
 
-def window(role: str, name: str, workers: int, share: float) -> list[Sample]:
+def window(role: str, name: str, workers: int, share: float) -> list[PoolSample]:
     like = WorkerSample(
         "",
         3,
@@ -133,7 +133,7 @@ def window(role: str, name: str, workers: int, share: float) -> list[Sample]:
         0.03,
     )
     found = tuple(replace(like, pod=f"{role}-{name}-{ordinal}") for ordinal in range(workers))
-    return [Sample(NOW - INTERVAL_SECONDS * back, found) for back in reversed(range(ROUNDS))]
+    return [PoolSample(NOW - INTERVAL_SECONDS * back, found) for back in reversed(range(ROUNDS))]
 
 
 def case(spec: PDClusterSpec, workers: int, share: float) -> Case:

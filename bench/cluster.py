@@ -20,9 +20,9 @@ from prometheus_client.samples import Sample
 from stats import EngineCounters
 from system import Address
 
-from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.started import Started, started_cluster
+from pdctl.bench.started import StartedCluster, started_cluster
 
 _LOADED = re.compile(r"loaded model .*dtype=(\S+) threads=(\d+)")
 _RESERVED = re.compile(r"reserved kv cache blocks=(\d+) block_bytes=(\d+)")
@@ -57,7 +57,7 @@ class Cluster:
     """A cluster that serves."""
 
     name: str
-    started: Started
+    started: StartedCluster
     server: OpenAIServer
 
     @property
@@ -70,9 +70,9 @@ class Cluster:
         """Its ingress."""
         return Address(self.started.base_url, self.started.model)
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         """See `load.Target`."""
-        return await self.server.answer(ask, on_chunk)
+        return await self.server.send(ask, on_chunk)
 
     async def engine_counters(self) -> dict[str, EngineCounters]:
         """Each worker's counters, after all work has ended."""

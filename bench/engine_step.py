@@ -22,11 +22,11 @@ import zmq
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
-from pdcluster_worker.grammar.book import GrammarBook
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.processes.engine_process import EngineSocket
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
 VOCABULARY = 49152
@@ -51,7 +51,7 @@ class NoModel:
 
     heads, head_bytes, num_blocks = range(1), 16, SETTINGS.num_blocks
     seconds, depth = StepSeconds(), 1
-    grammars = GrammarBook(VOCABULARY)
+    grammars = GrammarCache(VOCABULARY)
     took = 0.0
     outcomes: Sequence[RowOutcome] = ()
 
@@ -70,9 +70,11 @@ class NoModel:
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         return memoryview(bytearray(self.head_bytes))
 
-    landing = block
+    staging = block
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
+    def write_block(
+        self, block_id: int, staging: memoryview, heads: range | None = None
+    ) -> None: ...
 
 
 def drop(address: str) -> None:
@@ -94,7 +96,7 @@ def started(runner: NoModel, num_requests: int) -> EngineCore:
                 RequestSpec(
                     f"chatcmpl-{number:032d}-0",
                     prompt,
-                    Sampling(max_tokens=3000, seed=0, ignore_eos=True),
+                    SamplingParams(max_tokens=3000, seed=0, ignore_eos=True),
                 )
             )
         )

@@ -27,7 +27,7 @@ from stats import EngineCounters
 from system import Address
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError
-from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 from pdctl.bench.started import START_LIMIT_SECONDS, end_process
 
 MAX_BATCH = 16  # A's concurrency, so that each of its batches is full
@@ -38,7 +38,7 @@ _GATHER_SECONDS = 0.005
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     prompt: list[int]
-    ask: Ask
+    ask: BenchRequest
     on_chunk: OnChunk
     num_tokens: asyncio.Future[int]
 
@@ -82,13 +82,13 @@ class HuggingFace:
         """It takes no HTTP."""
         return None
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         """See `load.Target`; prompts are token ids."""
         if isinstance(ask.prompt, str):
             raise IncompleteAnswerError("this child has no tokenizer: send token ids")
         waiting = _Waiting(ask.prompt, ask, on_chunk, asyncio.get_running_loop().create_future())
         self.queue.put_nowait(waiting)
-        return Counted(await waiting.num_tokens)
+        return TokenUsage(await waiting.num_tokens)
 
     async def engine_counters(self) -> dict[str, EngineCounters]:
         """It has no engine that counts."""

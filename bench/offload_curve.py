@@ -26,9 +26,9 @@ import yaml
 from cluster import Cluster, Setup, running_cluster
 from setting import setting_lines
 
-from pdctl.bench.answers import Run, percentile
-from pdctl.bench.load import Ask, Pace, poisson_arrivals, run_load
+from pdctl.bench.load import Arrivals, BenchRequest, poisson_arrivals, run_load
 from pdctl.bench.openai import OpenAIServer
+from pdctl.bench.request_results import LoadResult, percentile
 
 FILE = Path(__file__).parents[1] / "examples" / "chat.yaml"
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
@@ -64,14 +64,14 @@ class Placed(OpenAIServer):
 
     mode: str = "auto"
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: BenchRequest) -> dict[str, Any]:
         """The request's JSON."""
         return {**OpenAIServer.body(self, ask), "pdcluster": {"prefill": self.mode}}
 
 
-def asks(
+def needs_ping(
     lengths: Sequence[int], count: int, num_output_tokens: int, seed: str, name: str
-) -> list[Ask]:
+) -> list[BenchRequest]:
     """Prompts of these lengths, each as likely.
 
     The same lengths for the same seed; other tokens for another name, so that no prompt comes twice
@@ -79,7 +79,7 @@ def asks(
     """
     sizes, source = random.Random(f"lengths {seed}"), random.Random(f"prompts {seed} {name}")
     return [
-        Ask(
+        BenchRequest(
             [source.randrange(256, 40_000) for _ in range(sizes.choice(lengths))], num_output_tokens
         )
         for _ in range(count)
@@ -93,7 +93,7 @@ def with_routing(routing: Routing) -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def row(name: str, rate: float, run: Run, remote_ratio: float, step_requests: float) -> str:
+def row(name: str, rate: float, run: LoadResult, remote_ratio: float, step_requests: float) -> str:
     """One row of the table."""
     found = run.latencies_seconds
     ttft, tpot, whole = ([1000 * value for value in found[key]] for key in ("ttft", "tpot", "e2el"))
@@ -113,12 +113,12 @@ HEADER = (
 
 
 async def measure(
-    cluster: Cluster, mode: str, load: Sequence[Ask], rate: float, seed: str
-) -> tuple[Run, float, float]:
+    cluster: Cluster, mode: str, load: Sequence[BenchRequest], rate: float, seed: str
+) -> tuple[LoadResult, float, float]:
     """(run, share of remote prefills, prompts in a step of the prefill worker)."""
     before, server = await _prefills(cluster), cluster.server
     target = Placed(server.session, server.base_url, server.model, mode=mode)
-    run = await run_load(target, load, Pace(poisson_arrivals(rate, len(load), seed)))
+    run = await run_load(target, load, Arrivals(poisson_arrivals(rate, len(load), seed)))
     num_remote, num_steps = (
         new - old for new, old in zip(await _prefills(cluster), before, strict=True)
     )
@@ -154,11 +154,13 @@ async def compare(options: argparse.Namespace) -> None:
             file.write_text(with_routing(variants[name]))
             async with running_cluster(name, Setup(file, MODEL, ENGINE)) as cluster:
                 for mode in ("local", "remote"):
-                    await measure(cluster, mode, asks(lengths, 4, 4, "warm", mode), 10, "warm")
+                    await measure(
+                        cluster, mode, needs_ping(lengths, 4, 4, "warm", mode), 10, "warm"
+                    )
                 for rate in (float(each) for each in options.rates.split(",")):
                     count = max(8, round(rate * options.seconds))
                     for label, mode in _modes(name, what, index == 0):
-                        load = asks(lengths, count, options.output, f"{rate}", label)
+                        load = needs_ping(lengths, count, options.output, f"{rate}", label)
                         run, remote, batch = await measure(cluster, mode, load, rate, f"{rate}")
                         print(row(label, rate, run, remote, batch), flush=True)
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
-from pdcluster_worker.machine.cpu_limit import available_threads
+from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.messages.engine import Submit, Tokens
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.runner_opening import make_runner
-from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.model.runner_loader import make_runner
+from pdcluster_worker.system.cpu_limit import available_threads
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 BLOCK_SIZE, BUDGET, MAX_SEQUENCES, NUM_BLOCKS = 16, 256, 64, 2048
@@ -77,7 +77,7 @@ def arrivals(options: argparse.Namespace, seed: int) -> list[tuple[float, Reques
         for burst in range(options.bursts)
         for _ in range(options.burst)
     )
-    sampling = Sampling(max_tokens=options.output, seed=0, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=options.output, seed=0, temperature=0.0, ignore_eos=True)
     prompts = [[draw.randrange(1000, 40_000) for _ in range(options.prompt)] for _ in due]
     return [
         (when, RequestSpec(f"{name}-{n}", prompt, sampling))

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pdctl.bench.load import Ask
+from pdctl.bench.load import BenchRequest
 
 VOCABULARY = 40_000
 
@@ -27,7 +27,7 @@ class PrefixTrace:
     output_tokens: int = 8
     skew: float = 0.0
 
-    def asks(self, seed: str) -> list[Ask]:
+    def needs_ping(self, seed: str) -> list[BenchRequest]:
         """The requests in their order."""
         draw = random.Random(f"prefix trace {seed}")
         system = _tokens(draw, self.system_tokens)
@@ -35,7 +35,7 @@ class PrefixTrace:
         weights = list(accumulate((n + 1) ** -self.skew for n in range(self.num_contexts)))
         chosen = draw.choices(contexts, cum_weights=weights, k=self.num_requests)
         return [
-            Ask(
+            BenchRequest(
                 [*system, *context, *_tokens(draw, draw.randint(*self.question_tokens))],
                 self.output_tokens,
             )

@@ -15,7 +15,7 @@ from setting import setting_lines
 from stats import LATENCIES, RATES, SLO, STREAM_RATE, EngineCounters, chunks_per_token, start_delays
 from workload import Workload
 
-from pdctl.bench.answers import percentile
+from pdctl.bench.request_results import percentile
 
 _RATIOS = (
     ("mixed", "vllm"),
@@ -99,7 +99,7 @@ def _health(results: Results, workload: Workload) -> str:
         )
         others = [100 * one.others_cpu_seconds / one.run.duration_seconds for one in measured]
         lines.append(
-            f"- {name}: sent {sum(len(run.answers) for run in runs)}, failed {len(failures)}, "
+            f"- {name}: sent {sum(len(run.results) for run in runs)}, failed {len(failures)}, "
             f"prefilled remotely {remote:.0f}; "
             f"generator: start delay p99 {1e3 * percentile(delays, 99):.1f} ms, worst "
             f"{1e3 * max(delays):.1f} ms, "

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pdctl.bench.load import Ask
+from pdctl.bench.load import BenchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,11 @@ class _Writer:
         return range(self._next_id - count, self._next_id)
 
 
-def asks_of(rows: Iterable[Row], block_tokens: int, tokens: range, seed: str) -> list[Ask]:
+def asks_of(rows: Iterable[Row], block_tokens: int, tokens: range, seed: str) -> list[BenchRequest]:
     """Requests with random token ids of that range: a block's follow from its id."""
-    return [Ask(_prompt(row, block_tokens, tokens, seed), row.output_length) for row in rows]
+    return [
+        BenchRequest(_prompt(row, block_tokens, tokens, seed), row.output_length) for row in rows
+    ]
 
 
 def _prompt(row: Row, block_tokens: int, tokens: range, seed: str) -> list[int]:

@@ -8,7 +8,7 @@ from footprint import Footprint
 from stats import EngineCounters, ratios, summarize
 from workload import Workload
 
-from pdctl.bench.answers import Run
+from pdctl.bench.request_results import LoadResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Measurement:
     engines:            what each worker's engine counted meanwhile
     """
 
-    run: Run
+    run: LoadResult
     others_cpu_seconds: float
     engines: Mapping[str, EngineCounters]
 

@@ -30,8 +30,8 @@ from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.schema.load import load
-from pdctl.bench.datasets import Lengths, Sampling, random_asks
-from pdctl.bench.load import Pace, run_load
+from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
+from pdctl.bench.load import Arrivals, run_load
 from pdctl.bench.measure import checked
 from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
@@ -135,10 +135,12 @@ async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float
 
     Raises StartError when it made none.
     """
-    asks = random_asks(phase.num_requests, phase.lengths, vocab_size, phase.name, Sampling())
+    needs_ping = random_requests(
+        phase.num_requests, phase.lengths, vocab_size, phase.name, DatasetSampling()
+    )
     await _load(cluster, phase, vocab_size, "warm-up")
     before = await cluster.steps(phase.kind)
-    checked(await run_load(cluster, asks, Pace()))
+    checked(await run_load(cluster, needs_ping, Arrivals()))
     after = await cluster.steps(phase.kind)
     count, seconds = after[0] - before[0], after[1] - before[1]
     if not count:
@@ -150,8 +152,10 @@ async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float
 
 async def _load(cluster: Cluster, phase: Phase, vocab_size: int, seed: str) -> None:
     lengths = Lengths(phase.lengths.input_len, min(4, phase.lengths.output_len))
-    asks = random_asks(phase.num_requests, lengths, vocab_size, seed + phase.name, Sampling())
-    checked(await run_load(cluster, asks, Pace()))
+    needs_ping = random_requests(
+        phase.num_requests, lengths, vocab_size, seed + phase.name, DatasetSampling()
+    )
+    checked(await run_load(cluster, needs_ping, Arrivals()))
 
 
 async def measure(setup: Setup, vocab_size: int) -> tuple[str, list[tuple[Phase, float]]]:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Generated, Hello, Load, Note
+from pdcluster_worker.messages.peers import Generated, Hello, PeerEvent, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.generate_service import GenerateService
@@ -173,17 +173,17 @@ def addresses_of(servers: Sequence[asyncio.Server]) -> list[str]:
 def _replies() -> list[Generated]:
     """A decode worker's, with the notes that it sends of its own decisions."""
     first = (
-        Note("received", 0.0, {"role": "decode"}),
-        Note(
+        PeerEvent("received", 0.0, {"role": "decode"}),
+        PeerEvent(
             "offload",
             0.0001,
             {"to": "local", "rule": "rule", "uncached_tokens": 64, "threshold": 256, "queue": 0},
         ),
-        Note("context_begin", 0.0002, {"queue_seconds": 0.0001}),
-        Note("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
-        Note("decoding_begin", 0.0003, {}),
+        PeerEvent("context_begin", 0.0002, {"queue_seconds": 0.0001}),
+        PeerEvent("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
+        PeerEvent("decoding_begin", 0.0003, {}),
     )
-    last = (Note("decoding_end", 0.01, {"reason": "length"}),)
+    last = (PeerEvent("decoding_end", 0.01, {"reason": "length"}),)
     replies = [Generated(Token("", _TOKEN_ID)) for _ in range(NUM_TOKENS)]
     begun = Token("", _TOKEN_ID, queue_seconds=0.0001, prefill_seconds=0.0001)
     replies[0] = Generated(begun, "local", notes=first)
@@ -229,7 +229,7 @@ class GrpcWorker:
         sequence = 0
         while True:
             sequence += 1
-            load = convert.load_to_proto(Load(free_blocks=4096, total_blocks=4096))
+            load = convert.load_to_proto(WorkerLoad(free_blocks=4096, total_blocks=4096))
             report = pb.WorkerReport(sequence=sequence, snapshot=sequence == 1, load=load)
             await context.write(report.SerializeToString())
             await asyncio.sleep(REPORT_SECONDS)

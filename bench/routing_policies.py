@@ -17,8 +17,8 @@ import yaml
 from cluster import Setup, running_cluster
 from prefix_trace import PrefixTrace
 
-from pdctl.bench.answers import Run
-from pdctl.bench.load import Pace, run_load
+from pdctl.bench.load import Arrivals, run_load
+from pdctl.bench.request_results import LoadResult
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "examples" / "prefix-routing.yaml"
@@ -51,7 +51,9 @@ def main() -> None:
         means[policy] = _print(policy, run, cached, means.get(BASE))
 
 
-async def _run(policy: str, trace: PrefixTrace, concurrency: int, model: Path) -> tuple[Run, float]:
+async def _run(
+    policy: str, trace: PrefixTrace, concurrency: int, model: Path
+) -> tuple[LoadResult, float]:
     """The answers, and the share of prompt tokens that were found cached."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / FILE.name
@@ -59,18 +61,20 @@ async def _run(policy: str, trace: PrefixTrace, concurrency: int, model: Path) -
         document["spec"]["routing"]["decodeScore"]["policy"] = policy
         file.write_text(yaml.safe_dump(document))
         async with running_cluster(policy, Setup(file, model, {})) as cluster:
-            run = await run_load(cluster, trace.asks("0"), Pace(max_concurrency=concurrency))
+            run = await run_load(
+                cluster, trace.needs_ping("0"), Arrivals(max_concurrency=concurrency)
+            )
             return run, await cluster.cached_ratio()
 
 
-def _print(policy: str, run: Run, cached: float, base: float | None) -> float:
-    failures = [answer.failure for answer in run.answers if answer.failure is not None]
+def _print(policy: str, run: LoadResult, cached: float, base: float | None) -> float:
+    failures = [answer.failure for answer in run.results if answer.failure is not None]
     if failures:
         raise SystemExit(
-            f"{policy}: {len(failures)} of {len(run.answers)} answers failed, the first: "
+            f"{policy}: {len(failures)} of {len(run.results)} answers failed, the first: "
             f"{failures[0]}"
         )
-    times = [answer.ttft_seconds for answer in run.answers]
+    times = [answer.ttft_seconds for answer in run.results]
     mean = statistics.mean(times)
     against = "" if base is None else f", {mean / base:.2f} of {BASE}"
     tail = statistics.quantiles(times, n=20)[18]

@@ -45,9 +45,9 @@ from workload import FULL, GROUPS, QUICK, Workload
 
 from pdcluster_api.errors import InvalidObjectError, OperatorError, StartError
 from pdcluster_api.schema.load import load
-from pdctl.bench.answers import Run
 from pdctl.bench.load import run_load
 from pdctl.bench.measure import checked
+from pdctl.bench.request_results import LoadResult
 from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
 
@@ -317,8 +317,8 @@ async def _visit(bench: Bench, system: System, name: str, results: Results, numb
     results.conditions[name] = system.conditions()
     for length in {workload.num_prompt_tokens: workload for workload in bench.workloads}.values():
         warm_up = length.warm_up()
-        asks = warm_up.asks(f"warm-up {bench.seed} {number}", bench.vocab_size)
-        checked(await run_load(system, asks, warm_up.pace(bench.seed)))
+        needs_ping = warm_up.needs_ping(f"warm-up {bench.seed} {number}", bench.vocab_size)
+        checked(await run_load(system, needs_ping, warm_up.pace(bench.seed)))
     for workload in bench.workloads:
         if system.address is None and not workload.for_batches:
             continue
@@ -329,7 +329,7 @@ async def _visit(bench: Bench, system: System, name: str, results: Results, numb
         results.footprints[name] = await system.footprints(IDLE_SECONDS)
 
 
-def _outcome(run: Run) -> str:
+def _outcome(run: LoadResult) -> str:
     figures = ", ".join(
         f"{key} {value:.3g}" for key, value in summarize(run).items() if key in SHOWN
     )
@@ -342,7 +342,9 @@ async def _measure(bench: Bench, system: System, workload: Workload, seed: str) 
     if workload.by == "vllm" and system.address is not None:
         run = await run_client(system.address, workload, bench.served, seed)
     else:
-        run = await run_load(system, workload.asks(seed, bench.vocab_size), workload.pace(seed))
+        run = await run_load(
+            system, workload.needs_ping(seed, bench.vocab_size), workload.pace(seed)
+        )
     others = max(0.0, others_cpu_seconds() - others)
     after = await system.engine_counters()
     return Measurement(

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing, row_function
-from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Choosing, Sampler
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.model.sampling.sample_kernel import kernel_operations, row_function
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, RowOperations, Sampler
 
 VOCAB_SIZE = 49_152
 NUM_TOKENS = 300
@@ -41,10 +41,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_request(number: int, sampling: dict[str, Any]) -> Request:
+def make_request(number: int, sampling: dict[str, Any]) -> EngineRequest:
     tokens = torch.randint(VOCAB_SIZE, (NUM_TOKENS,), generator=generator(number)).tolist()
     options = {"max_tokens": 1000, "seed": number, **sampling}
-    return Request(f"r{number}", tokens, NUM_PROMPT_TOKENS, Sampling(**options))
+    return EngineRequest(f"r{number}", tokens, NUM_PROMPT_TOKENS, SamplingParams(**options))
 
 
 def make_logits(num_rows: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def compiled() -> Choosing:
+def compiled() -> RowOperations:
     source = Path(__file__).parents[1] / "worker/src/pdcluster_worker/model/ops/kernels/sample.c"
     with tempfile.TemporaryDirectory() as folder:
         target = f"{folder}/sample.so"
@@ -68,11 +68,13 @@ def compiled() -> Choosing:
             ["gcc", *flags, "-fPIC", "-shared", str(source), "-o", target, "-lm"], check=True
         )
         library = ctypes.CDLL(target)
-    return kernel_choosing(row_function(library, "sample_rows"), row_function(library, "rank_rows"))
+    return kernel_operations(
+        row_function(library, "sample_rows"), row_function(library, "rank_rows")
+    )
 
 
 def median_milliseconds(
-    logits: torch.Tensor, sampling: dict[str, Any], times: int, choosing: Choosing
+    logits: torch.Tensor, sampling: dict[str, Any], times: int, choosing: RowOperations
 ) -> float:
     requests = [make_request(number, sampling) for number in range(len(logits))]
     sampler = Sampler(VOCAB_SIZE, choosing)

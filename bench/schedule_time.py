@@ -14,7 +14,7 @@ import time
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler import SCHEDULERS, Scheduler, make_scheduler
 from pdcluster_worker.engine.scheduler.order import is_decode
 from pdcluster_worker.messages.engine_settings import (
@@ -22,7 +22,7 @@ from pdcluster_worker.messages.engine_settings import (
     SchedulerName,
     SchedulerSettings,
 )
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
 CONTEXT, LONG_PROMPT, NUM_WAITING = 300, 200_000, 64
 WEIGHTS = bytearray(64 << 20)
@@ -62,12 +62,12 @@ def measure(name: SchedulerName, num_requests: int, num_steps: int, crowded: boo
         scheduler.add_ready(decoding(tables, number))
     if crowded:
         scheduler.add(
-            Request("long", [1] * LONG_PROMPT, LONG_PROMPT, sampling(), arrival_seconds=1e3)
+            EngineRequest("long", [1] * LONG_PROMPT, LONG_PROMPT, sampling(), arrival_seconds=1e3)
         )
         scheduler.schedule()
         for number in range(NUM_WAITING):
             scheduler.add(
-                Request(f"w{number}", [1] * CONTEXT, CONTEXT, sampling(), arrival_seconds=1e4)
+                EngineRequest(f"w{number}", [1] * CONTEXT, CONTEXT, sampling(), arrival_seconds=1e4)
             )
     gc.collect()
     gc.freeze()
@@ -76,10 +76,10 @@ def measure(name: SchedulerName, num_requests: int, num_steps: int, crowded: boo
     return f"{statistics.median(taken):.2f}, {late:.2f}"
 
 
-def decoding(tables: BlockTables, number: int) -> Request:
+def decoding(tables: BlockTables, number: int) -> EngineRequest:
     """A request past its prefill, of about CONTEXT tokens, with blocks for them."""
     length = CONTEXT + number % 16
-    request = Request(
+    request = EngineRequest(
         f"r{number}", [1] * length, length - 1, sampling(), arrival_seconds=float(number)
     )
     tables.take(request, tables.reservation(request, length))
@@ -87,9 +87,9 @@ def decoding(tables: BlockTables, number: int) -> Request:
     return request
 
 
-def sampling() -> Sampling:
+def sampling() -> SamplingParams:
     """Sampling of a request that ends after this bench."""
-    return Sampling(max_tokens=4000, seed=0)
+    return SamplingParams(max_tokens=4000, seed=0)
 
 
 def timed(scheduler: Scheduler, tables: BlockTables) -> float:

@@ -101,7 +101,7 @@ class Bench:
     def __init__(self, threads: int) -> None:
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
-        from pdcluster_worker.model.runner_opening import open_runner
+        from pdcluster_worker.model.runner_loader import open_runner
 
         engine = EngineConfig(
             max_batched_tokens=CONTEXT,
@@ -191,9 +191,11 @@ class NoMemory:
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         return memoryview(b"")
 
-    landing = block
+    staging = block
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None: ...
+    def write_block(
+        self, block_id: int, staging: memoryview, heads: range | None = None
+    ) -> None: ...
 
 
 def run(

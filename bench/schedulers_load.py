@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
-from pdctl.bench.answers import percentile
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdctl.bench.load import poisson_arrivals
+from pdctl.bench.request_results import percentile
 
 VOCABULARY = 40_000
 
@@ -51,7 +51,7 @@ def arrivals(load: Load, count: int, rate: float, seed: str) -> list[Arrival]:
         is_long = number % load.long_every == load.long_every - 1
         num_prompt, num_output = load.long if is_long else load.chat
         prompt = [source.randrange(VOCABULARY) for _ in range(num_prompt)]
-        sampling = Sampling(max_tokens=num_output, seed=0, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=num_output, seed=0, temperature=0.0, ignore_eos=True)
         found.append(Arrival(seconds, RequestSpec(f"{seed} {number}", prompt, sampling)))
     return found
 

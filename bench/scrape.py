@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Scraper
-from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_worker.metrics import Metrics
 
@@ -166,7 +166,7 @@ def _wait_for_end(pipe: Connection) -> None:
 
 
 async def measure(
-    targets: Sequence[Target], page_bytes: int, interval_seconds: float, rounds: int
+    targets: Sequence[ScrapeTarget], page_bytes: int, interval_seconds: float, rounds: int
 ) -> Figures:
     """Scrape at the pace, as the operator does, and export after each round."""
     cpu, wall = [], []
@@ -208,7 +208,7 @@ def run(workers: int, interval_seconds: float, rounds: int) -> Figures:
     try:
         ports, page_bytes = ours.recv()
         targets = [
-            Target(CLUSTER, *_pool(number), f"chat-{number}", f"127.0.0.1:{port}")
+            ScrapeTarget(CLUSTER, *_pool(number), f"chat-{number}", f"127.0.0.1:{port}")
             for number, port in enumerate(ports)
         ]
         return asyncio.run(measure(targets, page_bytes, interval_seconds, rounds))

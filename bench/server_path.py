@@ -28,22 +28,22 @@ from starlette.types import ASGIApp, Message
 
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.config.routing import PrefillScorePolicy
-from pdcluster_worker.dispatch.decode.broker import CreditBroker
-from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.decode.remote import RemotePrefill
-from pdcluster_worker.dispatch.engines.client import EngineClient
-from pdcluster_worker.dispatch.engines.engines import Engine, Engines
-from pdcluster_worker.dispatch.ingress.ingress import Ingress
-from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineReady, Submit, Tokens
-from pdcluster_worker.messages.facts import Device, KVGeometry
+from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.processes.life import settle_memory
+from pdcluster_worker.processes.lifecycle import settle_memory
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.run import serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
+from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.serving.engines.engines import Engine, Engines
+from pdcluster_worker.serving.ingress.ingress import Ingress
+from pdcluster_worker.serving.worker_context import WorkerContext
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 STEP_SECONDS = 0.005
@@ -113,7 +113,7 @@ class PlayedEngine:
         self._frames.put_nowait(messages.encode([Tokens(tokens)]))
 
 
-DEVICE = Device("cpu", "played")
+DEVICE = DeviceFacts("cpu", "played")
 
 
 class Backend:
@@ -121,7 +121,7 @@ class Backend:
 
     model_name, max_model_len, vocab_size, length_note = "m", 4096, VOCABULARY, ""
     scheduler: str | None = "continuous"
-    device: Device | None = DEVICE
+    device: DeviceFacts | None = DEVICE
 
     def __init__(self, ingress: Ingress) -> None:
         self.generate = ingress.generate
@@ -150,7 +150,7 @@ def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -
         device=DEVICE,
         transport="tcp",
     )
-    worker = Worker("mixed", Engines(Engine(client, facts, "127.0.0.1:1")), metrics, policy)
+    worker = WorkerContext("mixed", Engines(Engine(client, facts, "127.0.0.1:1")), metrics, policy)
     worker.state = "ready"
     broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
     return Backend(

@@ -115,8 +115,8 @@ class Bench:
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.config.speculation import SpeculationConfig
-        from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
-        from pdcluster_worker.model.runner_opening import open_runner
+        from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
+        from pdcluster_worker.model.runner_loader import open_runner
 
         speculation = (
             SpeculationConfig()
@@ -178,7 +178,7 @@ class Bench:
         return EngineCore(settings, self._runner, transport, time.monotonic, drafter=drafter)
 
     def _spec(self, load: str, number: int, num_tokens: int, turn: int) -> "RequestSpec":
-        from pdcluster_worker.messages.requests import RequestSpec, Sampling
+        from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 
         topic = TOPICS[(number + 16 * turn) % len(TOPICS)]
         if load == "repeat":
@@ -191,7 +191,7 @@ class Bench:
         prompt = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": words}], add_generation_prompt=True, return_dict=False
         )
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=num_tokens,
             seed=number + 16 * turn,
             temperature=0.0 if load == "repeat" else 0.7,

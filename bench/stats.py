@@ -1,6 +1,6 @@
 """Counts of the bench over rounds and systems: pure functions over recorded answers and counters.
 
-The formulas of a single answer are `pdctl.bench.answers`', which
+The formulas of a single answer are `pdctl.bench.request_results`', which
 `pdctl bench` uses too.  It does not know systems, workloads or HTTP.
 """
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pdctl.bench.answers import Run, Slo, percentile
+from pdctl.bench.request_results import LatencyLimits, LoadResult, percentile
 
-SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1)
+SLO = LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1)
 
 LATENCIES = (
     *("TTFT mean ms", "TTFT p50 ms", "TTFT p99 ms"),
@@ -66,19 +66,19 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True) if b]
 
 
-def summarize(run: Run) -> dict[str, float]:
+def summarize(run: LoadResult) -> dict[str, float]:
     """LATENCIES that are defined (a run may have no complete answer) and all RATES."""
     return _latencies(run) | _rates(run)
 
 
-def start_delays(run: Run) -> list[float]:
+def start_delays(run: LoadResult) -> list[float]:
     """Delay of each request behind its schedule, in seconds: the health of an open loop's
     generator.
     """
-    return [answer.started_seconds - answer.scheduled_seconds for answer in run.answers]
+    return [answer.started_seconds - answer.scheduled_seconds for answer in run.results]
 
 
-def chunks_per_token(run: Run) -> float:
+def chunks_per_token(run: LoadResult) -> float:
     """1 when every token came in a chunk of its own; less when some showed no text of their own."""
     num_tokens = sum(answer.num_tokens for answer in run.complete)
     return (
@@ -88,7 +88,7 @@ def chunks_per_token(run: Run) -> float:
     )
 
 
-def _latencies(run: Run) -> dict[str, float]:
+def _latencies(run: LoadResult) -> dict[str, float]:
     series = {name.upper(): values for name, values in run.latencies_seconds.items() if values}
     found = {f"{name} mean ms": 1e3 * fmean(values) for name, values in series.items()}
     found |= {
@@ -99,7 +99,7 @@ def _latencies(run: Run) -> dict[str, float]:
     return {name: found[name] for name in LATENCIES if name in found}
 
 
-def _rates(run: Run) -> dict[str, float]:
+def _rates(run: LoadResult) -> dict[str, float]:
     num_good = run.num_good(SLO)
     seconds_a_token = run.latencies_seconds["tpot"]
     found = {
@@ -109,6 +109,6 @@ def _rates(run: Run) -> dict[str, float]:
         if seconds_a_token and median(seconds_a_token)
         else 0.0,
         "goodput good/s": num_good / run.duration_seconds,
-        "good share of sent": num_good / len(run.answers),
+        "good share of sent": num_good / len(run.results),
     }
     return {name: found[name] for name in RATES}

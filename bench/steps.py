@@ -48,7 +48,7 @@ def main() -> int:
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.model import ModelConfig
-    from pdcluster_worker.model.runner_opening import open_runner
+    from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(
         max_batched_tokens=options.budget, kv_cache_memory=1 << 30, threads=options.threads
@@ -114,12 +114,12 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
 def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Scheduled":
     """The last `num_tokens` of a request of `context` tokens."""
     from pdcluster_worker.engine.batch import Scheduled
-    from pdcluster_worker.engine.request import Request
-    from pdcluster_worker.messages.requests import Sampling
+    from pdcluster_worker.engine.request import EngineRequest
+    from pdcluster_worker.messages.requests import SamplingParams
 
     tokens = [random.Random(f"{name}{place}").randrange(40_000) for place in range(context)]
-    sampling = Sampling(max_tokens=100, seed=0, temperature=0.0)
-    request = Request(name, tokens, context, sampling, block_table=blocks.take(context))
+    sampling = SamplingParams(max_tokens=100, seed=0, temperature=0.0)
+    request = EngineRequest(name, tokens, context, sampling, block_table=blocks.take(context))
     request.num_computed_tokens = context - num_tokens
     return Scheduled.of(request, num_tokens)
 

@@ -1,5 +1,5 @@
 """Milliseconds of a decode step with and without a second step submitted while one computes
-(`engine/flights`).
+(`engine/in_flight`).
 
     bench/steps_ahead.py [--requests 1 16 64] [--threads 1 2] [--steps 60] [--rounds 3] [--tp N]
 
@@ -55,10 +55,14 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     """Both ways over one loaded model."""
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.model import ModelConfig
-    from pdcluster_worker.model.beginning import AtOnce, Beginning, InThread
+    from pdcluster_worker.model.forward_executor import (
+        ForwardExecutor,
+        InlineExecutor,
+        ThreadExecutor,
+    )
     from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner
-    from pdcluster_worker.model.runner_opening import open_runner
+    from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(
         max_batched_tokens=2048,
@@ -72,7 +76,7 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     limits = StepLimits(
         engine.max_batched_tokens, engine.max_sequences, info.max_model_len, engine.block_size
     )
-    ways: dict[str, Beginning] = {"one by one": AtOnce(), "ahead": InThread()}
+    ways: dict[str, ForwardExecutor] = {"one by one": InlineExecutor(), "ahead": ThreadExecutor()}
     return {name: Runner(info, opened.forward, cache, limits, way) for name, way in ways.items()}
 
 
@@ -98,7 +102,7 @@ def started(runner: "Runner", num_requests: int) -> "EngineCore":
     from pdcluster_worker.engine.core import EngineCore
     from pdcluster_worker.messages.engine import Submit
     from pdcluster_worker.messages.engine_settings import EngineSettings
-    from pdcluster_worker.messages.requests import RequestSpec, Sampling
+    from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
     from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
     settings = EngineSettings(16, BLOCKS, 2048, 128, 4096)
@@ -113,7 +117,7 @@ def started(runner: "Runner", num_requests: int) -> "EngineCore":
                 RequestSpec(
                     f"r{number}",
                     prompt,
-                    Sampling(max_tokens=3000, seed=number, temperature=0.0, ignore_eos=True),
+                    SamplingParams(max_tokens=3000, seed=number, temperature=0.0, ignore_eos=True),
                 )
             )
         )

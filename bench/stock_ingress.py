@@ -30,10 +30,10 @@ from stats import ratios, summarize
 from vllm_server import FOLDER, check_installed, version
 from workload import Workload
 
-from pdctl.bench.answers import Run
 from pdctl.bench.load import run_load
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.started import Started, end_process, started_cluster
+from pdctl.bench.request_results import LoadResult
+from pdctl.bench.started import StartedCluster, end_process, started_cluster
 from pdctl.local.machine import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +108,7 @@ async def measure(options: argparse.Namespace) -> tuple[list[Measured], list[str
 
 
 async def take(
-    measured: Measured, name: str, server: OpenAIServer, number: int, started: Started
+    measured: Measured, name: str, server: OpenAIServer, number: int, started: StartedCluster
 ) -> None:
     """One workload at one system in one round."""
     before = cpu_seconds(started)
@@ -122,9 +122,9 @@ async def take(
         measured.add(name, figure, 1e3 * spent / count)
 
 
-async def send(server: OpenAIServer, workload: Workload, seed: str) -> Run:
+async def send(server: OpenAIServer, workload: Workload, seed: str) -> LoadResult:
     """Send a load whose prompts are in no cache."""
-    run = await run_load(server, workload.asks(seed, VOCAB_SIZE), workload.pace(seed))
+    run = await run_load(server, workload.needs_ping(seed, VOCAB_SIZE), workload.pace(seed))
     assert not run.failures, run.failures[0]
     return run
 
@@ -152,7 +152,7 @@ def engine(threads: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def other_way(started: Started, proxy: Path | None) -> AsyncIterator[tuple[str, str]]:
+async def other_way(started: StartedCluster, proxy: Path | None) -> AsyncIterator[tuple[str, str]]:
     """(name, base URL) of the other way to the same engines."""
     ports = {worker["role"]: port_of_vllm(worker["pid"]) for worker in started.state["workers"]}
     if proxy is None:
@@ -196,7 +196,7 @@ def port_of_vllm(pid: int) -> int:
     raise LookupError(f"no vLLM below process {pid}")
 
 
-def cpu_seconds(started: Started) -> float:
+def cpu_seconds(started: StartedCluster) -> float:
     """Processor time of our server processes, without the engines below them."""
     times = [psutil.Process(worker["pid"]).cpu_times() for worker in started.state["workers"]]
     return sum(time.user + time.system for time in times)

@@ -1,6 +1,6 @@
 """Time and memory of a schema's first request, beside the library alone.
 
-Each schema is compiled cold, one at a time: through a GrammarBook, as an engine does it (a
+Each schema is compiled cold, one at a time: through a GrammarCache, as an engine does it (a
 compile process first, then the engine's own process), and by xgrammar's compiler in this one.
 CPU seconds are of this process; wall time counts on a quiet machine only.
 
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.grammar.book import GrammarBook
-from pdcluster_worker.grammar.forms import MOST_WHITE_SPACE
-from pdcluster_worker.grammar.native import library
-from pdcluster_worker.grammar.vocabulary import read_vocabulary
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.structured_output.compiler import MOST_WHITE_SPACE
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache
+from pdcluster_worker.structured_output.native import library
+from pdcluster_worker.structured_output.vocabulary import read_vocabulary
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 VOCAB_SIZE = 49_152
@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a row for each schema."""
-    book = GrammarBook(VOCAB_SIZE)
+    book = GrammarCache(VOCAB_SIZE)
     book.folder = MODEL
     vocabulary = library().TokenizerInfo(
         read_vocabulary(MODEL, VOCAB_SIZE), 0, VOCAB_SIZE, [], False
@@ -114,12 +114,12 @@ def tag_of(form: dict[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": form})
 
 
-def engine(book: GrammarBook, constraint: Constraint) -> tuple[float, float, int]:
+def engine(book: GrammarCache, constraint: Constraint) -> tuple[float, float, int]:
     """Wall and CPU seconds, and bytes, of one constraint in an engine; the compile process's CPU
     is not in them.
     """
-    sampling = Sampling(max_tokens=1, seed=0, eos_token_ids=[END], constraint=constraint)
-    request = Request("compile", [1], 1, sampling)
+    sampling = SamplingParams(max_tokens=1, seed=0, eos_token_ids=[END], constraint=constraint)
+    request = EngineRequest("compile", [1], 1, sampling)
     started, cpu = time.monotonic(), cpu_seconds()
     while (answer := book.open(request)) is False:
         time.sleep(0.001)

@@ -18,11 +18,11 @@ from typing import Any
 import jsonschema_rs
 import tokenizers
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.grammar import book as room
-from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.structured_output import grammar_cache as room
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from tests.worker.equality.engines import Model, Pair, engines_over
 
 AT_ONCE = 16
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def compiled(
-    book: GrammarBook, paths: list[Path], count: int
+    book: GrammarCache, paths: list[Path], count: int
 ) -> tuple[list[Any], Counter[str], list[float]]:
     """The first schemas that can be compiled, why others cannot, and how long each of the former
     took.
@@ -100,13 +100,13 @@ def compiled(
     )
 
 
-def settled(book: GrammarBook, schema: Any) -> object:
+def settled(book: GrammarCache, schema: Any) -> object:
     """Compile one schema and return the result."""
-    request = Request(
+    request = EngineRequest(
         "compile",
         [1],
         1,
-        Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)),
+        SamplingParams(max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)),
     )
     while (answer := book.open(request)) is False:
         time.sleep(0.005)
@@ -137,7 +137,7 @@ def answers(
             if isinstance(schema, dict)
             else "anything"
         )
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=max_tokens,
             seed=index,
             temperature=0.7,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import tokenizers
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import Submit, Tokens
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from tests.worker.equality.engines import Engine, Model, engines_over
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
@@ -76,8 +76,11 @@ def _milliseconds(seconds: list[float]) -> list[float]:
 
 def compiled(model: Model) -> None:
     """Wait until the schema is compiled."""
-    request = Request(
-        "compile", [1], 1, Sampling(max_tokens=1, seed=0, eos_token_ids=[2], constraint=SCHEMA)
+    request = EngineRequest(
+        "compile",
+        [1],
+        1,
+        SamplingParams(max_tokens=1, seed=0, eos_token_ids=[2], constraint=SCHEMA),
     )
     while model.runner.grammars.open(request) is not True:
         time.sleep(0.01)
@@ -90,7 +93,7 @@ def run(engine: Engine, num_streams: int, num_tokens: int, *, has_schema: bool, 
     eos = tokenizer.token_to_id("<|im_end|>")
     assert eos is not None, "the sample model has <|im_end|>"
     for index in range(num_streams):
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=num_tokens,
             seed=index,
             temperature=0.8,

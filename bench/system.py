@@ -8,7 +8,7 @@ from typing import Protocol
 from footprint import Footprint
 from stats import EngineCounters
 
-from pdctl.bench.load import Target
+from pdctl.bench.load import LoadTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Address:
     model: str
 
 
-class System(Target, Protocol):
+class System(LoadTarget, Protocol):
     """A system that is up."""
 
     @property

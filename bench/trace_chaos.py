@@ -83,10 +83,10 @@ class _Measured:
     async def run(self, salt: str) -> list[Exchange]:
         """Once.  salt: so that a run finds nothing of another one in the prefix caches"""
         rows = self.trace.rows(self.seed)
-        asks = asks_of(rows, self.trace.block_tokens, VOCABULARY, self.seed)
+        needs_ping = asks_of(rows, self.trace.block_tokens, VOCABULARY, self.seed)
         arrivals = [row.timestamp / 1000 for row in rows]
         return await run_trace(
-            str(self.router.client.http.base_url), asks, arrivals, cache_salt=salt
+            str(self.router.client.http.base_url), needs_ping, arrivals, cache_salt=salt
         )
 
 

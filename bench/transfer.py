@@ -28,12 +28,12 @@ from layout import table
 from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
-from pdcluster_worker.transfer.carrier import SENDING_SLOTS
-from pdcluster_worker.transfer.carriers import TransportName
-from pdcluster_worker.transfer.nixl_carrier import NixlCarrier
-from pdcluster_worker.transfer.sliced import SlicedTransport
-from pdcluster_worker.transfer.tcp_port import TcpPort, TcpSettings
-from pdcluster_worker.transfer.wire import FRAME_BYTES
+from pdcluster_worker.kv_transfer.carrier import SENDING_SLOTS
+from pdcluster_worker.kv_transfer.carriers import TransportName
+from pdcluster_worker.kv_transfer.nixl_carrier import NixlCarrier
+from pdcluster_worker.kv_transfer.sharded import ShardedTransport
+from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.kv_transfer.wire import FRAME_BYTES
 
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 2
 NUM_BLOCKS = 512
@@ -59,9 +59,9 @@ class Memory:
         start = block_id * BLOCK_BYTES
         return memoryview(self._bytes)[start : start + BLOCK_BYTES]
 
-    landing = block
+    staging = block
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """Nothing is left to do."""
 
 
@@ -73,7 +73,7 @@ class Side:
         port = TcpPort(
             Memory(), name, ("127.0.0.1", 0), self.awake.set, TcpSettings(transport=transport)
         )
-        self.transport = SlicedTransport([port], self.awake.set)
+        self.transport = ShardedTransport([port], self.awake.set)
         self.address = f"127.0.0.1:{port.port}"
 
     def wait(self, is_last: Callable[[Any], bool]) -> Any:

@@ -20,13 +20,13 @@ from vllm_server import FOLDER, Served
 from workload import Workload
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.answers import Answer, Run
+from pdctl.bench.request_results import LoadResult, RequestResult
 
 LIMIT_SECONDS = 400.0
 _LAST_BYTES = 2000
 
 
-async def run_client(address: Address, workload: Workload, served: Served, seed: str) -> Run:
+async def run_client(address: Address, workload: Workload, served: Served, seed: str) -> LoadResult:
     """Send the workload.  Raises StartError with its last words when the client fails."""
     with tempfile.TemporaryDirectory(prefix="pdcluster-bench-client-") as folder:
         command = client_command(address, workload, served.model, seed)
@@ -86,7 +86,7 @@ def client_seed(seed: str) -> int:
     return zlib.crc32(seed.encode()) >> 1
 
 
-def run_of(result: Mapping[str, Any]) -> Run:
+def run_of(result: Mapping[str, Any]) -> LoadResult:
     """Records of the client for each request.
 
     A failed request has an error, or no first token.  It keeps no processor time.
@@ -98,8 +98,8 @@ def run_of(result: Mapping[str, Any]) -> Run:
         ),
         strict=True,
     )
-    answers = [
-        Answer(
+    results = [
+        RequestResult(
             scheduled_seconds=start,
             started_seconds=start,
             chunk_seconds=tuple(accumulate(gaps, initial=start + ttft)),
@@ -110,4 +110,4 @@ def run_of(result: Mapping[str, Any]) -> Run:
         )
         for start, ttft, gaps, num_tokens, num_prompt_tokens, error in rows
     ]
-    return Run(tuple(answers), result["duration"], 0.0)
+    return LoadResult(tuple(results), result["duration"], 0.0)

@@ -24,7 +24,7 @@ from stats import EngineCounters
 from system import Address
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 from pdctl.bench.openai import OpenAIServer, http_session
 from pdctl.bench.started import START_LIMIT_SECONDS, end_process
 from pdctl.local.machine import free_port
@@ -140,9 +140,9 @@ class Vllm:
         """Its HTTP."""
         return Address(self.server.base_url, self.server.model)
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         """See `load.Target`."""
-        return await self.server.answer(ask, on_chunk)
+        return await self.server.send(ask, on_chunk)
 
     async def engine_counters(self) -> dict[str, EngineCounters]:
         """Its engine counts other things than ours."""

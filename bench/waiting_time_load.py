@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from pdcluster_worker.routing.estimator import Flight
+from pdcluster_worker.routing.estimator import QueuedRequest
 from pdcluster_worker.routing.waiting_time.presets import Presets
 
 SHORT, LONG = (3, 500), (3500, 8000)
@@ -75,7 +75,7 @@ class Job:
     group: str
     prompt_tokens: int
     output_tokens: int
-    flight: Flight
+    flight: QueuedRequest
     started: float = inf
     first: float = inf
     ended: float = inf
@@ -112,7 +112,7 @@ def jobs(
             )
             output = max(2, round(scale * drawn))
             most = round(scale * PRESETS.max_output_tokens)
-            flight = Flight(
+            flight = QueuedRequest(
                 group.name, prompt_tokens, max_tokens=most, due_seconds=group.slo_seconds
             )
             found.append(
@@ -130,7 +130,7 @@ def probe(count: int = 30, mean: float = 2618.0) -> list[Job]:
             "probe",
             PROMPT_TOKENS,
             output,
-            Flight("probe", PROMPT_TOKENS, PRESETS.max_output_tokens),
+            QueuedRequest("probe", PROMPT_TOKENS, PRESETS.max_output_tokens),
         )
         for n in range(count)
     ]

@@ -52,7 +52,7 @@ class RealServer(Server):
         from pdcluster_worker.config.engine import EngineConfig
         from pdcluster_worker.config.model import ModelConfig
         from pdcluster_worker.engine.core import EngineCore
-        from pdcluster_worker.model.runner_opening import open_runner
+        from pdcluster_worker.model.runner_loader import open_runner
         from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
         engine = EngineConfig(
@@ -76,13 +76,15 @@ class RealServer(Server):
     def start(self, job: Job) -> None:
         """Submit it; after an eviction under another id, with the tokens that it has."""
         from pdcluster_worker.messages.engine import Submit
-        from pdcluster_worker.messages.requests import RequestSpec, Sampling
+        from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 
         self._pass()
         super().start(job)
         source = random.Random(job.name)
         prompt = [source.randrange(VOCABULARY) for _ in range(job.prompt_tokens)]
-        sampling = Sampling(max_tokens=job.output_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(
+            max_tokens=job.output_tokens, seed=0, temperature=0.0, ignore_eos=True
+        )
         self._jobs[_id(job)] = job
         self._core.handle(Submit(RequestSpec(_id(job), prompt, sampling, output=list(job.tokens))))
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from waiting_time_engine import Server
 from waiting_time_load import Group, Job
 
-from pdcluster_worker.routing.estimator import Completion, Flight, Line
+from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
 from pdcluster_worker.routing.waiting_time.groups import GroupKey, RequestGroup, by_deadline
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.operations import replan
@@ -107,8 +107,8 @@ class Ours:
         flights = [replace(job.flight, num_tokens=0) for job in members]
         return self._seconds(flights, flights)
 
-    def _seconds(self, members: Sequence[Flight], line: Sequence[Flight]) -> float:
-        seconds = self._estimator.group_seconds(members, Line(line, self._seats))
+    def _seconds(self, members: Sequence[QueuedRequest], line: Sequence[QueuedRequest]) -> float:
+        seconds = self._estimator.group_seconds(members, QueueState(line, self._seats))
         assert seconds is not None, "the presets give a time of a token"
         return seconds
 
@@ -122,7 +122,7 @@ class KnownLengths(LoadAware):
         super().__init__(presets)
         self._known = known
 
-    def survival(self, group: str, line: Line) -> Survival:
+    def survival(self, group: str, line: QueueState) -> Survival:
         """The true one."""
         return self._known[group]
 
@@ -300,8 +300,8 @@ class Deciding:
             lambda group: column.rest(self._members[group.key.model], self._left(group)),
             server.now,
         )
-        put_back = [group for index, group in enumerate(queue.groups) if order.index(group) > index]
-        for group in put_back:
+        requeue = [group for index, group in enumerate(queue.groups) if order.index(group) > index]
+        for group in requeue:
             self._evict(queue, group)
         return queue.with_groups(order)
 

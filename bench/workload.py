@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pdctl.bench.load import Ask, Pace, poisson_arrivals
+from pdctl.bench.load import Arrivals, BenchRequest, poisson_arrivals
 
 # special tokens and single bytes stand below it in the vocabularies that we measure
 _FIRST_PLAIN_TOKEN = 256
@@ -81,7 +81,7 @@ class Workload:
             shape="same",
         )
 
-    def asks(self, seed: str, vocab_size: int) -> list[Ask]:
+    def needs_ping(self, seed: str, vocab_size: int) -> list[BenchRequest]:
         """The requests, of uniformly random token ids."""
         source = random.Random(f"prompts {self.name} {seed}")
 
@@ -92,13 +92,15 @@ class Workload:
             prompts = self._conversations(tokens(self.num_prompt_tokens), tokens)
         else:
             prompts = [tokens(self._length(index)) for index in range(self.num_requests)]
-        return [Ask(prompt, self.num_output_tokens, self.temperature) for prompt in prompts]
+        return [
+            BenchRequest(prompt, self.num_output_tokens, self.temperature) for prompt in prompts
+        ]
 
-    def pace(self, seed: str) -> Pace:
+    def pace(self, seed: str) -> Arrivals:
         """Arrivals of its requests."""
         if self.rate is None:
-            return Pace(max_concurrency=self.concurrency)
-        return Pace(poisson_arrivals(self.rate, self.num_requests, f"{self.name} {seed}"))
+            return Arrivals(max_concurrency=self.concurrency)
+        return Arrivals(poisson_arrivals(self.rate, self.num_requests, f"{self.name} {seed}"))
 
     def _length(self, index: int) -> int:
         return (

@@ -277,25 +277,25 @@ def kubernetes() -> Iterator[Kubernetes]:
             {key: _image_of_environment(key) for key in IMAGES.tested},
         )
         return
-    here, images = RigCluster(), IMAGES.tested
-    if removal.is_running(here):
-        missing = set(images.values()) - set(here.images.read_text().split())
+    local, images = RigCluster(), IMAGES.tested
+    if removal.is_running(local):
+        missing = set(images.values()) - set(local.images.read_text().split())
         if missing:
             raise ValueError(
                 f"the cluster that is up has no {', '.join(sorted(missing))}: end it with "
                 f"`make cluster-down`, and set {STOCK_SWITCH} where vLLM is to be tested"
             )
-        yield Kubernetes(here.kubeconfig, images, here)
+        yield Kubernetes(local.kubeconfig, images, local)
         return
     try:
-        rig.up(here)
-        yield Kubernetes(here.kubeconfig, images, here)
+        rig.up(local)
+        yield Kubernetes(local.kubeconfig, images, local)
     # it did not start, or the test was interrupted: its log goes with the error
     except BaseException:
-        removal.save_logs(here, ARTIFACTS / "rig")
+        removal.save_logs(local, ARTIFACTS / "rig")
         raise
     finally:
-        removal.down(here)
+        removal.down(local)
 
 
 def save_state(cluster: Kubernetes, folder: Path) -> None:

@@ -134,31 +134,31 @@ HOLDING = ["unshare", "--pid", "--fork", "--kill-child"]
 
 
 def test_process_of_another_program_or_cluster_is_not_taken_for_the_cluster(tmp_path: Path) -> None:
-    here = Cluster(tmp_path / "here")
+    local = Cluster(tmp_path / "here")
     with (
-        process_with([], *BOX, str(here.root), "3"),
-        process_with(HOLDING, *BOX, f"{here.root}-other", "3") as holder,
+        process_with([], *BOX, str(local.root), "3"),
+        process_with(HOLDING, *BOX, f"{local.root}-other", "3") as holder,
     ):
         wait_until_it_holds(holder)  # else its end would not be that of what it is about to start
-        assert not removal.is_running(here)
+        assert not removal.is_running(local)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the cluster does")
 def test_cluster_ends_without_the_files_that_a_user_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = Cluster(tmp_path / "gone")
-    with process_with(HOLDING, *BOX, str(here.root), "3") as holder:
+    local = Cluster(tmp_path / "gone")
+    with process_with(HOLDING, *BOX, str(local.root), "3") as holder:
         wait_until_it_holds(holder)
-        assert removal.is_running(here)
+        assert removal.is_running(local)
         # this process is its parent, and until it waits, the ended one is still listed
         ending = threading.Thread(target=holder.wait)
         ending.start()
 
-        removal.down(here)
+        removal.down(local)
 
         ending.join(10.0)
-        assert not removal.is_running(here)
+        assert not removal.is_running(local)
         assert holder.returncode != 0
     assert "are gone: ending the processes that are left of it" in capsys.readouterr().out
 
@@ -173,16 +173,16 @@ def test_ending_a_cluster_needs_nothing_that_is_to_be_installed() -> None:
 
 
 def test_logs_are_kept_once_and_links_between_them_are_not(tmp_path: Path) -> None:
-    here, kept = Cluster(tmp_path / "cluster"), tmp_path / "artifacts" / "rig"
-    removal.save_logs(here, kept)
+    local, kept = Cluster(tmp_path / "cluster"), tmp_path / "artifacts" / "rig"
+    removal.save_logs(local, kept)
     assert not kept.exists()
-    (here.log / "pods" / "default_web").mkdir(parents=True)
-    (here.log / "containers").mkdir()
-    (here.log / "containers" / "web.log").symlink_to("/var/log/pods/default_web/0.log")
+    (local.log / "pods" / "default_web").mkdir(parents=True)
+    (local.log / "containers").mkdir()
+    (local.log / "containers" / "web.log").symlink_to("/var/log/pods/default_web/0.log")
     for text in ("first", "first\nsecond"):
-        (here.log / "kubelet.log").write_text(text)
-        (here.log / "pods" / "default_web" / "0.log").write_text(text)
-        removal.save_logs(here, kept)
+        (local.log / "kubelet.log").write_text(text)
+        (local.log / "pods" / "default_web" / "0.log").write_text(text)
+        removal.save_logs(local, kept)
 
     assert {str(path.relative_to(kept)) for path in kept.rglob("*.log")} == {
         "kubelet.log",
@@ -195,7 +195,7 @@ def test_logs_are_kept_once_and_links_between_them_are_not(tmp_path: Path) -> No
 def test_rig_that_does_not_start_leaves_its_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Cluster(tmp_path / "cluster")
+    local = Cluster(tmp_path / "cluster")
 
     def fail(cluster: Cluster) -> None:
         cluster.log.mkdir(parents=True)
@@ -203,21 +203,21 @@ def test_rig_that_does_not_start_leaves_its_logs(
         raise CommandError("the cluster did not start")
 
     monkeypatch.delenv("PDCLUSTER_KUBECONFIG", raising=False)
-    monkeypatch.setattr(harness, "RigCluster", lambda: here)
+    monkeypatch.setattr(harness, "RigCluster", lambda: local)
     monkeypatch.setattr(harness, "ARTIFACTS", tmp_path / "artifacts")
     monkeypatch.setattr(rig, "up", fail)
     with pytest.raises(CommandError, match="did not start"), harness.kubernetes():
         pass
 
     assert (tmp_path / "artifacts" / "rig" / "box.log").read_text() == "no such mount"
-    assert not here.root.exists()
+    assert not local.root.exists()
 
 
 def test_failed_test_on_the_rig_leaves_the_logs_of_the_rig(tmp_path: Path) -> None:
-    here = Cluster(tmp_path / "cluster")
-    here.log.mkdir(parents=True)
-    (here.log / "kubelet.log").write_text("evicted")
-    cluster = Kubernetes(tmp_path / "no-kubeconfig", rig=here)
+    local = Cluster(tmp_path / "cluster")
+    local.log.mkdir(parents=True)
+    (local.log / "kubelet.log").write_text("evicted")
+    cluster = Kubernetes(tmp_path / "no-kubeconfig", rig=local)
 
     harness.save_state(cluster, tmp_path / "artifacts" / "test_x-call")
 
@@ -231,12 +231,12 @@ def test_removing_a_cluster_that_does_not_exist_does_nothing(tmp_path: Path) -> 
 
 
 def test_files_of_a_cluster_that_died_are_removed(tmp_path: Path) -> None:
-    here = Cluster(tmp_path / "dead")
-    here.log.mkdir(parents=True)
+    local = Cluster(tmp_path / "dead")
+    local.log.mkdir(parents=True)
 
-    removal.down(here)
+    removal.down(local)
 
-    assert not here.root.exists()
+    assert not local.root.exists()
 
 
 def test_failed_command_is_reported_with_its_words() -> None:

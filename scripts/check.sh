@@ -25,6 +25,7 @@ slow bench-types env MYPYPATH=bench:worker/src:operator/src .venv/bin/mypy bench
 slow imports .venv/bin/lint-imports
 run tests .venv/bin/python scripts/check_tests.py
 run words .venv/bin/python scripts/check_words.py
+run names .venv/bin/python scripts/check_names.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run charts .venv/bin/python scripts/chart_copies.py --check

@@ -23,7 +23,7 @@ SOURCES = ("operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TEXTS += ("docs", "crds", "charts", "examples", "worker/proto")
 SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".proto", ".json", ".lua")
-QUOTING = ("check_words.py", "test_check_words.py")
+QUOTING = ("check_names.py", "check_words.py", "test_check_words.py")
 """Files that quote private words."""
 
 OPENINGS = ("What", "Whether", "How", "Who", "Whose", "Whom", "Why", "Which", "Of", "Where", "When")

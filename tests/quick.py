@@ -21,14 +21,14 @@ FOLDERS = (
     "tests/operator/pdctl/cli",
     "tests/operator/pdctl/preview",
     "tests/worker/config",
-    "tests/worker/dispatch",
+    "tests/worker/serving",
     "tests/worker/engine",
-    "tests/worker/head_line",
-    "tests/worker/journeys",
+    "tests/worker/headless",
+    "tests/worker/tracing",
     "tests/worker/messages",
-    "tests/worker/relay",
+    "tests/worker/proxy",
     "tests/worker/routing",
-    "tests/worker/stock",
+    "tests/worker/vllm_engine",
 )
 SLOW = re.compile(
     r"^(import|from) (torch|pdcluster_worker\.model|subprocess|psutil"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.equality import assert_same_tokens
 
@@ -62,7 +62,7 @@ class Reference:
         self.num_excused += assert_same_tokens(gaps, best.indices[:, 0].tolist(), tokens)
 
     def check_sampled(
-        self, prompt: list[int], expected: list[int], actual: list[int], sampling: Sampling
+        self, prompt: list[int], expected: list[int], actual: list[int], sampling: SamplingParams
     ) -> None:
         """Fail unless two seeded answers are equal, or first differ where the draw is
         a near tie.
@@ -84,13 +84,15 @@ class Reference:
             f"token {place} is {actual[place]}, expected {expected[place]}, and no near tie"
         )
 
-    def _draws(self, prompt: list[int], output: list[int], sampling: Sampling) -> set[int]:
+    def _draws(self, prompt: list[int], output: list[int], sampling: SamplingParams) -> set[int]:
         """The tokens that the draw after `output` can give when the logits are off by at most
         DRAW_NOISE.
         """
         with torch.no_grad():
             logits = self._model(torch.tensor([[*prompt, *output]])).logits[:, -1]
-        request = Request.from_spec(RequestSpec("reference", prompt, sampling, output), now=0.0)
+        request = EngineRequest.from_spec(
+            RequestSpec("reference", prompt, sampling, output), now=0.0
+        )
         noise = torch.Generator().manual_seed(0)
         rows = [
             logits + DRAW_NOISE * (2 * torch.rand(logits.shape, generator=noise) - 1)

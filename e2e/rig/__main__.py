@@ -10,16 +10,16 @@ USAGE = "usage: python -m e2e.rig up | down"
 
 
 def main(arguments: list[str]) -> int:
-    here = Cluster()
+    local = Cluster()
     try:
         match arguments:
             case ["up"]:
                 from e2e.rig import cluster  # needs .venv, and ending it does not
 
-                cluster.up(here)
-                print(_how_to_use(here))
+                cluster.up(local)
+                print(_how_to_use(local))
             case ["down"]:
-                removal.down(here)
+                removal.down(local)
             case _:
                 print(USAGE, file=sys.stderr)
                 return 2
@@ -29,17 +29,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _how_to_use(here: Cluster) -> str:
+def _how_to_use(local: Cluster) -> str:
     return f"""
 The cluster is up: one node, no registry and no way out of it.
 
-    export KUBECONFIG={here.kubeconfig}
+    export KUBECONFIG={local.kubeconfig}
     export PATH={CACHE.kubernetes}:$PATH        # where this machine has no kubectl
     kubectl get pods --all-namespaces
 
 Images:  {" ".join(IMAGES.loaded)}
 Model:   PersistentVolumeClaim `models` in namespace default, folder {CACHE.model.name}
-Logs:    {here.log}
+Logs:    {local.log}
 Remove:  make cluster-down
 """
 

@@ -29,7 +29,7 @@ def enter_own_root() -> None:
 
     On a machine that is no chroot there is nothing to exchange.
     """
-    here, root = Path.cwd(), os.open("/", os.O_PATH)
+    local, root = Path.cwd(), os.open("/", os.O_PATH)
     with Path("/proc/self/ns/mnt").open() as namespace:
         # its own: sets the root directory to the namespace's
         _call(LIBC.setns, namespace.fileno(), CLONE_NEWNS)
@@ -44,7 +44,7 @@ def enter_own_root() -> None:
         os.fchdir(machine)
         os.close(machine)
         _call(LIBC.umount2, b".", MNT_DETACH)
-    os.chdir(here)
+    os.chdir(local)
 
 
 def run(*command: object) -> None:

@@ -13,7 +13,7 @@ from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 
 PROMPT, OUTPUT = (20, 6) if REHEARSES else (512, 128)
@@ -52,7 +52,7 @@ def run(
     core = EngineCore(settings, large.runner, transport, time.monotonic)
     for number in range(streams):
         prompt = [10 + (7919 * number + 31 * place) % 400 for place in range(PROMPT)]
-        spec = Sampling(max_tokens=output, seed=number, ignore_eos=True, **sampling)
+        spec = SamplingParams(max_tokens=output, seed=number, ignore_eos=True, **sampling)
         core.handle(Submit(RequestSpec(f"r{number}", prompt, spec)))
     synchronize()
     started, first, steps = time.perf_counter(), 0.0, 0

@@ -8,10 +8,10 @@ import torch
 from setting import DEVICE, REHEARSES
 
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.beginning import AtOnce
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.families import read_weights
+from pdcluster_worker.model.forward_executor import InlineExecutor
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.ops.operations import AttentionShape, Forward
@@ -93,5 +93,5 @@ def open_large(
     operations = Operations(cache.tensor, shape, limits)
     weights = read_weights(module, longest, operations, windows)
     decoder = Decoder(operations, weights, heads * head_dim)
-    runner = Runner(info, decoder, cache, limits, AtOnce(depth=2))
+    runner = Runner(info, decoder, cache, limits, InlineExecutor(depth=2))
     return Large(module if keep_module else None, decoder, runner, cache)

@@ -9,8 +9,8 @@ from large_model import BLOCK_SIZE, Large, open_large
 from setting import DEVICE, REHEARSES, save
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.step_plan import StepPlanner
 
 PROMPT = 40 if REHEARSES else 300
@@ -54,8 +54,12 @@ def ours(large: Large, ids: list[int], chunk: int) -> list[torch.Tensor]:
         block_size=BLOCK_SIZE, max_sequences=4, max_tokens=512, max_blocks=1024, pads=True
     )
     blocks = list(range(-(-len(ids) // BLOCK_SIZE)))
-    request = Request(
-        "one", ids[:PROMPT], PROMPT, Sampling(max_tokens=DECODES + 1, seed=0), block_table=blocks
+    request = EngineRequest(
+        "one",
+        ids[:PROMPT],
+        PROMPT,
+        SamplingParams(max_tokens=DECODES + 1, seed=0),
+        block_table=blocks,
     )
     found = []
     for length in (PROMPT, *range(PROMPT + 1, len(ids) + 1)):

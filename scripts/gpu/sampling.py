@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from setting import DEVICE, REHEARSES, save, seconds
 
-from pdcluster_worker.model.ops.device_choosing import DEVICE_CHOOSING
+from pdcluster_worker.model.ops.device_sampling import DEVICE_ROW_OPS
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 
@@ -46,9 +46,9 @@ def main() -> int:
         figures[f"{count} logits to the host"] = {"ms": copy * 1e3}
         for name, settings in SETTINGS.items():
             rows = rows_of(count, *settings)
-            found, expected = DEVICE_CHOOSING.pick(logits, rows), pick_tokens(logits.cpu(), rows)
+            found, expected = DEVICE_ROW_OPS.pick(logits, rows), pick_tokens(logits.cpu(), rows)
             equal = found.token_ids.tolist() == expected.token_ids.tolist()
-            took = seconds(lambda logits=logits, rows=rows: DEVICE_CHOOSING.pick(logits, rows))
+            took = seconds(lambda logits=logits, rows=rows: DEVICE_ROW_OPS.pick(logits, rows))
             figures[f"{count}, {name}"] = {"ms": took * 1e3, "equal": equal}
     for name, figure in figures.items():
         print(name, figure, flush=True)

@@ -6,7 +6,7 @@ import torch
 from setting import DEVICE, REHEARSES
 from torch import Tensor
 
-from pdcluster_worker.model.ops.cuda import CudaOperations, Product
+from pdcluster_worker.model.ops.cuda import CudaOperations, DeviceProduct
 from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.operations import AttentionShape, Norm, Rotation
 from pdcluster_worker.model.ops.plan_copy import PlanCopy
@@ -83,7 +83,7 @@ class Stack:
         self._embedded = torch.randn(4096, model.width, dtype=torch.bfloat16, device=DEVICE)
         self._angles = torch.rand(4096, model.shape.head_dim // 2, device=DEVICE)
 
-    def _pack(self, rows: int, columns: int, *, wide: bool = False) -> Product:
+    def _pack(self, rows: int, columns: int, *, wide: bool = False) -> DeviceProduct:
         weight = torch.randn(rows, columns, dtype=torch.bfloat16, device=DEVICE) * columns**-0.5
         return self._operations.pack(weight, wide=wide)
 

@@ -52,7 +52,7 @@ def tokens(folder: str, dtype: Any, device: Any) -> list[list[int]]:
     """The tokens of all prompts by the worker's own runner."""
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.model import ModelConfig
-    from pdcluster_worker.model.runner_opening import open_runner
+    from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(
         device=device,
@@ -68,12 +68,12 @@ def tokens(folder: str, dtype: Any, device: Any) -> list[list[int]]:
 
 def _greedy(runner: Any, prompt: list[int]) -> list[int]:
     from pdcluster_worker.engine.batch import Batch, Scheduled
-    from pdcluster_worker.engine.request import Request
-    from pdcluster_worker.messages.requests import Sampling
+    from pdcluster_worker.engine.request import EngineRequest
+    from pdcluster_worker.messages.requests import SamplingParams
 
     blocks = list(range(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE)))
-    sampling = Sampling(max_tokens=NUM_TOKENS, temperature=0.0, seed=0)
-    request = Request("one", list(prompt), len(prompt), sampling, block_table=blocks)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, seed=0)
+    request = EngineRequest("one", list(prompt), len(prompt), sampling, block_table=blocks)
     for _ in range(NUM_TOKENS):
         (sample,) = runner.execute(
             Batch((Scheduled.of(request, request.num_tokens - request.num_computed_tokens),))

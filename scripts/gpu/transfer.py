@@ -22,11 +22,11 @@ import torch
 from setting import DEVICE, REHEARSES, save, synchronize
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
+from pdcluster_worker.kv_transfer.carriers import TransportName
+from pdcluster_worker.kv_transfer.sharded import ShardedTransport
+from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.transfer.carriers import TransportName
-from pdcluster_worker.transfer.sliced import SlicedTransport
-from pdcluster_worker.transfer.tcp_port import TcpPort, TcpSettings
 
 GEOMETRY = KVGeometry(8, 128, 2 if REHEARSES else 32, 16, "bfloat16")
 BLOCKS = 16 if REHEARSES else 512
@@ -57,7 +57,7 @@ class Side:
         self.awake = threading.Event()
         settings = TcpSettings(transport=over)
         port = TcpPort(self.cache, name, ("127.0.0.1", 0), self.awake.set, settings)
-        self.transport = SlicedTransport([port], self.awake.set)
+        self.transport = ShardedTransport([port], self.awake.set)
         self.address = f"127.0.0.1:{port.port}"
 
     def wait(self, is_last: Any) -> Any:
@@ -221,10 +221,10 @@ def pinned_copies() -> dict[str, float]:
     """GB/s of one block between device and pinned memory, as the staging copies it."""
     cache = DeviceKVCache(GEOMETRY, BLOCKS, DEVICE)
     synchronize()
-    landing, found = cache.landing(1), {}
+    staging, found = cache.staging(1), {}
     for name, work in (
         ("block", lambda: cache.block(1)),
-        ("land", lambda: cache.land(1, landing)),
+        ("land", lambda: cache.write_block(1, staging)),
     ):
         work()
         started = time.perf_counter()

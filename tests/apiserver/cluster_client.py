@@ -7,11 +7,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
-from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.writes.actions import Action, ObjectName
 from pdcluster_operator.writes.apply import apply
 from tests.apiserver import cluster_objects as objects
@@ -77,13 +77,13 @@ class Connection:
 
     async def converge(
         self, owner: Body, desired: Iterable[Body], *, rewrite: Iterable[ObjectName] = ()
-    ) -> list[Failure]:
+    ) -> list[WriteFailure]:
         """Do what diff says now."""
         return await apply(self.client, await self.actions(owner, desired, rewrite=rewrite))
 
     async def converge_knowing(
         self, owner: Body, desired: Iterable[Body], live: Iterable[Body]
-    ) -> list[Failure]:
+    ) -> list[WriteFailure]:
         """Do what diff says of these live objects, which may be out of date."""
         return await apply(self.client, diff(owner["metadata"]["uid"], list(desired), live))
 
@@ -93,7 +93,9 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(kubeconfig: Path, limits: Limits | None = None) -> AsyncIterator[Connection]:
+async def connected(
+    kubeconfig: Path, limits: ClientLimits | None = None
+) -> AsyncIterator[Connection]:
     """A connection for one test."""
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry), limits) as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.plain_api import PlainApi
 
 SELDOM = "300"

@@ -14,12 +14,12 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.metrics import ApiMetrics
-from pdcluster_api.manifests.render import Site
-from pdcluster_operator.loop import Loop, LoopSettings
+from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.session import Session
 
-SITE = Site("example/worker:1", "example/etcd:1", "default", "cluster.local")
+SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")
 MAX_PASSES = 10
 
 
@@ -28,7 +28,7 @@ class Passes:
     wants them.
     """
 
-    def __init__(self, loop: Loop, key: Key) -> None:
+    def __init__(self, loop: Controller, key: Key) -> None:
         self.loop, self.key = loop, key
 
     async def one(self) -> Done:
@@ -64,8 +64,8 @@ async def passes_over(
     """
     registry = CollectorRegistry()
     async with ApiClient(await connect(kubeconfig), ApiMetrics(registry)) as client:
-        kept = LoopSettings(SITE, "operator-0", (namespace,), is_in_pod=False, **settings)
-        loop = Loop(client, client, kept, registry)
+        kept = ControllerSettings(SITE, "operator-0", (namespace,), is_in_pod=False, **settings)
+        loop = Controller(client, client, kept, registry)
         await loop.fill()
         async with contextlib.AsyncExitStack() as stack:
             if not runs:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.client import ClientLimits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
@@ -22,7 +22,7 @@ from tests.operator.differences import diff
 from tests.system.waiting import wait_for
 
 Body = dict[str, Any]
-QUICK = Limits(timeout_seconds=2.0, tries=2, first_delay_seconds=0.05)
+QUICK = ClientLimits(timeout_seconds=2.0, tries=2, first_delay_seconds=0.05)
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ async def test_apply_without_force_overwrites_no_other_writer(
 
 
 async def test_list_reads_every_page(control_plane: ControlPlane, owner: Body, namespace: str):
-    async with connected(control_plane.kubeconfig, Limits(page=2)) as paged:
+    async with connected(control_plane.kubeconfig, ClientLimits(page=2)) as paged:
         made = [
             objects.manifest(
                 "Service", "v1", f"chat-{number}", owner, spec={"ports": [{"port": 80}]}
@@ -271,7 +271,7 @@ async def test_list_reads_every_page(control_plane: ControlPlane, owner: Body, n
 
 
 async def test_an_api_server_that_restarts_is_waited_for(own_plane: ControlPlane):
-    patient = Limits(
+    patient = ClientLimits(
         timeout_seconds=2.0, tries=200, first_delay_seconds=0.05, max_delay_seconds=0.2
     )
     policy = objects.config_map(

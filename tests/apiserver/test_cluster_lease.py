@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.client import ClientLimits
 from pdcluster_api.apiserver.kinds import LEASE
 from pdcluster_operator.lease import Leadership, LeaseTimes
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane
 
 TIMES = LeaseTimes(lease=2.0, renew=1.2, retry=0.1)
-LIMITS = Limits(timeout_seconds=1.0, tries=1)
+LIMITS = ClientLimits(timeout_seconds=1.0, tries=1)
 NAME = "operator"
 TOO_LONG_SECONDS = 30.0
 
@@ -90,7 +90,7 @@ async def test_release_of_another_s_lease_does_nothing(connection: Connection, n
 async def test_a_leader_that_is_gone_is_replaced_after_the_lease_time_only(
     connection: Connection, namespace: str
 ):
-    clock = Clock()
+    clock = FakeClock()
     one, two = (
         candidate(connection, namespace, name, clock=clock, sleep=clock.sleep)
         for name in ("one", "two")
@@ -104,7 +104,7 @@ async def test_a_leader_that_is_gone_is_replaced_after_the_lease_time_only(
 
 
 async def test_a_leader_that_renews_is_not_replaced(connection: Connection, namespace: str):
-    clock = Clock()
+    clock = FakeClock()
     two = candidate(connection, namespace, "two", clock=clock, sleep=clock.sleep)
     one = candidate(connection, namespace, "one", clock=clock)
     await one.acquire()
@@ -207,7 +207,7 @@ def test_lease_times_that_cannot_work_are_refused(times: tuple[float, float, flo
         LeaseTimes(*times)
 
 
-class Clock:
+class FakeClock:
     """A clock that sleeping moves, with nothing waited for."""
 
     def __init__(self) -> None:

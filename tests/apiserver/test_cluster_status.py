@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
-from pdcluster_api.plan.result import Event
-from pdcluster_operator.writes.events import MAX_REMEMBERED, PERIOD_SECONDS, Events
+from pdcluster_api.plan.result import PlannedEvent
+from pdcluster_operator.writes.events import MAX_REMEMBERED, PERIOD_SECONDS, EventRecorder
 from pdcluster_operator.writes.status import write_status
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
@@ -93,9 +93,9 @@ async def test_status_of_a_scaler_is_what_scale_shows(
 async def test_an_event_shows_where_the_object_is_described(
     connection: Connection, owner: Body, control_plane: ControlPlane
 ):
-    events = Events(connection.client, "operator-0")
-    assert await events.post(owner, Event("RolloutStarted", "to revision 0123abcd"))
-    assert await events.post(owner, Event("NameTaken", "Service chat exists", warning=True))
+    events = EventRecorder(connection.client, "operator-0")
+    assert await events.post(owner, PlannedEvent("RolloutStarted", "to revision 0123abcd"))
+    assert await events.post(owner, PlannedEvent("NameTaken", "Service chat exists", warning=True))
     described = control_plane.kubectl(
         "-n", owner["metadata"]["namespace"], "describe", "pdcluster", "chat"
     )
@@ -108,11 +108,11 @@ async def test_an_event_shows_where_the_object_is_described(
 
 async def test_an_event_is_posted_once_in_its_period(connection: Connection, owner: Body):
     now = [0.0]
-    events = Events(connection.client, "operator-0", clock=lambda: now[0])
-    event = Event("Scaled", "decode/cpu to 2")
+    events = EventRecorder(connection.client, "operator-0", clock=lambda: now[0])
+    event = PlannedEvent("Scaled", "decode/cpu to 2")
     assert await events.post(owner, event)
     assert not await events.post(owner, event)
-    assert await events.post(owner, Event("Scaled", "decode/cpu to 3"))
+    assert await events.post(owner, PlannedEvent("Scaled", "decode/cpu to 3"))
     now[0] = PERIOD_SECONDS
     assert await events.post(owner, event)
     posted = [body async for body in connection.client.list(EVENT, owner["metadata"]["namespace"])]
@@ -123,15 +123,15 @@ async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_
     control_plane: ControlPlane, owner: Body, caplog: pytest.LogCaptureFixture
 ):
     async with connected(control_plane.kubeconfig_for("no-rights")) as limited:
-        events = Events(limited.client, "operator-0")
-        assert not await events.post(owner, Event("Scaled", "x"))
-        assert not await events.post(owner, Event("Scaled", "x"))
+        events = EventRecorder(limited.client, "operator-0")
+        assert not await events.post(owner, PlannedEvent("Scaled", "x"))
+        assert not await events.post(owner, PlannedEvent("Scaled", "x"))
         assert limited.calls("create") == 2
     assert "no event posted reason=Scaled object=chat" in caplog.text
 
 
 async def test_events_remember_a_bounded_number(connection: Connection, owner: Body):
-    events = Events(connection.client, "operator-0")
+    events = EventRecorder(connection.client, "operator-0")
     for number in range(MAX_REMEMBERED + 10):
         events._remember(("uid", "reason", str(number)))
     assert len(events._posted) == MAX_REMEMBERED

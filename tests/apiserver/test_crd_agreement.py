@@ -15,7 +15,7 @@ from pdcluster_api.schema.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
 from tests.operator.object_cases import GOOD, Change, minimal
-from tests.operator.pdcluster_api.schema.wrong_objects import BAD, Wrong
+from tests.operator.pdcluster_api.schema.wrong_objects import BAD, InvalidObject
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]
@@ -39,7 +39,7 @@ def test_right_objects_are_accepted_and_mean_the_same_when_stored(
     "wrong", SEEN_BY_THE_SERVER, ids=[wrong.fault[:60] for wrong in SEEN_BY_THE_SERVER]
 )
 def test_wrong_objects_are_refused_where_the_model_refuses_them(
-    wrong: Wrong, dry_clusters: Objects
+    wrong: InvalidObject, dry_clusters: Objects
 ) -> None:
     document = minimal()
     wrong.change(document)

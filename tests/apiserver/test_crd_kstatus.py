@@ -48,7 +48,7 @@ def seen(body: Json, *, ready: int, members: int = 1) -> Observed:
     return Observed(
         generation=body["metadata"]["generation"],
         status=body["status"],
-        discovery=DiscoveryState(managed=True, ready=members, wanted=1),
+        discovery=DiscoveryState(managed=True, ready=members, desired=1),
         workloads=[
             WorkloadState(each, desired=1, current=1, ready=ready, updated=1) for each in ids
         ],

@@ -12,13 +12,13 @@ from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
-    Disaggregation,
     DiscoveryState,
     Observed,
     ScalerState,
+    WorkerDisaggregation,
     WorkerRecords,
     WorkloadState,
 )
@@ -32,7 +32,7 @@ from tests.operator.object_cases import at, minimal
 from tests.operator.pods import pod_state
 
 NOW = "2026-01-02T03:04:05Z"
-NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, wanted=1))
+NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, desired=1))
 
 
 def running(document: Json) -> Observed:
@@ -46,7 +46,7 @@ def running(document: Json) -> Observed:
     ]
     return replace(
         NEW,
-        discovery=DiscoveryState(managed=True, ready=1, wanted=1),
+        discovery=DiscoveryState(managed=True, ready=1, desired=1),
         workloads=[WorkloadState(each, desired=1, current=1, ready=1, updated=1) for each in ids],
         scalers=[ScalerState(each.role, each.pool, replicas=1, seen=1) for each in ids],
         service_revision=revision,
@@ -76,14 +76,14 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
     at("spec.autoscale", {"mode": mode, "budget": {"total": 8}})(document)
     clusters.create(document)
     inputs = (
-        Input("decode", "kv_cache_usage_ratio", 0.9123, 0.75),
-        Input("prefill", "prefill_queue_requests", None, 8.0),
+        DecisionInput("decode", "kv_cache_usage_ratio", 0.9123, 0.75),
+        DecisionInput("prefill", "prefill_queue_requests", None, 8.0),
     )
     steps = (
-        Step("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"),
-        Step("pool", "decode/cpu", 1, 2, "the cheapest"),
+        DecisionStep("need", "decode", 1, 2, "kv_cache_usage_ratio 0.91 over 0.75: needs 2"),
+        DecisionStep("pool", "decode/cpu", 1, 2, "the cheapest"),
     )
-    decision = Decision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
+    decision = ScalingDecision({("prefill", "cpu"): 1, ("decode", "cpu"): 2}, inputs, steps)
     decided = replace(
         decision,
         at=datetime(2026, 1, 2, tzinfo=UTC),
@@ -111,10 +111,10 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
         for role in [state.id.role]
     }
     said = {
-        "decode-0": Disaggregation(
+        "decode-0": WorkerDisaggregation(
             "tcp", (("prefill-0", "dtype differs"),), 1, long_prompts=10, remote_ratio=0.5
         ),
-        "prefill-0": Disaggregation("tcp", bytes_per_second=3_000_000_000),
+        "prefill-0": WorkerDisaggregation("tcp", bytes_per_second=3_000_000_000),
     }
     workloads = [replace(state, pods=(pods[state.id.role],)) for state in seen.workloads]
     planned = plan_cluster(

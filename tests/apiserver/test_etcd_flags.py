@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.manifests.etcd_pod import DATA_FOLDER
-from pdcluster_api.manifests.render import Owner, Site, render_shared
+from pdcluster_api.manifests.render import Owner, RenderSettings, render_shared
 from pdcluster_api.schema.load import parse
 from tests.apiserver.control_plane import binary
 from tests.operator.object_cases import at, minimal
@@ -31,7 +31,7 @@ def command(replicas: int) -> list[str]:
     document = minimal()
     if replicas > 1:
         at("spec.discovery.etcd", {"replicas": replicas, "storage": {"size": "1Gi"}})(document)
-    owner, site = Owner("chat", "default", "a-uid"), Site("worker:1", "etcd:1", "system")
+    owner, site = Owner("chat", "default", "a-uid"), RenderSettings("worker:1", "etcd:1", "system")
     shared = render_shared(parse(document), owner, site, "0a1b2c3d")
     kind = "Deployment" if replicas == 1 else "StatefulSet"
     (made,) = [each for each in shared if each["kind"] == kind]

@@ -12,7 +12,7 @@ from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import (
     Manifest,
     Owner,
-    Site,
+    RenderSettings,
     render_record,
     render_scaler,
     render_shared,
@@ -27,7 +27,9 @@ from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.operator.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
 from tests.system.waiting import wait_for
 
-SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
+SITE = RenderSettings(
+    worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system"
+)
 UID = "3f0c0d9a-52d6-4a3a-9f7e-2f6f2c8b7a11"
 RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
 EVERYTHING = both(

@@ -15,7 +15,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.fake_workers import FakeWorkers
 from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import PlainApi
 

@@ -20,7 +20,7 @@ from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE, MAX_TEMPLA
 from pdcluster_operator.informer.cache import MAX_BYTES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
@@ -124,7 +124,7 @@ async def test_the_largest_object_holds_the_loop_for_no_long_stretch(
         assert len(scene.children("StatefulSet")) == MAX_POOLS
         assert passes.loop.cache._num_bytes[passes.key] < MAX_BYTES / 2  # of one revision
         first, seen.longest = seen.longest, 0.0
-        passes.session.settled = passes.session.rest = None  # all is compared again
+        passes.session.fingerprint = passes.session.unchanged = None  # all is compared again
         done = await asyncio.create_task(passes.one())
         assert not done.wrote
         assert max(first, seen.longest) < MOST_SECONDS

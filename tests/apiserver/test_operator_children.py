@@ -9,7 +9,7 @@ from pdcluster_api.schema.labels import FIELD_MANAGER, MANAGED_BY, ROTATE_CA
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_fixtures import ready_scene
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.system.waiting import wait_for
 
 NAMESPACE = "operator-children"

@@ -11,7 +11,7 @@ from pdcluster_api.schema.labels import POOL, REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.apiserver.registered import Registered
 from tests.system.etcd_server import EtcdServer

@@ -12,7 +12,7 @@ import pytest
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, leaving, ready
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.apiserver.registered import Registered
 from tests.system.etcd_server import EtcdServer

@@ -14,7 +14,7 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import limited_user
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, GROUP, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, GROUP, Scene
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.ports import free_port
 from tests.system.waiting import wait_for

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.queue.progress import MAX_MISSES
+from pdcluster_operator.queue.health import MAX_MISSES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.interruptions import Interruptions
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 

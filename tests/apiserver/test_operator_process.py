@@ -19,7 +19,7 @@ from tests.apiserver.limited_user import GROUPS, all_of, limited_user
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_fixtures import SELDOM
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, SPEC, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, SPEC, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 

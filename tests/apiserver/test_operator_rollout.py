@@ -11,7 +11,7 @@ from pdcluster_api.schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
 from tests.apiserver.operator_fixtures import SELDOM
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 

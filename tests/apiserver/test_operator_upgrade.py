@@ -12,7 +12,7 @@ from pdcluster_api.schema.labels import cluster_labels
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 

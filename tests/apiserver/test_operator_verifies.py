@@ -18,7 +18,7 @@ from pdcluster_api.schema.labels import REVISION, ROLE
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
 from tests.apiserver.operator_process import OperatorProcess
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.client import Json
 from tests.system.conftest import make_model

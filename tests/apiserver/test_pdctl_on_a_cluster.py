@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
-from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
@@ -27,10 +27,10 @@ from tests.apiserver.control_plane import ControlPlane, binary
 from tests.apiserver.objects import Json, Objects
 from tests.operator.object_cases import Change, at, minimal
 
-DECISION = Decision(
+DECISION = ScalingDecision(
     {("prefill", "cpu"): 1, ("decode", "cpu"): 2},
-    (Input("decode", "num_requests_waiting", 20.0, 16.0),),
-    (Step("pool", "decode/cpu", 1, 2, "the cheapest pool that has capacity"),),
+    (DecisionInput("decode", "num_requests_waiting", 20.0, 16.0),),
+    (DecisionStep("pool", "decode/cpu", 1, 2, "the cheapest pool that has capacity"),),
 )
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnsettledError
-from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.schema.labels import MANAGED_BY
 from pdcluster_operator.informer.cache import name_of
-from pdcluster_operator.reconcile import act
-from pdcluster_operator.reconcile.contested import MAX_WRITES
+from pdcluster_operator.reconcile import apply_plan
+from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
@@ -99,12 +99,12 @@ async def test_a_cluster_that_was_deleted_unseen_is_forgotten(
 async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_and_counts(
     control_plane: ControlPlane, scene: Scene, monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ):
-    refused = [Failure("Service chat", "NameTaken", "exists")] if is_refused else []
+    refused = [WriteFailure("Service chat", "NameTaken", "exists")] if is_refused else []
 
-    async def unsettled(*_: Any) -> list[Failure]:
+    async def unsettled(*_: Any) -> list[WriteFailure]:
         raise UnsettledError("ConfigMap chat-policy was changed by others again and again", refused)
 
-    monkeypatch.setattr(act, "apply", unsettled)  # no real server is so fast and so regular
+    monkeypatch.setattr(apply_plan, "apply", unsettled)  # no real server is so fast and so regular
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:
         done = await passes.one()
         assert (done.try_again, done.wrote, done.requeue_after_seconds) == (True, True, None)
@@ -249,7 +249,7 @@ async def test_children_are_not_compared_again_after_the_statuses_of_their_scale
                 {"metadata": {"labels": {MANAGED_BY: "me"}}},
             )
         assert (await passes.one()).wrote
-        settled = passes.session.settled
-        assert (settled is None) == is_edited
+        fingerprint = passes.session.fingerprint
+        assert (fingerprint is None) == is_edited
         assert (await passes.one()).wrote == is_edited
-        assert passes.session.settled is settled
+        assert passes.session.fingerprint is fingerprint

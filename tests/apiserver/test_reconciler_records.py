@@ -13,7 +13,7 @@ from pdcluster_api.discovery import keys
 from pdcluster_operator.reconcile.known_records import IDLE_POLL_SECONDS
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.apiserver.registered import record_key, record_of

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.child_names import names_of_before
+from pdcluster_api.manifests.child_names import older_names
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import render_record
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
-from pdcluster_operator.reconcile.contested import MAX_WRITES
+from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
@@ -103,7 +103,7 @@ def recorded_before(scene: Scene, body: Body) -> list[Body]:
         for role in ("prefill", "decode")
     ]
     return [
-        render_record(cluster, each, owner, "example/worker:1", names=names_of_before(scene.name))
+        render_record(cluster, each, owner, "example/worker:1", names=older_names(scene.name))
         for each in ids
     ]
 

@@ -8,7 +8,7 @@ import pytest
 from pdcluster_api.schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready, waiting
-from tests.apiserver.operator_scene import DEADLINE_SECONDS, Scene
+from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for

@@ -3,7 +3,7 @@ is made.
 """
 
 from tests.apiserver.control_plane import ControlPlane
-from tests.apiserver.operator_scene import Scene
+from tests.apiserver.operator_stage import Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import PlainApi
 

@@ -24,10 +24,10 @@ EXPECTED = [[1, 2, 3, 4], [5, 6, 0], [7, 8, 9, 9]]
 
 
 def test_agreement_counts_tokens_before_the_first_difference_and_asks_there_once():
-    asked = []
+    requested = []
 
     def judge(index, said, expected, actual):
-        asked.append((index, said, expected, actual))
+        requested.append((index, said, expected, actual))
         return 0.125, True
 
     found = agreement(EXPECTED, [[1, 2, 3, 4], [5, 0], [7, 8, 1, 9]], judge)
@@ -35,7 +35,7 @@ def test_agreement_counts_tokens_before_the_first_difference_and_asks_there_once
     assert found == Agreement(
         3, 11, 4 + 1 + 2, [Difference(1, 0.125, True), Difference(2, 0.125, True)]
     )
-    assert asked == [(1, [5], 6, 0), (2, [7, 8], 9, 1)]
+    assert requested == [(1, [5], 6, 0), (2, [7, 8], 9, 1)]
 
 
 def test_agreement_of_the_same_answers_has_no_margin():

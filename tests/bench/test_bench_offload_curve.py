@@ -7,17 +7,17 @@ from typing import Any, cast
 import offload_curve
 import pytest
 import yaml
-from offload_curve import LENGTHS, POLICIES, QUEUES, asks, row, with_routing
+from offload_curve import LENGTHS, POLICIES, QUEUES, needs_ping, row, with_routing
 
 from pdcluster_api.schema.load import parse
-from pdctl.bench.answers import Answer, Run
+from pdctl.bench.request_results import LoadResult, RequestResult
 
 
 def test_load_has_the_same_lengths_for_each_mode_and_no_prompt_twice() -> None:
-    load, other = asks(LENGTHS, 200, 8, "s", "a"), asks(LENGTHS, 200, 8, "s", "b")
+    load, other = needs_ping(LENGTHS, 200, 8, "s", "a"), needs_ping(LENGTHS, 200, 8, "s", "b")
 
     assert {len(ask.prompt) for ask in load} == set(LENGTHS)
-    assert load == asks(LENGTHS, 200, 8, "s", "a")
+    assert load == needs_ping(LENGTHS, 200, 8, "s", "a")
     assert [len(ask.prompt) for ask in load] == [len(ask.prompt) for ask in other]
     assert len({tuple(ask.prompt) for ask in (*load, *other)}) == 400
 
@@ -45,11 +45,11 @@ def test_every_policy_and_mode_is_measured() -> None:
 
 
 def test_row_has_the_means_of_what_clients_saw() -> None:
-    run = Run(
+    run = LoadResult(
         (
-            Answer(0.0, 0.0, (0.1, 0.2), 2),
-            Answer(0.0, 0.0, (0.3, 0.4), 2),
-            Answer(0.0, 0.0, (), 0, "lost"),
+            RequestResult(0.0, 0.0, (0.1, 0.2), 2),
+            RequestResult(0.0, 0.0, (0.3, 0.4), 2),
+            RequestResult(0.0, 0.0, (), 0, "lost"),
         ),
         1.0,
         0.0,
@@ -64,4 +64,4 @@ def test_row_has_the_means_of_what_clients_saw() -> None:
 def test_a_request_says_where_its_prompt_is_computed() -> None:
     target = offload_curve.Placed(cast(Any, None), "http://h", "m", mode="remote")
 
-    assert target.body(asks((1,), 1, 1, "s", "a")[0])["pdcluster"] == {"prefill": "remote"}
+    assert target.body(needs_ping((1,), 1, 1, "s", "a")[0])["pdcluster"] == {"prefill": "remote"}

@@ -15,7 +15,7 @@ TRACE = PrefixTrace(
 
 
 def test_prompts_share_the_system_prompt_and_one_of_the_contexts() -> None:
-    prompts = [ask.prompt for ask in TRACE.asks("0")]
+    prompts = [ask.prompt for ask in TRACE.needs_ping("0")]
     assert all(isinstance(prompt, list) and 16 <= len(prompt) <= 19 for prompt in prompts)
 
     assert len({tuple(prompt[:4]) for prompt in prompts}) == 1
@@ -24,15 +24,15 @@ def test_prompts_share_the_system_prompt_and_one_of_the_contexts() -> None:
 
 
 def test_first_context_is_asked_for_most() -> None:
-    counts = Counter(tuple(ask.prompt[:14]) for ask in TRACE.asks("0"))
+    counts = Counter(tuple(ask.prompt[:14]) for ask in TRACE.needs_ping("0"))
     share = max(counts.values()) / 400
 
     assert 0.28 < share < 0.46  # 1 / (1 + 1/2 + ... + 1/8) = 0.37
 
 
 def test_seed_decides_the_trace() -> None:
-    assert TRACE.asks("0") == TRACE.asks("0")
-    assert TRACE.asks("0") != TRACE.asks("1")
+    assert TRACE.needs_ping("0") == TRACE.needs_ping("0")
+    assert TRACE.needs_ping("0") != TRACE.needs_ping("1")
 
 
 def test_trace_says_its_sizes() -> None:

@@ -11,7 +11,7 @@ from setting import log_entry
 from stats import EngineCounters
 from workload import Workload
 
-from pdctl.bench.answers import Answer, Run
+from pdctl.bench.request_results import LoadResult, RequestResult
 
 WORKLOAD = Workload("A", 32, 2, 1, concurrency=1)
 ENGINE = EngineCounters(
@@ -23,7 +23,11 @@ def measured(
     ttft_seconds: float, failure: str | None = None, *, seconds: float = 1.0
 ) -> Measurement:
     return Measurement(
-        Run((Answer(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),), seconds, 0.01),
+        LoadResult(
+            (RequestResult(0.0, 0.0, (ttft_seconds, ttft_seconds + 0.05), 2, failure),),
+            seconds,
+            0.01,
+        ),
         0.5,
         {"decode-0": ENGINE},
     )

@@ -41,11 +41,11 @@ def test_turns_begin_with_what_was_said_and_all_with_the_system_prompt() -> None
 
 
 def test_equal_blocks_are_equal_tokens() -> None:
-    asks = asks_of(ROWS, 4, range(100, 1000), "0")
-    prompts = [ask.prompt for ask in asks]
+    needs_ping = asks_of(ROWS, 4, range(100, 1000), "0")
+    prompts = [ask.prompt for ask in needs_ping]
 
     assert [len(prompt) for prompt in prompts] == [row.input_length for row in ROWS]
-    assert [ask.num_output_tokens for ask in asks] == [row.output_length for row in ROWS]
+    assert [ask.num_output_tokens for ask in needs_ping] == [row.output_length for row in ROWS]
     first: dict[int, tuple[int, ...]] = {}
     for row, prompt in zip(ROWS, prompts, strict=True):
         for index, hash_id in enumerate(row.hash_ids[:-1]):

@@ -8,7 +8,7 @@ from cluster import Cluster
 from roofline_figures import Machine, Shape, Step, reached
 
 from pdctl.bench.openai import OpenAIServer
-from pdctl.bench.started import Started
+from pdctl.bench.started import StartedCluster
 
 # q 4x4, k and v 4x2 each, output 4x4: 48 a layer; MLP 3 x 4 x 6 = 72
 CONFIG = {
@@ -95,7 +95,7 @@ async def test_steps_and_dtype_come_from_the_workers_own_metrics(
     monkeypatch.setattr(Cluster, "_page", page)
     state = {"workers": [{"name": "a", "http": "x"}, {"name": "b", "http": "y"}], "model": "small"}
     cluster = Cluster(
-        "mixed", Started("http://x", 1.0, state), OpenAIServer(None, "http://x", "small")
+        "mixed", StartedCluster("http://x", 1.0, state), OpenAIServer(None, "http://x", "small")
     )
 
     assert await cluster.steps("decode") == (8.0, 1.0)

@@ -23,7 +23,7 @@ from system import Address, Start
 from workload import Workload
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError
-from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 
 WORKLOADS = (
     Workload("A", 4, 2, 2, concurrency=2),
@@ -40,12 +40,12 @@ class Echo:
     def __init__(self, *, is_failing: bool) -> None:
         self.is_failing = is_failing
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         if self.is_failing:
             raise IncompleteAnswerError("HTTP 500")
         for _ in range(ask.num_output_tokens):
             on_chunk()
-        return Counted(ask.num_output_tokens)
+        return TokenUsage(ask.num_output_tokens)
 
     def conditions(self) -> list[str]:
         return ["echo: nothing"]
@@ -156,11 +156,11 @@ async def test_a_bench_without_a_figure_is_an_error_that_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("requested", "names"),
     [(["A"], ["A"]), (["B"], ["B-0.5", "B-1.0", "B-1.5"]), (["B-1.0", "chat"], ["B-1.0", "chat"])],
 )
 def test_workloads_are_chosen_by_name_or_group(
-    asked: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch
+    requested: list[str], names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Path(__file__).parent
     monkeypatch.setattr(run_module, "cached_model", lambda _: model)
@@ -171,7 +171,7 @@ def test_workloads_are_chosen_by_name_or_group(
         [
             "run.py",
             "--workload",
-            *asked,
+            *requested,
             "--only",
             "mixed",
             "--set",

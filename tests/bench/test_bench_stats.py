@@ -4,11 +4,13 @@ import pytest
 import stats
 from stats import EngineCounters, Spread, ratios, spread, summarize
 
-from pdctl.bench.answers import Answer, Run
+from pdctl.bench.request_results import LoadResult, RequestResult
 
 
-def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:
-    return Answer(
+def answer(
+    *chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None
+) -> RequestResult:
+    return RequestResult(
         scheduled,
         scheduled,
         chunk_seconds,
@@ -16,12 +18,12 @@ def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None
     )
 
 
-def failed(*chunk_seconds: float) -> Answer:
-    return Answer(0.0, 0.0, chunk_seconds, 0, "HTTP 503")
+def failed(*chunk_seconds: float) -> RequestResult:
+    return RequestResult(0.0, 0.0, chunk_seconds, 0, "HTTP 503")
 
 
 def test_summary_counts_failures_in_rates_and_not_in_latencies() -> None:
-    run = Run(
+    run = LoadResult(
         (answer(0.1, 0.15), answer(3.0, 3.05), failed(0.01)),
         duration_seconds=4.0,
         client_cpu_seconds=0.1,
@@ -41,24 +43,29 @@ def test_summary_counts_failures_in_rates_and_not_in_latencies() -> None:
 
 
 def test_summary_without_a_complete_answer_has_rates_only() -> None:
-    assert summarize(Run((failed(), failed()), 2.0, 0.0)) == dict.fromkeys(stats.RATES, 0.0)
+    assert summarize(LoadResult((failed(), failed()), 2.0, 0.0)) == dict.fromkeys(stats.RATES, 0.0)
 
 
 def test_summary_names_every_figure_once() -> None:
-    assert tuple(summarize(Run((answer(0.1, 0.2),), 1.0, 0.0))) == stats.LATENCIES + stats.RATES
+    assert (
+        tuple(summarize(LoadResult((answer(0.1, 0.2),), 1.0, 0.0))) == stats.LATENCIES + stats.RATES
+    )
 
 
 def test_start_delay_is_the_generators_lateness() -> None:
-    late = Answer(scheduled_seconds=1.0, started_seconds=1.4, chunk_seconds=(1.5,), num_tokens=1)
+    late = RequestResult(
+        scheduled_seconds=1.0, started_seconds=1.4, chunk_seconds=(1.5,), num_tokens=1
+    )
 
-    assert stats.start_delays(Run((late,), 1.0, 0.0)) == pytest.approx([0.4])
+    assert stats.start_delays(LoadResult((late,), 1.0, 0.0)) == pytest.approx([0.4])
 
 
 def test_chunks_per_token_shows_tokens_without_text() -> None:
     assert (
-        stats.chunks_per_token(Run((answer(1.0, 2.0, num_tokens=4), failed(1.0)), 2.0, 0.0)) == 0.5
+        stats.chunks_per_token(LoadResult((answer(1.0, 2.0, num_tokens=4), failed(1.0)), 2.0, 0.0))
+        == 0.5
     )
-    assert stats.chunks_per_token(Run((failed(),), 2.0, 0.0)) == 0.0
+    assert stats.chunks_per_token(LoadResult((failed(),), 2.0, 0.0)) == 0.0
 
 
 def test_spread_keeps_the_extremes() -> None:

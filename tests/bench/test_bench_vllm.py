@@ -138,7 +138,7 @@ def test_client_has_another_seed_in_another_round() -> None:
 def test_what_the_client_recorded_goes_through_our_formulas() -> None:
     run = run_of(RESULT)
 
-    first, failed, last = run.answers
+    first, failed, last = run.results
     assert (first.ttft_seconds, first.tpot_seconds) == (pytest.approx(0.2), pytest.approx(0.2))
     assert (failed.failure, last.failure) == ("ConnectionError: refused", None)
     assert sum(answer.num_tokens for answer in run.complete) == 5

@@ -13,7 +13,7 @@ CHAT = Workload("chat", 16, 4, 6, concurrency=2, shape="chat")
 
 
 def prompts(workload: Workload, seed: str = "seed", vocab_size: int = 49152) -> list[list[int]]:
-    return [list(ask.prompt) for ask in workload.asks(seed, vocab_size)]
+    return [list(ask.prompt) for ask in workload.needs_ping(seed, vocab_size)]
 
 
 def test_prompts_have_the_asked_length_and_stay_in_the_vocabulary() -> None:
@@ -24,11 +24,15 @@ def test_prompts_have_the_asked_length_and_stay_in_the_vocabulary() -> None:
 
 
 def test_asks_follow_from_seed_and_workload() -> None:
-    assert CLOSED.asks("seed", 49152) == CLOSED.asks("seed", 49152) != CLOSED.asks("another", 49152)
+    assert (
+        CLOSED.needs_ping("seed", 49152)
+        == CLOSED.needs_ping("seed", 49152)
+        != CLOSED.needs_ping("another", 49152)
+    )
     assert prompts(CLOSED)[0] != prompts(OPEN)[0][:32]
-    assert {(ask.temperature, ask.num_output_tokens) for ask in CLOSED.asks("seed", 49152)} == {
-        (1.0, 4)
-    }
+    assert {
+        (ask.temperature, ask.num_output_tokens) for ask in CLOSED.needs_ping("seed", 49152)
+    } == {(1.0, 4)}
 
 
 def test_pace_is_a_concurrency_or_arrivals_of_the_seed() -> None:

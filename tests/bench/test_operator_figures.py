@@ -7,10 +7,10 @@ from operator_figures import (
     Pass,
     Phase,
     Samples,
-    answers,
     calls_table,
     passes_table,
     read_passes,
+    results,
     server_writes,
 )
 
@@ -29,7 +29,7 @@ apiserver_request_total{verb="PUT",resource="leases",code="200"} 5
 apiserver_request_total{verb="GET",resource="services",code="200"} 70
 apiserver_request_total{verb="WATCH",resource="services",code="200"} 1
 """
-_ENDED = "DEBUG pdcluster_operator.loop reconcile ended key=bench/chat-0"
+_ENDED = "DEBUG pdcluster_operator.controller reconcile ended key=bench/chat-0"
 LOG = f"""\
 2026-01-01 00:00:00,000 {_ENDED} wrote=True seconds=0.081500
 2026-01-01 00:00:00,100 INFO pdcluster_operator.writes.apply create object=Secret chat-ca
@@ -111,8 +111,8 @@ def test_operator_calls_table_without_a_call_has_the_sum_alone():
     ]
 
 
-def test_operator_answers_are_counted_by_status():
-    assert answers(Samples.parse(CALLS)) == {"200": 2, "201": 11, "409": 1}
+def test_operator_results_are_counted_by_status():
+    assert results(Samples.parse(CALLS)) == {"200": 2, "201": 11, "409": 1}
 
 
 def test_server_writes_are_those_of_writing_verbs_by_resource():

@@ -27,9 +27,9 @@ def test_waiting_in_vain_says_for_what():
 
 
 def test_waiting_ends_when_it_is_so():
-    asked: list[int] = []
-    wait_until(lambda: asked.append(1) is None, 0.0, "never true")
-    assert asked == [1]
+    requested: list[int] = []
+    wait_until(lambda: requested.append(1) is None, 0.0, "never true")
+    assert requested == [1]
 
 
 def test_the_children_that_are_waited_for_are_the_last_ones_made():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_api.apiserver import kinds
-from pdcluster_api.apiserver.kinds import Kind, Manner
+from pdcluster_api.apiserver.kinds import ApplyStrategy, Kind
 from pdcluster_operator.settings import Settings
 from tests.chart.helm_chart import CHART, NAMESPACE, RELEASE, environment_of, helm, of_kind, render
 from tests.chart.rights import KEPT, OBJECTS, OWNED, READ
@@ -102,7 +102,9 @@ def test_no_rights_are_made_where_an_admin_gives_them() -> None:
 def test_every_kind_that_the_operator_makes_may_be_made(kind: Kind) -> None:
     group = kind.api_version.rpartition("/")[0]
 
-    assert OBJECTS[f"{group}/{kind.plural}"] == (KEPT if kind.manner is Manner.KEPT else OWNED)
+    assert OBJECTS[f"{group}/{kind.plural}"] == (
+        KEPT if kind.strategy is ApplyStrategy.KEPT else OWNED
+    )
 
 
 def test_every_rule_has_its_reason() -> None:

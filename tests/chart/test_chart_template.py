@@ -57,10 +57,10 @@ class Recorder(Mapping[str, str]):
     """An environment that remembers what was asked for."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
-        self.values_, self.asked = values, set[str]()
+        self.values_, self.requested = values, set[str]()
 
     def __getitem__(self, name: str) -> str:
-        self.asked.add(name)
+        self.requested.add(name)
         return self.values_[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -82,7 +82,7 @@ def test_chart_environment_is_what_settings_reads() -> None:
     recorder = Recorder(given)
     settings = Settings.from_environment(recorder)
 
-    assert recorder.asked - SET_ELSEWHERE == set(given)
+    assert recorder.requested - SET_ELSEWHERE == set(given)
     assert (settings.worker_image, settings.etcd_image) == (
         "registry.example.com:5000/team/gpu/worker:0.1.0",
         "registry.example.com:5000/etcd:v3.6.6",

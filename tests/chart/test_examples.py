@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pdcluster_api.schema.load import load, load_applied
 from pdcluster_api.schema.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
 from pdctl.cli.main import app
-from pdctl.local.idle import idle_remarks
+from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.up import UpRequest, prepare
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -62,7 +62,7 @@ def test_example_on_cpus_runs_on_one_machine_as_it_is(
     prepared = prepare(UpRequest(FOLDER / name, load(FOLDER / name), 0, tmp_path))
 
     assert prepared.model.path == folder
-    assert any("spec.model." in line for line in idle_remarks(prepared.request.cluster))
+    assert any("spec.model." in line for line in ineffective_remarks(prepared.request.cluster))
 
 
 @pytest.mark.parametrize("path", ON_KUBERNETES, ids=lambda path: path.name)

@@ -8,13 +8,13 @@ from prometheus_client import generate_latest
 from pdcluster_api.manifests.engine_container import GPU_REPORT
 from pdcluster_api.plan.autoscale.signals import Signal, signals_of
 from pdcluster_api.plan.autoscale.totals import read_pool
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample
+from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
-from pdcluster_worker.machine.gpu_report import REPORT, parse_report
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.system.gpu_report import REPORT, parse_report
 
 
 def utilization(report: str) -> Signal:
@@ -22,11 +22,11 @@ def utilization(report: str) -> Signal:
     samples = []
     for pod, text in (("a", report), ("b", "B200, 8, 4, 0, 0")):
         metrics = Metrics()
-        metrics.watch_gpu(Device("cuda", "B200"), parse_report(text).use)
+        metrics.watch_gpu(DeviceFacts("cuda", "B200"), parse_report(text).use)
         page = parse_page(generate_latest(metrics.registry))
         samples.append(worker_sample(pod, Reading(1.0, page), None))
     facts = PoolFacts("prefill", "big", "B200", 2, 2, 2)
-    sample = Sample(1.0, tuple(samples))
+    sample = PoolSample(1.0, tuple(samples))
     totals = read_pool(facts, [sample], [sample])
     return next(
         signal

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.schema.load import parse
-from pdcluster_worker.machine.shared_cores import SharedCores, core_place
-from pdcluster_worker.machine.waiting import own_cores, wait_environment
+from pdcluster_worker.system.shared_cores import SharedCores, core_share
+from pdcluster_worker.system.spin_policy import own_cores, wait_environment
 from pdctl.local.certificates import Certificates
 from pdctl.local.plan import plan_local
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.site import Site, write_process
+from pdctl.local.run_files import RunSettings, write_process
 from tests.operator.object_cases import minimal
 
 CORES = 5
@@ -20,7 +20,7 @@ CORES = 5
 def environments(tmp_path: Path) -> list[dict[str, str]]:
     """Environments of a prefill and a decode worker that share a machine's cores."""
     cluster = parse(minimal())
-    site = Site(
+    site = RunSettings(
         run=RunDirectory.create(tmp_path, "chat"),
         model_path=tmp_path,
         etcd_endpoints=("127.0.0.1:1",),
@@ -34,7 +34,7 @@ def environments(tmp_path: Path) -> list[dict[str, str]]:
 def test_engines_of_one_run_share_its_cores_by_one_file(
     environments: list[dict[str, str]],
 ) -> None:
-    places = [core_place(environment) for environment in environments]
+    places = [core_share(environment) for environment in environments]
     assert all(places)
     assert len({place.path for place in places if place}) == 1
     first, second = (SharedCores(place) for place in places if place)

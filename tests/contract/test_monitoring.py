@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.schema import conditions
-from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import FinishReason
@@ -59,7 +59,7 @@ def operator_series() -> dict[str, set[str]]:
     cluster's own.
     """
     registry = CollectorRegistry()
-    LoopMetrics(registry)
+    ControllerMetrics(registry)
     AutoscaleMetrics(registry)
     ScrapeMetrics(registry, lambda: (), lambda: 0.0)
     found: dict[str, set[str]] = {}
@@ -157,7 +157,7 @@ def test_every_grouping_is_by_a_label_that_is_there() -> None:
 
 def test_alerts_about_the_operator_ask_for_its_metrics_and_say_what_to_do() -> None:
     registry = CollectorRegistry()
-    LoopMetrics(registry)
+    ControllerMetrics(registry)
     known = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in registry.collect()
@@ -173,7 +173,7 @@ def test_alerts_about_the_operator_ask_for_its_metrics_and_say_what_to_do() -> N
 
 def test_conditions_that_alerts_ask_for_are_shown_and_their_reasons_are_real() -> None:
     known = {value for value in vars(conditions).values() if isinstance(value, str)}
-    asked = [
+    requested = [
         (matcher.name, each)
         for rule in rules()
         for selector in selectors(rule["expr"])
@@ -182,9 +182,9 @@ def test_conditions_that_alerts_ask_for_are_shown_and_their_reasons_are_real() -
         for each in matcher.value.split("|")
     ]
 
-    assert {value for name, value in asked if name == "type"} <= set(SHOWN)
-    assert {value for name, value in asked if name == "reason"} <= known
-    assert len(asked) > 5
+    assert {value for name, value in requested if name == "type"} <= set(SHOWN)
+    assert {value for name, value in requested if name == "reason"} <= known
+    assert len(requested) > 5
 
 
 def test_an_alert_is_about_one_pdcluster_at_a_time_and_names_it() -> None:

@@ -9,17 +9,17 @@ import msgspec
 import yaml
 
 from pdcluster_api.manifests import vllm
-from pdcluster_api.manifests.worker_config import WorkerSite, engine_file
+from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.stock_engine import (
+from pdcluster_api.schema.vllm_engine import (
     FIELD_OF_FLAG,
+    FLAG_PATTERN,
     FLAGS_OF_FIELDS,
-    GIVEN_FLAG,
-    OURS_ALONE,
+    LONG_FLAGS,
     OWNED_FLAGS,
     OWNED_VARIABLES,
-    STOCK_ALONE,
-    WHOLE_FLAGS,
+    PDCLUSTER_ONLY,
+    VLLM_ONLY,
 )
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.vllm import OURS_ALONE as WORKER_OURS_ALONE
@@ -43,8 +43,8 @@ def test_both_refuse_the_same_flags_and_variables() -> None:
     assert rules_of(ENGINE["args"]["items"]) == [
         f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
         f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",
-        f"!self.matches('{GIVEN_FLAG}') || !'{WHOLE_FLAGS}'.contains("
-        f"' ' + self.replace('_', '-').find('{GIVEN_FLAG}'))",
+        f"!self.matches('{FLAG_PATTERN}') || !'{LONG_FLAGS}'.contains("
+        f"' ' + self.replace('_', '-').find('{FLAG_PATTERN}'))",
     ]
     assert f"!self.matches('{OWNED_VARIABLES}')" in rules_of(
         ENGINE["env"]["items"]["properties"]["name"]
@@ -64,8 +64,8 @@ def test_both_refuse_the_same_fields() -> None:
 
     assert len(refused) == 4
     for rule in refused:
-        assert re.findall(r"\bengine\.\?(\w+)\.hasValue", rule) == list(OURS_ALONE)
-    assert all(f".?{field}.hasValue()" in rules[0] for field in STOCK_ALONE)
+        assert re.findall(r"\bengine\.\?(\w+)\.hasValue", rule) == list(PDCLUSTER_ONLY)
+    assert all(f".?{field}.hasValue()" in rules[0] for field in VLLM_ONLY)
 
 
 def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
@@ -74,7 +74,7 @@ def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
     # rendered as a variable
     others = {"type", "threads"}
 
-    assert fields == {*OURS_ALONE, *STOCK_ALONE, *FIELD_OF_FLAG.values(), *others}
+    assert fields == {*PDCLUSTER_ONLY, *VLLM_ONLY, *FIELD_OF_FLAG.values(), *others}
 
 
 def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() -> None:
@@ -90,7 +90,7 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
         )
     )
     pool = cluster.spec.roles.present()["decode"].pools[0]
-    site = WorkerSite("/m", ("e:2379",), "ca", "certificate", "key")
+    site = WorkerFileSettings("/m", ("e:2379",), "ca", "certificate", "key")
     rendered = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site)
     fields = {field.name: field.encode_name for field in msgspec.structs.fields(EngineConfig)}
 

@@ -16,16 +16,21 @@ from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd, keys
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.manifests import network_policy
-from pdcluster_api.manifests.vllm import StockSite
-from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_api.manifests.vllm import VllmSettings
+from pdcluster_api.manifests.worker_config import (
+    EtcdTls,
+    WorkerFileSettings,
+    engine_file,
+    policy_file,
+)
 from pdcluster_api.plan.observed import state
-from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
 from pdcluster_api.schema import values
 from pdcluster_api.schema.engine import MAX_ENGINES, EngineSpec
 from pdcluster_api.schema.load import load, parse
 from pdcluster_api.schema.ranks import MAX_RANKS
 from pdcluster_api.schema.sections import ModelSpec
-from pdcluster_api.schema.stock_engine import STOCK_ALONE
+from pdcluster_api.schema.vllm_engine import VLLM_ONLY
 from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
@@ -38,13 +43,13 @@ from pdcluster_worker.config.worker import (
     WorkerConfig,
     load_worker_config,
 )
-from pdcluster_worker.dispatch.disaggregation import MAX_REASON, MAX_REFUSED
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.kv_transfer import carriers
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.text import default_templates
-from pdcluster_worker.transfer import carriers
+from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
 from pdctl.local.certificates import WORKER_NAME
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
@@ -56,10 +61,10 @@ ENTRY = "alice"
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 """Settings of the model in a worker's file, beside name and path."""
 
-STOCK = set(STOCK_ALONE)
+STOCK = set(VLLM_ONLY)
 """Fields of the object's engine that a worker has in its section `vllm`, whole commands and all."""
 
-SITE = WorkerSite(
+SITE = WorkerFileSettings(
     model_path="/m", etcd_endpoints=("127.0.0.1:2379",), ca="/ca", certificate="/c", key="/k"
 )
 
@@ -90,9 +95,9 @@ def stock_file() -> dict[str, Any]:
     document["spec"]["engine"] = {"type": "vllm", "blockSize": 32, "maxModelLen": 512}
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
-    stock = StockSite(http=1, kv_events=2, side_channel=3, is_process=True)
+    vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)
     engine = cluster.spec.engine_of("decode")
-    return engine_file(cluster, "decode", pool, engine, replace(SITE, stock=stock))
+    return engine_file(cluster, "decode", pool, engine, replace(SITE, vllm=vllm))
 
 
 def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -275,17 +280,17 @@ def test_worker_records_are_read_by_the_operator() -> None:
         state="ready",
     )
 
-    read = etcd.WorkerRecord(
+    read = etcd.RegisteredWorker(
         "pod-0", "decode", "cpu", "e1", "ready", {"http": "h:1", "grpc": "h:2", "kv": "h:3"}
     )
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(record)) == read
-    told = msgspec.structs.replace(record, device=Device("cpu", "Xeon"))
+    told = msgspec.structs.replace(record, device=DeviceFacts("cpu", "Xeon"))
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(
-        read, device=state.Device("cpu", "Xeon")
+        read, device=state.WorkerDevice("cpu", "Xeon")
     )
-    noted = msgspec.structs.replace(record, device=Device("cuda", "B200", "never run"))
+    noted = msgspec.structs.replace(record, device=DeviceFacts("cuda", "B200", "never run"))
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(noted)) == replace(
-        read, device=state.Device("cuda", "B200", "never run")
+        read, device=state.WorkerDevice("cuda", "B200", "never run")
     )
 
 
@@ -313,11 +318,11 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
     refused = [
         records.RefusedPeer(f"p-{number}", "x" * MAX_REASON) for number in range(MAX_REFUSED)
     ]
-    said = records.Disaggregation("tcp", refused, 12, 40, 0.85, 1_200_000_000, "not nixl")
+    said = records.DisaggregationRecord("tcp", refused, 12, 40, 0.85, 1_200_000_000, "not nixl")
 
     read = read_disaggregation({"disaggregation": msgspec.to_builtins(said)})
 
-    assert read == Disaggregation(
+    assert read == WorkerDisaggregation(
         "tcp",
         tuple((peer.pod, peer.reason) for peer in refused),
         *(12, 40, 0.85, 1_200_000_000, "not nixl"),

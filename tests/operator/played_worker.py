@@ -25,13 +25,13 @@ PASSED = {
 class PlayedWorker:
     """One listener for all workers.  answers: the next ones, the last of which stays.
 
-    asked:      queries, each with the proof that came with it
+    requested:  queries, each with the proof that came with it
     challenges: that were given out
     """
 
     answers: list[tuple[int, Any]]
     port: int = 0
-    asked: list[tuple[dict[str, list[str]], str]] = field(default_factory=list)
+    requested: list[tuple[dict[str, list[str]], str]] = field(default_factory=list)
     challenges: list[str] = field(default_factory=list)
 
     @asynccontextmanager
@@ -49,7 +49,7 @@ class PlayedWorker:
         shown = [line for line in head.splitlines() if line.startswith("Authorization: ")]
         fields = ""
         if shown:
-            self.asked.append((parse_qs(urlsplit(target).query), shown[0]))
+            self.requested.append((parse_qs(urlsplit(target).query), shown[0]))
             status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         else:
             status, answer = 401, {}

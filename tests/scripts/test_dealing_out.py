@@ -20,7 +20,7 @@ def test_files_that_share_a_cluster_go_together():
         == "slow and pair"
     )
     assert (
-        together["tests/system/test_strangers.py"]
+        together["tests/system/test_unauthenticated_connections.py"]
         == together["tests/system/test_idle.py"]
         == "pair"
     )

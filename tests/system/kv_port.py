@@ -1,11 +1,11 @@
-"""The KV port as a stranger sees it: plain sockets and the bytes of `transfer.wire`."""
+"""The KV port as a stranger sees it: plain sockets and the bytes of `kv_transfer.wire`."""
 
 import socket
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from pdcluster_worker.kv_transfer import wire
 from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.transfer import wire
 
 MessageT = TypeVar("MessageT")
 

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
-SAMPLING = Sampling(
+SAMPLING = SamplingParams(
     max_tokens=20,
     seed=1234,
     temperature=0.9,

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pdcluster_worker.machine.native_dtype import read_native_dtype
+from pdcluster_worker.system.native_dtype import read_native_dtype
 from tests.make_tiny_model import VOCAB_SIZE
 from tests.system.client import body
 from tests.system.cluster import NewCluster
@@ -21,7 +21,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 
 POISON = VOCAB_SIZE - 1
 
-# more of them in tests/worker/model/test_pool_length.py, without a process for each
+# more of them in tests/worker/model/test_kv_length.py, without a process for each
 SIZES = [
     (
         {"numBlocks": None, "kvCacheMemory": 2 * BLOCK_BYTES},

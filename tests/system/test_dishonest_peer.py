@@ -47,7 +47,7 @@ def fake(
         yield fake
 
 
-class Asker(threading.Thread):
+class DishonestCaller(threading.Thread):
     """A request in the background."""
 
     def __init__(self, decode: WorkerProcess, prompt: list[int], prefill: str) -> None:
@@ -74,7 +74,7 @@ def test_peer_that_never_makes_progress_is_given_up(
     prompt, before = prompts(100), decode.metrics()
     decode.take_policy({"stallSeconds": 1, "offload": {"prefillLengthThreshold": 64}})
     try:
-        asker = Asker(decode, prompt, "remote" if begins else "auto")
+        asker = DishonestCaller(decode, prompt, "remote" if begins else "auto")
         call = fake.next_call()
         if begins:
             call.first_token(reference.greedy(prompt, 1)[0])
@@ -147,7 +147,7 @@ def test_claim_of_blocks_that_never_came_means_local_prefill(
     num_written: int,
 ) -> None:
     prompt = prompts(60)
-    asker = Asker(decode, prompt, "remote")
+    asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
     (first,) = reference.greedy(prompt, 1)
     call.first_token(first)
@@ -167,7 +167,7 @@ def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
 ) -> None:
     prompt = prompts(60)
-    asker = Asker(decode, prompt, "remote")
+    asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
     call.first_token(reference.greedy(prompt, 1)[0])
     assert (
@@ -183,7 +183,7 @@ def test_call_that_breaks_off_means_local_prefill(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
 ) -> None:
     before, prompt = decode.metrics(), prompts(60)
-    asker = Asker(decode, prompt, "remote")
+    asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
     call.first_token(reference.greedy(prompt, 1)[0])
     call.replies.put(None)

@@ -161,18 +161,21 @@ async def test_trace_is_answered_once_while_workers_come_and_go(
     fleet: Fleet, traced: WorkerProcess, reference: Reference
 ) -> None:
     rows = TRACE.rows("0")
-    asks = asks_of(rows, TRACE.block_tokens, range(len(SPECIAL_TOKENS), VOCAB_SIZE), "0")
+    needs_ping = asks_of(rows, TRACE.block_tokens, range(len(SPECIAL_TOKENS), VOCAB_SIZE), "0")
     chaos = Chaos(fleet.cluster, traced, TRACED, "0")
     steps = chaos.steps()
     begun = [asyncio.Event() for _ in (*steps, chaos.all_ready)]
 
     async def gate(index: int) -> None:
         # so that requests arrive during each step, and after the last
-        await begun[index * len(begun) // len(asks)].wait()
+        await begun[index * len(begun) // len(needs_ping)].wait()
 
     trace = asyncio.create_task(
         run_trace(
-            str(traced.client.http.base_url), asks, [row.timestamp / 1000 for row in rows], gate
+            str(traced.client.http.base_url),
+            needs_ping,
+            [row.timestamp / 1000 for row in rows],
+            gate,
         )
     )
     for event, step in zip(begun, steps, strict=False):
@@ -188,9 +191,11 @@ async def test_trace_is_answered_once_while_workers_come_and_go(
         reference.check_whole(list(exchange.ask.prompt), exchange.tokens)
     ids = [{chunk["id"] for chunk in exchange.chunks} for exchange in exchanges]
     metrics = traced.metrics()
-    assert (len(set.union(*ids)), {len(each) for each in ids}) == (len(asks), {1})
-    assert traced.log.read_text().count("accepted request=") == len(asks)
-    assert sum(metrics.by_label("request_success_total", "finish_reason").values()) == len(asks)
+    assert (len(set.union(*ids)), {len(each) for each in ids}) == (len(needs_ping), {1})
+    assert traced.log.read_text().count("accepted request=") == len(needs_ping)
+    assert sum(metrics.by_label("request_success_total", "finish_reason").values()) == len(
+        needs_ping
+    )
     assert sum(metrics.by_label("request_rejected_total", "reason").values()) == 0
 
 

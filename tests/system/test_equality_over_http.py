@@ -153,15 +153,18 @@ def test_constrained_answers_are_the_same_on_every_path(
     """
     prompt = prompts(65)
     for fields in ({}, {"temperature": 1.0, "seed": 7, "logprobs": 2}):
-        asked = {
+        requested = {
             "structured_outputs": {"regex": r"(\[1[0-9]{2}\]){9}"},
             "ignore_eos": False,
             "max_tokens": 30,
             **fields,
         }
         answers = [
-            mixed.client.complete(prompt, **asked),
-            *(pair.decode.client.complete(prompt, place, **asked) for place in ("remote", "local")),
+            mixed.client.complete(prompt, **requested),
+            *(
+                pair.decode.client.complete(prompt, place, **requested)
+                for place in ("remote", "local")
+            ),
         ]
 
         assert [answer.prefill for answer in answers[1:]] == ["remote", "local"]
@@ -174,8 +177,8 @@ def test_constrained_answers_are_the_same_on_every_path(
 def test_a_constraint_that_cannot_be_compiled_is_a_400_wherever_its_prompt_would_run(
     pair: Pair, prompts: Prompts, place: str
 ) -> None:
-    asked = body(prompts(20), place, guided_json={"properties": {"a": {"type": "strin"}}})
-    reply = pair.decode.client.post(asked)
+    requested = body(prompts(20), place, guided_json={"properties": {"a": {"type": "strin"}}})
+    reply = pair.decode.client.post(requested)
 
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == "guided_json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.machine.shared_cores import LINE, VARIABLE
+from pdcluster_worker.system.shared_cores import SLOT, VARIABLE
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
 from tests.system.prompts import Prompts
@@ -44,7 +44,7 @@ def working(file: Path) -> dict[str, int]:
     """Threads of each engine that works."""
     content = file.read_bytes()
     lines = {
-        role: struct.unpack_from("=ii", content, place * LINE)
+        role: struct.unpack_from("=ii", content, place * SLOT)
         for place, role in enumerate(("prefill", "decode"))
     }
     return {role: threads for role, (rests, threads) in lines.items() if not rests}

@@ -13,8 +13,14 @@ import httpx
 import msgspec
 import pytest
 
-from pdcluster_worker.messages.generate import Ask, Failure, Over, decode_said, encode
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.generate import (
+    CallEnd,
+    CallFailure,
+    SubmitCall,
+    decode_reply,
+    encode,
+)
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.peers.options import CHANNEL_OPTIONS
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
@@ -106,19 +112,21 @@ def test_calls_for_an_old_engine_are_refused(
 
 def _generate_for(
     worker: WorkerProcess, engine_id: str, certificates: Certificates, prompt: list[int]
-) -> Failure:
+) -> CallFailure:
     """Failure of a request that names that engine."""
-    spec = encode(RequestSpec("r", prompt, Sampling(max_tokens=4, seed=0)))
-    ask = encode(Ask(0, engine_id, "local", msgspec.Raw(spec)))
-    asked: queue.Queue[pb.Frame | None] = queue.Queue()  # the stream is open until it is answered
-    asked.put(pb.Frame(items=[ask]))
+    spec = encode(RequestSpec("r", prompt, SamplingParams(max_tokens=4, seed=0)))
+    ask = encode(SubmitCall(0, engine_id, "local", msgspec.Raw(spec)))
+    requested: queue.Queue[pb.Frame | None] = (
+        queue.Queue()
+    )  # the stream is open until it is answered
+    requested.put(pb.Frame(items=[ask]))
     with grpc.secure_channel(
         worker.record["grpc_address"], certificates.channel(), options=CHANNEL_OPTIONS
     ) as channel:
-        answers = WorkerStub(channel).Generate(iter(asked.get, None), timeout=10)
-        over = decode_said(next(iter(answers)).items[0])
-        asked.put(None)
-    assert isinstance(over, Over)
+        answers = WorkerStub(channel).Generate(iter(requested.get, None), timeout=10)
+        over = decode_reply(next(iter(answers)).items[0])
+        requested.put(None)
+    assert isinstance(over, CallEnd)
     assert over.failure is not None
     return over.failure
 

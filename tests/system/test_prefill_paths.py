@@ -147,14 +147,14 @@ def test_echo_gives_the_log_probabilities_of_transformers(
 ) -> None:
     prompt = prompts(THRESHOLD + 3)
     pair.decode.client.complete(prompt, "local", max_tokens=1)  # it is in the cache now
-    asked = {
+    requested = {
         "prompt": [prompt, prompt[:40]],
         "max_tokens": 0,
         "echo": True,
         "logprobs": 1,
         "pdcluster": {"prefill": place},
     }
-    reply = pair.decode.client.post({"model": MODEL, **asked})
+    reply = pair.decode.client.post({"model": MODEL, **requested})
     choices = reply.json()["choices"]
 
     assert reply.headers["x-pdcluster-prefill"] == place

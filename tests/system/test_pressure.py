@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import NewCluster, Pair
@@ -111,7 +111,7 @@ def test_preempted_seeded_requests_equal_undisturbed_ones(
     tight: Pair, pair: Pair, prompts: Prompts, reference: Reference
 ) -> None:
     cases = [prompts(30) for _ in range(6)]
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_tokens=300,
         seed=7,
         temperature=0.8,

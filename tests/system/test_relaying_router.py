@@ -87,13 +87,13 @@ def test_a_worker_that_is_killed_has_its_requests_answered_elsewhere(
     one, other = decodes(cluster)
     os.kill(one.process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(router.client.post, body(prompts(8))) for _ in range(4)]
+        requested = [pool.submit(router.client.post, body(prompts(8))) for _ in range(4)]
         router.wait_for(
-            lambda: sum(each.done() for each in asked) == 2 or num_retries(router) > 0,
+            lambda: sum(each.done() for each in requested) == 2 or num_retries(router) > 0,
             "the other worker has answered, or the stopped one is given up",
         )
         one.kill()
-        assert [each.result().status_code for each in asked] == [200] * 4
+        assert [each.result().status_code for each in requested] == [200] * 4
     assert num_retries(router) > 0
     assert other.is_alive
 
@@ -103,10 +103,12 @@ def test_a_drained_worker_and_a_drained_router_lose_nothing(
 ) -> None:
     one, _ = decodes(cluster)
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(router.client.post, body(prompts(8), max_tokens=24)) for _ in range(8)]
+        requested = [
+            pool.submit(router.client.post, body(prompts(8), max_tokens=24)) for _ in range(8)
+        ]
         with cluster.drained_by_command(one.name):
-            asked += [pool.submit(router.client.post, body(prompts(8))) for _ in range(4)]
-            assert [each.result().status_code for each in asked] == [200] * 12
+            requested += [pool.submit(router.client.post, body(prompts(8))) for _ in range(4)]
+            assert [each.result().status_code for each in requested] == [200] * 12
         last = pool.submit(router.client.post, body(prompts(8), max_tokens=24))
         router.wait_for(
             lambda: last.done() or router.metrics().value("relaying_requests") > 0,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.journeys.journey import LIFETIME
+from pdcluster_worker.tracing.request_trace import LIFETIME
 from tests.otlp_collector import Collector, Span
 from tests.reference import Reference
 from tests.system.client import body

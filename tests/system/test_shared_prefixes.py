@@ -17,13 +17,13 @@ def test_prefix_of_prompts_that_come_at_once_is_computed_and_sent_once(
     pair: Pair, prompts: Prompts, reference: Reference
 ) -> None:
     shared = prompts(SHARED)
-    asked = [[*shared, *prompts(20)] for _ in range(6)]
+    requested = [[*shared, *prompts(20)] for _ in range(6)]
     before, decode_before = pair.prefill.metrics(), pair.decode.metrics()
 
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(pair.decode.client.complete, asked))
+    with ThreadPoolExecutor(len(requested)) as pool:
+        answers = list(pool.map(pair.decode.client.complete, requested))
 
-    for prompt, answer in zip(asked, answers, strict=True):
+    for prompt, answer in zip(requested, answers, strict=True):
         reference.check(prompt, answer.tokens)
     assert sorted(answer.prefill for answer in answers) == ["local"] * 5 + ["remote"]
     assert {answer.cached_tokens for answer in answers if answer.prefill == "local"} == {SHARED}
@@ -35,11 +35,11 @@ def test_prompts_go_on_when_the_client_of_the_first_leaves(
     pair: Pair, prompts: Prompts, reference: Reference
 ) -> None:
     shared = prompts(SHARED)
-    asked = [[*shared, *prompts(20)] for _ in range(3)]
+    requested = [[*shared, *prompts(20)] for _ in range(3)]
 
-    with ThreadPoolExecutor(len(asked)) as pool:
+    with ThreadPoolExecutor(len(requested)) as pool:
         with pair.decode.client.unread([*shared, *prompts(20)]):
-            answers = pool.map(pair.decode.client.complete, asked)
+            answers = pool.map(pair.decode.client.complete, requested)
 
-        for prompt, answer in zip(asked, answers, strict=True):
+        for prompt, answer in zip(requested, answers, strict=True):
             reference.check(prompt, answer.tokens)

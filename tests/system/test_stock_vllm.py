@@ -165,9 +165,9 @@ def test_both_engines_spans_are_below_their_workers(
 ) -> None:
     trace_id = "5" * 32
     headers = {"traceparent": f"00-{trace_id}-{'6' * 16}-01"}
-    asked = body(prompts(120), "remote", max_tokens=4)
+    requested = body(prompts(120), "remote", max_tokens=4)
     decode = stock_pair.decode
-    reply = decode.client.post(asked, headers=headers)
+    reply = decode.client.post(requested, headers=headers)
     assert reply.status_code == httpx.codes.OK, reply.text
 
     def parents(begin: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ BLOCK = 16
 WINDOW_SECONDS = 2.0
 NUM_LIVES = 3
 """Lives of a prefill worker that dies again and again; bare writers have more of them in
-tests/worker/transfer/test_killed_writers.
+tests/worker/kv_transfer/test_killed_writers.
 """
 
 MAX_GROWTH = 4 << 20

@@ -14,7 +14,7 @@ from tests.system.cluster import NewCluster, Pair
 from tests.system.conftest import SLOW_BYTES_PER_SECOND
 from tests.system.prompts import Prompts
 from tests.system.relay import Relays, relayed
-from tests.system.verifying import asked, call, proof_of, verified
+from tests.system.verifying import call, proof_of, requested, verified
 from tests.system.worker_process import WorkerProcess
 
 OTHER_POOL = "other"
@@ -124,7 +124,7 @@ def test_a_proof_is_good_for_one_call_of_one_worker(pair: Pair, certificates: Ce
 
 
 def test_prefill_worker_verifies_nothing(pair: Pair, certificates: Certificates) -> None:
-    assert asked(pair.prefill, certificates).status_code == httpx.codes.NOT_FOUND
+    assert requested(pair.prefill, certificates).status_code == httpx.codes.NOT_FOUND
 
 
 def test_rate_is_that_of_the_transport(slow: Pair, certificates: Certificates) -> None:

@@ -132,20 +132,20 @@ def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     """Those that came to it, those that were sent there, and those that come while its stall is
     known.
     """
-    first, asked = impatient.decode, [prompts(30) for _ in range(3)]
+    first, requested = impatient.decode, [prompts(30) for _ in range(3)]
     with first.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(1)
         _wait_relayed(first, second, prompts)
         with second.engine_stopped():
             answers: list[Future[httpx.Response]] = [
                 pool.submit(worker.client.post, body(prompt, "local"))
-                for worker, prompt in zip((second, first), asked, strict=False)
+                for worker, prompt in zip((second, first), requested, strict=False)
             ]
             second.wait_for(
                 lambda: _status(second, "/ready") != httpx.codes.OK, "the stall is seen"
             )
-            answers.append(pool.submit(second.client.post, body(asked[2], "local")))
-            for prompt, answer in zip(asked, answers, strict=True):
+            answers.append(pool.submit(second.client.post, body(requested[2], "local")))
+            for prompt, answer in zip(requested, answers, strict=True):
                 reference.check(prompt, answer_of(answer.result()).tokens)
             _check_relayed_to_its_end(second, prompts)
         stream.read_all()
@@ -161,18 +161,18 @@ async def test_supervisor_restarts_a_worker_whose_engine_stalls(
     worker.write_policy({"stallSeconds": 1})
     command, environment = worker.invocation()
     supervisor = Supervisor([Launch(worker.name, command, worker.log, environment)], said.append)
-    (keeper,) = supervisor.keepers
+    (process,) = supervisor.managed_processes
     supervisor.start()
     try:
         before = await asyncio.to_thread(_wait_engine, cluster, worker.name, "")
-        assert keeper.pid is not None
-        (engine,) = psutil.Process(keeper.pid).children()
+        assert process.pid is not None
+        (engine,) = psutil.Process(process.pid).children()
         engine.suspend()
         await asyncio.to_thread(_wait_engine, cluster, worker.name, before)
     finally:
         await supervisor.stop(asyncio.Event())
 
-    assert keeper.num_lives == 2
+    assert process.num_starts == 2
     assert "ended with code 1, starts again" in said[0]
     assert LAST_WORDS in said[0]
     assert not psutil.pid_exists(engine.pid)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from pdctl.bench.load import Ask
+from pdctl.bench.load import BenchRequest
 from tests.system.client import Json, body
 from tests.system.tokens import tokens_in
 
@@ -25,7 +25,7 @@ class Exchange:
     headers; times in seconds
     """
 
-    ask: Ask
+    ask: BenchRequest
     status: int = 0
     events: list[str] = field(default_factory=list)
     sent: float = 0.0
@@ -90,12 +90,16 @@ async def at_once(_: int) -> None:
 
 
 async def run_trace(
-    url: str, asks: Sequence[Ask], arrivals: Sequence[float], gate: Gate = at_once, **fields: Any
+    url: str,
+    needs_ping: Sequence[BenchRequest],
+    arrivals: Sequence[float],
+    gate: Gate = at_once,
+    **fields: Any,
 ) -> list[Exchange]:
     """Send each at its time, or when its gate opens if that is later, and return when all have
     ended.  fields: of every request
     """
-    exchanges, start = [Exchange(ask) for ask in asks], time.monotonic()
+    exchanges, start = [Exchange(ask) for ask in needs_ping], time.monotonic()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
     async def one(index: int) -> None:

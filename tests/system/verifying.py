@@ -10,7 +10,7 @@ from tests.system.client import Json
 from tests.system.worker_process import WorkerProcess
 
 
-def asked(
+def requested(
     worker: WorkerProcess,
     certificates: Certificates,
     pool: str = "cpu",
@@ -63,6 +63,6 @@ def verified(
     even_if_busy: a load report may still have the request of the verification before
     """
     answer: Json = (
-        asked(worker, certificates, pool, even_if_busy=even_if_busy).raise_for_status().json()
+        requested(worker, certificates, pool, even_if_busy=even_if_busy).raise_for_status().json()
     )
     return answer

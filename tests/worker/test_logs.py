@@ -4,7 +4,7 @@ import logging
 import subprocess
 import sys
 
-from pdcluster_worker.logs import OneLine
+from pdcluster_worker.logs import OneLineFormatter
 
 PROGRAM = """
 import logging, warnings
@@ -33,4 +33,4 @@ def test_what_came_from_outside_cannot_forge_a_line() -> None:
     record = logging.LogRecord(
         "worker", logging.INFO, "", 0, "label=%s", ("a\n2026-01-01 ERROR\r\\n",), None
     )
-    assert OneLine("%(message)s").format(record) == r"label=a\n2026-01-01 ERROR\r\\n"
+    assert OneLineFormatter("%(message)s").format(record) == r"label=a\n2026-01-01 ERROR\r\\n"

@@ -116,7 +116,7 @@ class Leadership:
 
     async def _take(self) -> bool:
         """Take or renew the Lease, if it is free or ours; returns whether it is ours now."""
-        asked_at = self.clock()  # time spent on the way counts against us
+        sent_at = self.clock()  # time spent on the way counts against us
         live = await self.client.find(LEASE, self.namespace, self.name)
         if live is None:
             answer = await self.client.create(LEASE, self._record(None, holder=self.identity))
@@ -124,21 +124,21 @@ class Leadership:
             answer = await self.client.replace(LEASE, self._record(live, holder=self.identity))
         else:
             return False
-        self._look(answer)
-        self._renewed_at = asked_at
+        self._observe(answer)
+        self._renewed_at = sent_at
         return True
 
     def _may_take(self, live: Body) -> bool:
-        self._look(live)
+        self._observe(live)
         return _holder(live) in (
             "",
             self.identity,
         ) or self.clock() - self._seen_at >= self._lease_seconds(live)
 
-    def _look(self, live: Body) -> None:
-        seen = (live["metadata"]["resourceVersion"], _holder(live))
-        if seen != self._seen:
-            self._seen, self._seen_at = seen, self.clock()
+    def _observe(self, live: Body) -> None:
+        observed = (live["metadata"]["resourceVersion"], _holder(live))
+        if observed != self._seen:
+            self._seen, self._seen_at = observed, self.clock()
 
     def _lease_seconds(self, live: Body) -> float:
         """Lease time of the current holder; a candidate with other settings must keep to it."""

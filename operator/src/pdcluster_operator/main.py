@@ -22,21 +22,21 @@ from typing import Any, Literal
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connect import MAX_CONNECTIONS, connect
-from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.connection import ApiConnection
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.errors import OperatorError, StartError
-from pdcluster_api.manifests.render import Site
+from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.handlers.framework import WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
 from pdcluster_operator.handlers.watch import Watch
 from pdcluster_operator.lease_thread import LeaseThread
 from pdcluster_operator.logs import start_logging
-from pdcluster_operator.loop import Loop, LoopSettings
 from pdcluster_operator.settings import Settings
 
-LIMITS = Limits(page=100)
+LIMITS = ClientLimits(page=100)
 """A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the
 number of requests.
 """
@@ -44,7 +44,7 @@ number of requests.
 WATCH_CONNECTIONS = 0
 """No bound: each watch keeps one, of each kind in each namespace."""
 
-LEASE_LIMITS = Limits(timeout_seconds=3.0, tries=2)
+LEASE_LIMITS = ClientLimits(timeout_seconds=3.0, tries=2)
 """Well below the time after which an unrenewed Lease is lost."""
 
 TLS_BUFFER_BYTES = 2**16
@@ -85,7 +85,7 @@ async def _run(settings: Settings) -> int:
         ApiClient(await _connect(settings), metrics, LIMITS) as client,
         ApiClient(await _connect(settings, WATCH_CONNECTIONS), metrics) as watching,
     ):
-        loop = Loop(client, watching, _loop_settings(settings), registry)
+        loop = Controller(client, watching, _controller_settings(settings), registry)
         process = Process(settings, loop, stop)
         runner, port = await _serve(
             make_app(process.unhealthy, process.unready, registry), settings.http_port
@@ -97,7 +97,7 @@ async def _run(settings: Settings) -> int:
             await runner.cleanup()
 
 
-async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> Connection:
+async def _connect(settings: Settings, connections: int = MAX_CONNECTIONS) -> ApiConnection:
     """Connect without proxies: kopf's watch uses none either."""
     return await connect(settings.kubeconfig, proxies=False, connections=connections)
 
@@ -122,7 +122,7 @@ class Process:
     """Stands by, leads, stops.  stop: set from outside to end it in peace."""
 
     settings: Settings
-    loop: Loop
+    loop: Controller
     stop: asyncio.Event
     state: Literal["starting", "standing by", "leading"] = "starting"
 
@@ -236,9 +236,9 @@ def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
     return 1
 
 
-def _loop_settings(settings: Settings) -> LoopSettings:
-    return LoopSettings(
-        site=Site(
+def _controller_settings(settings: Settings) -> ControllerSettings:
+    return ControllerSettings(
+        site=RenderSettings(
             settings.worker_image,
             settings.etcd_image,
             settings.namespace,

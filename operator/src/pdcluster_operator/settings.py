@@ -75,7 +75,7 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """Raises StartError (exit code 2) with every variable that is wrong."""
-        reader = _Reader(environment)
+        reader = _SettingsReader(environment)
         settings = cls(
             worker_image=reader.required(
                 "WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"
@@ -132,25 +132,25 @@ class Settings:
         return settings
 
 
-class _Reader:
+class _SettingsReader:
     """Reads variables and collects what is wrong, so that all of it is said at once."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._faults: list[str] = []
 
-    def required(self, name: str, wanted: str) -> str:
+    def required(self, name: str, expected: str) -> str:
         value = self._environment.get(_PREFIX + name, "")
         if not value:
-            self._faults.append(f"{_PREFIX}{name} is not set: give it {wanted}")
+            self._faults.append(f"{_PREFIX}{name} is not set: give it {expected}")
         return value
 
-    def read(self, name: str, default: str, parse: Callable[[str], Value], wanted: str) -> Value:
+    def read(self, name: str, default: str, parse: Callable[[str], Value], expected: str) -> Value:
         text = self._environment.get(_PREFIX + name) or default
         try:
             return parse(text)
         except ValueError:
-            self._faults.append(f"{_PREFIX}{name} is {text!r}: it must be {wanted}")
+            self._faults.append(f"{_PREFIX}{name} is {text!r}: it must be {expected}")
             return parse(default)
 
     def finish(self) -> None:

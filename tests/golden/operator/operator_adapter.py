@@ -16,28 +16,28 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.manifests.render import Owner, Site
+from pdcluster_api.manifests.render import Owner, RenderSettings
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
-from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
-    Device,
-    Disaggregation,
     DiscoveryState,
-    Failure,
     Observed,
     ScalerState,
+    WorkerDevice,
+    WorkerDisaggregation,
     WorkerRecords,
+    WriteFailure,
 )
-from pdcluster_api.plan.observed.verification import Verification, Verifications
+from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import PoolPair, WorkloadId
-from pdcluster_operator.loop import Loop, LoopSettings
-from pdcluster_operator.reconcile.desired import Rendering
+from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.rendering import Rendering
 from pdcluster_operator.reconcile.tls import tls_step
 from pdctl.cli.main import main
 from pdctl.replay.run import replay
@@ -54,19 +54,19 @@ from tests.operator.pods import pod_state, pod_states
 
 __all__ = [
     "NOW",
-    "Decision",
-    "Device",
-    "Disaggregation",
+    "DecisionInput",
+    "DecisionStep",
     "DiscoveryState",
-    "Failure",
-    "Input",
     "Observed",
+    "PairVerification",
+    "PairVerifications",
     "PoolPair",
     "Problem",
-    "Step",
-    "Verification",
-    "Verifications",
+    "ScalingDecision",
+    "WorkerDevice",
+    "WorkerDisaggregation",
     "WorkerRecords",
+    "WriteFailure",
     "failing_pod",
     "identity",
     "main",
@@ -77,7 +77,7 @@ __all__ = [
 Document = dict[str, Any]
 UID = "00000000-0000-0000-0000-000000000001"
 AT = datetime.fromisoformat(NOW)
-SITE = Site("worker:1", "etcd:1", "pdcluster-system", server_image="server:1")
+SITE = RenderSettings("worker:1", "etcd:1", "pdcluster-system", server_image="server:1")
 
 
 def revision(document: Document) -> str:
@@ -127,7 +127,7 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
     owner = Owner(cluster.metadata.name, cluster.metadata.namespace or "default", UID)
     metadata = {"name": owner.name, "namespace": owner.namespace, "uid": UID, "generation": 1}
     live = Live({**document, "metadata": metadata}, [])
-    records = Records(cluster, live, owner, SITE.image_beside(cluster.spec.engine.type), True)
+    records = Records(cluster, live, owner, SITE.worker_image_for(cluster.spec.engine.type), True)
     plan = plan_cluster(cluster, as_declared(document), NOW)
     yield from Rendering(cluster, owner, SITE, records).manifests(plan)
     for secret in tls_step(live, owner, AT).manifests:
@@ -151,7 +151,7 @@ def decisions(document: Document, trace: Path) -> list[Document]:
     return found
 
 
-def _with_decision(cluster: PDCluster, status: Document, decision: Decision) -> Document:
+def _with_decision(cluster: PDCluster, status: Document, decision: ScalingDecision) -> Document:
     observed = running(cluster, status=status, decision=decision)
     return dict(plan_cluster(cluster, observed, NOW).status)
 
@@ -162,7 +162,7 @@ def metrics() -> Iterator[Document]:
     ProcessCollector(registry=registry)
     ApiMetrics(registry)
     no_client: Any = None
-    Loop(no_client, no_client, LoopSettings(SITE, "operator-0"), registry)
+    Controller(no_client, no_client, ControllerSettings(SITE, "operator-0"), registry)
     for collector in list(registry._collector_to_names):
         for family in collector.collect():
             owner: Any = collector if hasattr(collector, "_labelnames") else family

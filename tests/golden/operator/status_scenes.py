@@ -79,8 +79,8 @@ def ending(ordinal: int, since: str) -> Any:
     return of.pod_state(DECODE, ordinal, ready=False, terminating=True, node="n1", since=since)
 
 
-def etcd(managed: bool, ready: int = 0, wanted: int = 0, **fields: Any) -> Scene:
-    return CHAT, as_declared(CHAT, discovery=of.DiscoveryState(managed, ready, wanted, **fields))
+def etcd(managed: bool, ready: int = 0, desired: int = 0, **fields: Any) -> Scene:
+    return CHAT, as_declared(CHAT, discovery=of.DiscoveryState(managed, ready, desired, **fields))
 
 
 def records(document: Document = CHAT, **fields: Any) -> Scene:
@@ -97,18 +97,18 @@ def working_together(*of_decode: Any) -> Scene:
 
 
 def verified(fault: str | None = None, document: Document = CHAT, **fields: Any) -> Scene:
-    outcome = of.Verification(
+    outcome = of.PairVerification(
         A, of.NOW, fault=fault, decode_worker="d-0", prefill_worker="p-0", transport="tcp", **fields
     )
-    found = of.Verifications({of.PoolPair("cpu", "cpu"): outcome})
+    found = of.PairVerifications({of.PoolPair("cpu", "cpu"): outcome})
     return document, as_declared(CHAT, verifications=found)
 
 
 def decided(document: Document, decode: int, *problems: Any, **fields: Any) -> Scene:
     """A decision of the autoscaler in this reconcile."""
-    step = of.Step("pool", "decode/cpu", 2, decode, "the cheapest pool")
-    read = of.Input("decode", "num_requests_waiting", 40.0, 16.0)
-    found = of.Decision(
+    step = of.DecisionStep("pool", "decode/cpu", 2, decode, "the cheapest pool")
+    read = of.DecisionInput("decode", "num_requests_waiting", 40.0, 16.0)
+    found = of.ScalingDecision(
         {("prefill", "cpu"): 1, ("decode", "cpu"): decode}, (read,), (step,), problems, of.AT
     )
     return document, as_declared(CHAT, decision=found, **fields)
@@ -121,7 +121,7 @@ def draining() -> Scene:
     _, seen = records(
         states={f"{DECODE.name}-0": "ready", last: "draining"},
         commands=frozenset([last]),
-        asked={last: 12.0},
+        requested={last: 12.0},
     )
     return CHAT, replace(seen, scalers=scalers, status=READY)
 
@@ -131,16 +131,16 @@ MOVED: dict[str, Any] = {
     "num_bytes": 11_800_000,
     "bytes_per_second": 1_200_000_000,
 }
-REFUSES = of.Disaggregation("tcp", (("p-0", "KV geometry differs: set model.dtype"),), 1)
+REFUSES = of.WorkerDisaggregation("tcp", (("p-0", "KV geometry differs: set model.dtype"),), 1)
 SHORT = of.Problem("CapacityShort", "decode: B200 is short of 2 workers")
 WRONG = chat({"engine.blocksize": 16, "roles.decode.pools.0.gpu": "B900"})
-FOREIGN = of.Failure("Service chat", "NameTaken", "it belongs to another owner; rename one")
-FORBIDDEN = of.Failure("PodMonitor chat", "Forbidden", "the operator may not create it")
+FOREIGN = of.WriteFailure("Service chat", "NameTaken", "it belongs to another owner; rename one")
+FORBIDDEN = of.WriteFailure("PodMonitor chat", "Forbidden", "the operator may not create it")
 KEY_MISSING = of.Problem("ConfigurationRefused", "Secret keys: no key api-key; add it")
 QUOTA = of.Problem("QuotaExceeded", "quota gpus: used 8, limited 8; raise it or lower replicas")
 
 SCENES: dict[str, Scene] = {
-    "fresh": (CHAT, of.Observed(1, {}, of.DiscoveryState(managed=True, wanted=1))),
+    "fresh": (CHAT, of.Observed(1, {}, of.DiscoveryState(managed=True, desired=1))),
     "ready": (CHAT, as_declared(CHAT)),
     "ready, looked at again": (CHAT, as_declared(CHAT, status=READY)),
     "ready with routers": (ROUTED, as_declared(ROUTED)),
@@ -205,20 +205,26 @@ SCENES: dict[str, Scene] = {
     "rejected at first": (WRONG, of.Observed(1, {}, of.DiscoveryState(managed=True))),
     "foreign child": (CHAT, as_declared(CHAT, failures=[FOREIGN, FORBIDDEN])),
     "API key missing": (CHAT, as_declared(CHAT, key_fault=KEY_MISSING)),
-    "records without pods": records(states={"ghost": "ready"}, odd={"ghost": 999.0}),
+    "records without pods": records(states={"ghost": "ready"}, mismatched={"ghost": 999.0}),
     "records unreadable": records(states={}, error="etcd does not answer", again_seconds=5.0),
     "accelerators in use": records(
-        B200, devices={f"{identity(of.revision(B200)).name}-0": of.Device("cuda", "NVIDIA B200")}
+        B200,
+        devices={f"{identity(of.revision(B200)).name}-0": of.WorkerDevice("cuda", "NVIDIA B200")},
     ),
     "accelerators idle": records(
-        B200, devices={f"{identity(of.revision(B200)).name}-0": of.Device("cpu", "Xeon", "no GPU")}
+        B200,
+        devices={f"{identity(of.revision(B200)).name}-0": of.WorkerDevice("cpu", "Xeon", "no GPU")},
     ),
     "offloading": working_together(
-        of.Disaggregation("tcp", long_prompts=30, remote_ratio=1.0, bytes_per_second=10**9)
+        of.WorkerDisaggregation("tcp", long_prompts=30, remote_ratio=1.0, bytes_per_second=10**9)
     ),
-    "pair refused": working_together(REFUSES, of.Disaggregation("tcp")),
-    "no long prompts": working_together(of.Disaggregation("tcp"), of.Disaggregation("tcp")),
-    "not offloading": working_together(of.Disaggregation("tcp", long_prompts=90, remote_ratio=0.0)),
+    "pair refused": working_together(REFUSES, of.WorkerDisaggregation("tcp")),
+    "no long prompts": working_together(
+        of.WorkerDisaggregation("tcp"), of.WorkerDisaggregation("tcp")
+    ),
+    "not offloading": working_together(
+        of.WorkerDisaggregation("tcp", long_prompts=90, remote_ratio=0.0)
+    ),
     "transfer verified": verified(has_checksum=True, **MOVED),
     "transfer slow": verified(document=chat({"placement": {"minTransferGBps": 9}}), **MOVED),
     "transfer damaged": verified("damaged", message="the checksums differ"),

@@ -18,15 +18,6 @@ from tokenizers import Tokenizer as Encoder
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
-from pdcluster_worker.dispatch.backend import WorkerBackend
-from pdcluster_worker.dispatch.decode.broker import CreditBroker
-from pdcluster_worker.dispatch.decode.decoding import DecodeDispatcher
-from pdcluster_worker.dispatch.decode.remote import RemotePrefill
-from pdcluster_worker.dispatch.engines.client import EngineClient
-from pdcluster_worker.dispatch.engines.engines import Engine, Engines
-from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
-from pdcluster_worker.dispatch.ingress.ingress import Ingress
-from pdcluster_worker.dispatch.worker import Worker
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -41,8 +32,8 @@ from pdcluster_worker.messages.engine import (
     Submit,
     Tokens,
 )
-from pdcluster_worker.messages.peers import Generated, Load, PrefillMode
-from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Target, Token
+from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
+from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
@@ -50,8 +41,17 @@ from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
-from tests.worker.dispatch.doubles import FACTS, RecordingPeer, ScriptedEngine
-from tests.worker.dispatch.ingress.ingresses import busy_here
+from pdcluster_worker.serving.backend import WorkerBackend
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
+from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.serving.engines.engines import Engine, Engines
+from pdcluster_worker.serving.engines.metrics import EngineMetrics
+from pdcluster_worker.serving.ingress.ingress import Ingress
+from pdcluster_worker.serving.worker_context import WorkerContext
+from tests.worker.serving.doubles import FACTS, RecordingPeer, ScriptedEngine
+from tests.worker.serving.ingress.ingresses import busy_here
 
 END = 258
 EPOCH = b"e" * 16
@@ -180,12 +180,12 @@ class PrefillPeer(RecordingPeer):
         super().__init__("prefill-0")
         self._script, self._fails = script, fails
 
-    def want(self, request_id: str, tokens: int, priority: int) -> None:
-        super().want(request_id, tokens, priority)
+    def claim(self, request_id: str, tokens: int, priority: int) -> None:
+        super().claim(request_id, tokens, priority)
         asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
 
     async def prefill(
-        self, spec: RequestSpec, target: Target
+        self, spec: RequestSpec, target: TransferTarget
     ) -> AsyncGenerator[Token | PrefillDone, None]:
         if self._fails == "before":
             raise PeerError("gone")
@@ -202,7 +202,7 @@ class DecodePeer:
 
     def __init__(self, script: Script, key: str, **does: Any) -> None:
         self.key, self._script, self._does = key, script, does
-        self.load = Load(num_running=does.get("num_running", 0))
+        self.load = WorkerLoad(num_running=does.get("num_running", 0))
 
     async def generate(
         self, spec: RequestSpec, prefill: PrefillMode
@@ -237,7 +237,7 @@ async def serving(scene: Scene, model: Path, folder: Path) -> AsyncIterator[Serv
     facts = replace(FACTS, vocab_size=END + 1, max_model_len=scene.max_model_len, num_blocks=1000)
     engines, metrics = Engines(Engine(client, facts, "127.0.0.1:9100")), Metrics()
     EngineMetrics(metrics, time.monotonic)
-    worker = Worker("decode", engines, metrics, policy)
+    worker = WorkerContext("decode", engines, metrics, policy)
     worker.state = "ready"
     backend = WorkerBackend("tiny", engines)
     if scene.state != "loading":
@@ -267,7 +267,7 @@ async def serving(scene: Scene, model: Path, folder: Path) -> AsyncIterator[Serv
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _node(worker: Worker, script: Script, scene: Scene) -> Any:
+def _node(worker: WorkerContext, script: Script, scene: Scene) -> Any:
     """Wire dispatch as a decode worker does, to peers that are played."""
     prefills = [] if scene.prefill is None else [PrefillPeer(script, **scene.prefill)]
     decodes = [DecodePeer(script, **peer) for peer in scene.peers]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from pdcluster_worker.kv_transfer.tcp import TcpTransport
+from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
 from pdcluster_worker.testing.runner import FakeRunner
-from pdcluster_worker.transfer.tcp import TcpTransport
-from pdcluster_worker.transfer.tcp_port import TcpSettings
 from tests.golden import records
 
 RECORD = Path(__file__).parent / "records" / "kv_port.txt"

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 
 
@@ -99,7 +99,7 @@ def make_spec(
     return RequestSpec(
         request_id,
         list(prompt),
-        Sampling(max_tokens=max_tokens, seed=0, **sampling),
+        SamplingParams(max_tokens=max_tokens, seed=0, **sampling),
         list(output),
         priority,
     )
@@ -134,7 +134,7 @@ def pair():
             """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
             both.decode.handle(m.Receive(request))
             ready = both.decode.of(m.ReceiveReady)[-1]
-            target = Target(
+            target = TransferTarget(
                 ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids
             )
             both.prefill.core.handle(m.Prefill(request, target))

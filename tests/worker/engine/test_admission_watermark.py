@@ -4,10 +4,10 @@ import pytest
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
 
 def make_tables(num_blocks=10, **sizes):
@@ -18,7 +18,9 @@ def make_tables(num_blocks=10, **sizes):
 
 
 def make_request(name, num_tokens):
-    return Request(name, list(range(num_tokens)), num_tokens, Sampling(max_tokens=3, seed=0))
+    return EngineRequest(
+        name, list(range(num_tokens)), num_tokens, SamplingParams(max_tokens=3, seed=0)
+    )
 
 
 def test_watermark_counts_only_while_another_request_holds_blocks():

@@ -4,12 +4,12 @@ import pytest
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 
 
 @pytest.fixture
@@ -193,8 +193,8 @@ def scheduler_of(name, **values):
 
 
 def request_of(name, num_prompt=5):
-    spec = RequestSpec(name, [ord(name)] * num_prompt, Sampling(max_tokens=9, seed=0))
-    return Request.from_spec(spec, 0.0)
+    spec = RequestSpec(name, [ord(name)] * num_prompt, SamplingParams(max_tokens=9, seed=0))
+    return EngineRequest.from_spec(spec, 0.0)
 
 
 def test_an_unknown_scheduler_is_refused_with_the_names():

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
-from pdcluster_worker.engine.checking import PoolWalk
+from pdcluster_worker.engine.pool_audit import PoolAuditor
 
 
 def hashed(pool, count):
@@ -134,7 +134,7 @@ def test_pool_check_finds_a_double_on_the_free_stack():
     pool._free[0] = pool._free[1]
     with pytest.raises(AssertionError, match="has doubles"):
         pool.check()
-    walk = PoolWalk(pool, Counter)
+    walk = PoolAuditor(pool, Counter)
     with pytest.raises(AssertionError, match="has doubles"):
         walk.turn()
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pdcluster_worker.engine.checking import SLICE_BLOCKS
+from pdcluster_worker.engine.pool_audit import SLICE_BLOCKS
 from pdcluster_worker.messages import engine as m
-from pdcluster_worker.messages.requests import EPOCH_BYTES, Target
+from pdcluster_worker.messages.requests import EPOCH_BYTES, TransferTarget
 
 PROMPT = list(range(10))
 
@@ -76,7 +76,7 @@ def test_a_repeated_id_of_a_live_request_is_ignored(pair, spec):
     ready = both.start(request)
     both.decode.handle(m.Submit(request), m.Receive(request))
     both.prefill.handle(
-        m.Prefill(request, Target(ready.epoch, "decode", ["nowhere"], 0, ready.block_ids))
+        m.Prefill(request, TransferTarget(ready.epoch, "decode", ["nowhere"], 0, ready.block_ids))
     )
     assert len(both.decode.of(m.ReceiveReady)) == 1
     assert both.decode.blocks == {"free": 13, "receiving": 3}

@@ -4,11 +4,11 @@ more than a guess.
 
 import pytest
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.testing import FakeRunner
 
 PROMPT = list(range(10))
@@ -29,7 +29,7 @@ def drafter(weight=1, **sizes):
 
 
 def request(tokens, name="a"):
-    return Request(name, list(tokens), len(PROMPT), Sampling(max_tokens=99, seed=0))
+    return EngineRequest(name, list(tokens), len(PROMPT), SamplingParams(max_tokens=99, seed=0))
 
 
 def check(made):

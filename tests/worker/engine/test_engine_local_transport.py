@@ -3,11 +3,11 @@
 import pytest
 
 from pdcluster_worker.engine.core import EngineCore
+from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import Target
+from pdcluster_worker.messages.requests import TransferTarget
 from pdcluster_worker.testing import FakeClock, FakeRunner
-from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["delivered", "lost"])
@@ -36,7 +36,8 @@ def test_remote_prefill_over_the_local_transport(spec, num_tokens, lost):
     ready = next(output for output in decode.step() if isinstance(output, m.ReceiveReady))
     prefill.handle(
         m.Prefill(
-            request, Target(ready.epoch, "d", ["nowhere"], ready.cached_tokens, ready.block_ids)
+            request,
+            TransferTarget(ready.epoch, "d", ["nowhere"], ready.cached_tokens, ready.block_ids),
         )
     )
     said = []

@@ -24,7 +24,7 @@ from pdcluster_worker.messages.engine_settings import (
     EngineSettings,
     SchedulerSettings,
 )
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.testing import FakeClock, FakeNetwork, FakeRunner, FakeTransport
 
 BLOCK_SIZE = 4
@@ -136,7 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
         stops=st.booleans(),
     )
     def ask(self, num_shared, suffix, max_tokens, where, priority, stops):
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=max_tokens, seed=0, eos_token_ids=[EOS], ignore_eos=not stops
         )
         spec = RequestSpec(
@@ -303,7 +303,9 @@ class EngineMachine(RuleBasedStateMachine):
             case m.ReceiveReady(epoch=epoch, cached_tokens=cached, block_ids=block_ids):
                 client.epoch = epoch
                 self.prefill.inbox.append(
-                    m.Prefill(client.spec, Target(epoch, "decode", ["nowhere"], cached, block_ids))
+                    m.Prefill(
+                        client.spec, TransferTarget(epoch, "decode", ["nowhere"], cached, block_ids)
+                    )
                 )
             case m.ReceiveRefused(needed_blocks=needed):
                 assert needed <= DECODE_BLOCKS

@@ -9,13 +9,13 @@ import pytest
 from pdcluster_worker.engine.prefill_delayer import (
     PAUSE_SECONDS,
     REMEMBERED_BATCHES,
+    DelayDecision,
     DelayerSettings,
+    DelayWait,
     OwnBoard,
     PrefillDelayer,
     Pressure,
     RankState,
-    Verdict,
-    Wait,
     negotiate,
 )
 from tests.worker.engine.played_board import PlayedBoard
@@ -37,123 +37,126 @@ def pressure(
     ("settings", "wait", "ranks", "expected"),
     [
         # none: whatever the verdict is nothing comes of it [S3]
-        (SETTINGS, None, [CANNOT], Verdict("none", True, "")),
-        (SETTINGS, Wait(3, 0.0), [CANNOT, CANNOT], Verdict("none", True, "")),
+        (SETTINGS, None, [CANNOT], DelayDecision("none", True, "")),
+        (SETTINGS, DelayWait(3, 0.0), [CANNOT, CANNOT], DelayDecision("none", True, "")),
         # mixed [S3]
-        (SETTINGS, None, [CAN, CANNOT], Verdict("mixed", False, "delay")),
-        (SETTINGS, Wait(1, 0.0), [CANNOT, CAN], Verdict("mixed", False, "delay")),
-        (SETTINGS, Wait(2, 0.0), [CAN, CANNOT], Verdict("mixed", False, "delay")),
-        (SETTINGS, Wait(3, 0.0), [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),
+        (SETTINGS, None, [CAN, CANNOT], DelayDecision("mixed", False, "delay")),
+        (SETTINGS, DelayWait(1, 0.0), [CANNOT, CAN], DelayDecision("mixed", False, "delay")),
+        (SETTINGS, DelayWait(2, 0.0), [CAN, CANNOT], DelayDecision("mixed", False, "delay")),
+        (SETTINGS, DelayWait(3, 0.0), [CAN, CANNOT], DelayDecision("mixed", True, "wait_timeout")),
         # max_delay_seconds
-        (SETTINGS, Wait(1, -5.0), [CAN, CANNOT], Verdict("mixed", True, "wait_timeout")),
+        (SETTINGS, DelayWait(1, -5.0), [CAN, CANNOT], DelayDecision("mixed", True, "wait_timeout")),
         (
             SETTINGS,
             None,
             [CAN, CANNOT, RankState(True, timed_out=True)],
-            Verdict("mixed", True, "wait_timeout"),
+            DelayDecision("mixed", True, "wait_timeout"),
         ),
         (
             DelayerSettings(max_delay_passes=1),
             None,
             [CAN, CANNOT],
-            Verdict("mixed", True, "wait_timeout"),
+            DelayDecision("mixed", True, "wait_timeout"),
         ),
         # one rank below the watermark forces all [S5]
         (
             WATERMARK,
-            Wait(1, 0.0),
+            DelayWait(1, 0.0),
             [CAN, CANNOT, RankState(True, below_watermark=True)],
-            Verdict("mixed", True, "token_watermark"),
+            DelayDecision("mixed", True, "token_watermark"),
         ),
         (
             WATERMARK,
             None,
             [RankState(True, below_watermark=True, running=16, max_prefill=4)],
-            Verdict("all", True, "token_watermark"),
+            DelayDecision("all", True, "token_watermark"),
         ),
         # all [S4]
-        (SETTINGS, None, [CAN, CAN], Verdict("all", True, "no_wait")),
-        (SETTINGS, Wait(2, 0.0), [CAN, CAN], Verdict("all", True, "wait_success")),
+        (SETTINGS, None, [CAN, CAN], DelayDecision("all", True, "no_wait")),
+        (SETTINGS, DelayWait(2, 0.0), [CAN, CAN], DelayDecision("all", True, "wait_success")),
         # all, slots: the fullest rank lacks seats for the largest batch
         (
             SETTINGS,
             None,
             [RankState(True, running=13, max_prefill=1), RankState(True, max_prefill=4)],
-            Verdict("all", False, "delay", True),
+            DelayDecision("all", False, "delay", True),
         ),
         (
             SETTINGS,
             None,
             [RankState(True, running=12, max_prefill=4)],
-            Verdict("all", True, "no_wait"),
+            DelayDecision("all", True, "no_wait"),
         ),
         (
             SETTINGS,
-            Wait(3, 0.0),
+            DelayWait(3, 0.0),
             [RankState(True, running=13, max_prefill=4)],
-            Verdict("all", True, "wait_timeout"),
+            DelayDecision("all", True, "wait_timeout"),
         ),
         (
             SETTINGS,
-            Wait(1, -5.0),
+            DelayWait(1, -5.0),
             [RankState(True, running=13, max_prefill=4)],
-            Verdict("all", True, "wait_timeout"),
+            DelayDecision("all", True, "wait_timeout"),
         ),
         # all, queue: fewer wait than half of those that run, or than the largest batch
         (
             QUEUE,
             None,
             [RankState(True, running=6, max_prefill=9, waiting=2)],
-            Verdict("all", False, "delay"),
+            DelayDecision("all", False, "delay"),
         ),
         (
             QUEUE,
             None,
             [RankState(True, running=6, max_prefill=9, waiting=3)],
-            Verdict("all", True, "no_wait"),
+            DelayDecision("all", True, "no_wait"),
         ),
         (
             QUEUE,
-            Wait(1, 0.0),
+            DelayWait(1, 0.0),
             [RankState(True, running=6, max_prefill=9, waiting=3)],
-            Verdict("all", True, "wait_success"),
+            DelayDecision("all", True, "wait_success"),
         ),
         (
             QUEUE,
             None,
             [RankState(True, running=6, max_prefill=2, waiting=2)],
-            Verdict("all", True, "no_wait"),
+            DelayDecision("all", True, "no_wait"),
         ),
         # half of 1 is none
         (
             QUEUE,
             None,
             [RankState(True, running=1, max_prefill=9, waiting=0)],
-            Verdict("all", True, "no_wait"),
+            DelayDecision("all", True, "no_wait"),
         ),
         # nothing to delay for
         (
             QUEUE,
             None,
             [RankState(True, running=0, max_prefill=9, waiting=1)],
-            Verdict("all", True, "no_wait"),
+            DelayDecision("all", True, "no_wait"),
         ),
         (
             QUEUE,
-            Wait(3, 0.0),
+            DelayWait(3, 0.0),
             [RankState(True, running=6, max_prefill=9, waiting=1)],
-            Verdict("all", True, "wait_timeout"),
+            DelayDecision("all", True, "wait_timeout"),
         ),
         (
             QUEUE,
             None,
             [RankState(True, running=6, max_prefill=9, waiting=1, timed_out=True)],
-            Verdict("all", True, "wait_timeout"),
+            DelayDecision("all", True, "wait_timeout"),
         ),
     ],
 )
 def test_verdict_of_every_status_s3_s4_s5(
-    settings: DelayerSettings, wait: Wait | None, ranks: list[RankState], expected: Verdict
+    settings: DelayerSettings,
+    wait: DelayWait | None,
+    ranks: list[RankState],
+    expected: DelayDecision,
 ) -> None:
     assert negotiate(settings, wait, ranks, MAX_RUNNING, now=0.0) == expected
 

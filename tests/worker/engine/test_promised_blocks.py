@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
 CHUNK = 8
 
@@ -21,7 +21,7 @@ def make_tables(num_blocks, window=6):
 
 
 def make_request(name, tokens):
-    return Request(name, list(tokens), len(tokens), Sampling(max_tokens=3, seed=0))
+    return EngineRequest(name, list(tokens), len(tokens), SamplingParams(max_tokens=3, seed=0))
 
 
 def admit(tables, request):

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, aligned, stage_sizes
 from pdcluster_worker.engine.scheduler.sarathi import Sarathi
 from pdcluster_worker.messages import engine as m
@@ -15,7 +15,7 @@ from pdcluster_worker.messages.engine_settings import (
     EngineSettings,
     SchedulerSettings,
 )
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
 SARATHI = SchedulerSettings(name="sarathi")
 
@@ -95,9 +95,9 @@ def build(num_blocks=16, **sizes):
 
 
 def request_of(name, num_prompt, num_output=0, arrival=0.0):
-    sampling = Sampling(max_tokens=50, seed=0)
+    sampling = SamplingParams(max_tokens=50, seed=0)
     tokens = [ord(name)] * (num_prompt + num_output)
-    return Request(name, tokens, num_prompt, sampling, arrival_seconds=arrival)
+    return EngineRequest(name, tokens, num_prompt, sampling, arrival_seconds=arrival)
 
 
 def holding(tables, request):

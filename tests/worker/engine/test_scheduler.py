@@ -73,8 +73,8 @@ def test_the_earliest_deadline_goes_first_within_a_priority(engine, spec):
         ("low", 1, 1.0),
     ]
     for request_id, priority, deadline in requests:
-        wanted = spec(request_id, priority=priority, max_tokens=1)
-        rig.core.handle(m.Submit(structs.replace(wanted, deadline_seconds=deadline)))
+        requested = spec(request_id, priority=priority, max_tokens=1)
+        rig.core.handle(m.Submit(structs.replace(requested, deadline_seconds=deadline)))
     rig.run()
     assert [batch[0][0] for batch in rig.runner.executed] == [
         "sooner",

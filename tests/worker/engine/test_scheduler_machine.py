@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     EngineSettings,
     SchedulerSettings,
 )
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 
 NUM_BLOCKS, BLOCK_SIZE, SEATS = 14, 4, 3
 MAX_MODEL_LEN = 48
@@ -42,14 +42,14 @@ class Snapshot:
     """All that an empty schedule must leave as it was, seats of ready requests aside."""
 
     waiting: tuple[str, ...]
-    seated: tuple[str, ...]
+    newly_running: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, EngineRequest] = {}
         self.num_asked = 0
         self.held: list[list[int]] = []
 
@@ -68,10 +68,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _request(self, num_prompt, max_tokens, priority, target=None):
         name = f"r{self.num_asked}"
         self.num_asked += 1
-        sampling = Sampling(max_tokens=max_tokens, seed=0)
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0)
         # Prompts share prefixes, so that hits count too.
         spec = RequestSpec(name, [i % 7 for i in range(num_prompt)], sampling, priority=priority)
-        request = Request.from_spec(spec, float(self.num_asked), target)
+        request = EngineRequest.from_spec(spec, float(self.num_asked), target)
         self.requests[name] = request
         return request
 
@@ -82,14 +82,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         leaves=st.booleans(),
     )
     def ask(self, num_prompt, max_tokens, priority, leaves):
-        target = Target(b"e", "peer", ["nowhere"], 0, []) if leaves else None
+        target = TransferTarget(b"e", "peer", ["nowhere"], 0, []) if leaves else None
         self.scheduler.add(self._request(num_prompt, max_tokens, priority, target))
 
     @rule(num_prompt=st.integers(1, 30), max_tokens=st.integers(2, 12))
     def receive(self, num_prompt, max_tokens):
         """As `engine.receiving` does: blocks at once or not at all, and KV of the whole prompt."""
         request = self._request(num_prompt, max_tokens, 0)
-        num_tokens = max(num_prompt + 1, self.scheduler.room.num_tokens(request))
+        num_tokens = max(num_prompt + 1, self.scheduler.block_policy.num_tokens(request))
         reservation = self.tables.reservation(request, num_tokens)
         needed = reservation.num_needed + self.scheduler.num_reserved_blocks
         if needed > self.pool.num_available:
@@ -158,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # --- the engine's part ----------------------------------------------------------------------
 
     def _step(self, *, admit=True, seconds=0.005):
-        self.scheduler.displace()
+        self.scheduler.preempt_for_priority()
         before = self._snapshot()
         waiting = set(self.scheduler.waiting)
         step = self.scheduler.schedule(admit=admit)
@@ -213,10 +213,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _snapshot(self):
         scheduler = self.scheduler
-        seated = sorted(r.request_id for r in [*scheduler.ready, *scheduler.running])
+        newly_running = sorted(r.request_id for r in [*scheduler.ready, *scheduler.running])
         blocks = [(r.request_id, tuple(r.block_table)) for r in self.requests.values()]
         waiting = tuple(r.request_id for r in scheduler.waiting)
-        return Snapshot(waiting, tuple(seated), tuple(blocks))
+        return Snapshot(waiting, tuple(newly_running), tuple(blocks))
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_worker.messages import engine as m
-from pdcluster_worker.messages.requests import Target
+from pdcluster_worker.messages.requests import TransferTarget
 
 PROMPT = list(range(10))  # 3 blocks of 4
 
@@ -11,7 +11,9 @@ PROMPT = list(range(10))  # 3 blocks of 4
 def aim(rig, request, num_blocks, cached_tokens=0, epoch=b"e" * 16):
     """Prefill towards blocks 0.. of an engine "decode" that has opened them."""
     blocks = list(range(num_blocks))
-    rig.handle(m.Prefill(request, Target(epoch, "decode", ["nowhere"], cached_tokens, blocks)))
+    rig.handle(
+        m.Prefill(request, TransferTarget(epoch, "decode", ["nowhere"], cached_tokens, blocks))
+    )
 
 
 def test_full_blocks_are_written_while_later_chunks_compute(pair, spec):

@@ -6,7 +6,7 @@ The drafter of these tests knows what will come, and is wrong where the test ask
 
 import pytest
 
-from pdcluster_worker.engine.ports import Run, Sample, failed_row, verified
+from pdcluster_worker.engine.ports import DraftSamples, Sample, failed_row, verified
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import (
     SCHEDULER_NAMES,
@@ -30,9 +30,9 @@ class Oracle:
     def may_follow(self, request):
         return self.follows
 
-    def draft(self, wanted):
+    def draft(self, requested):
         found = []
-        for request, count in wanted:
+        for request, count in requested:
             right = self.runner.reference(request.tokens, count)
             start = request.num_tokens
             found.append(
@@ -268,9 +268,9 @@ def test_abort_in_the_middle_of_a_step_with_drafts(depth, speculating, spec):
 def test_failed_row_fails_its_request_and_only_if_it_is_the_first():
     error = failed_row("not_finite", "no")
     one, two = Sample(5), Sample(6)
-    assert verified((5, 7), [one, two, error]) == Run((one, two))
-    assert verified((5, 6), [one, two, error]) == Run((one, two))
-    assert verified((5, 6), [one, error, two]) == Run((one,))
+    assert verified((5, 7), [one, two, error]) == DraftSamples((one, two))
+    assert verified((5, 6), [one, two, error]) == DraftSamples((one, two))
+    assert verified((5, 6), [one, error, two]) == DraftSamples((one,))
     assert verified((5,), [error, one]) is error
     assert verified((), [one]) is one
 

@@ -2,17 +2,21 @@
 
 import pytest
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.speculation.draft_budget import (
+    FIRST_SHARE,
+    AcceptanceRate,
+    DecodeStepTimes,
+)
 from pdcluster_worker.engine.speculation.ngram import NgramDrafter
-from pdcluster_worker.engine.speculation.pace import FIRST_SHARE, Share, StepTimes
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 
 NGRAM = SpeculationSettings(lookup_max=5, lookup_min=3)
 
 
 def request(tokens, name="a"):
-    return Request(name, list(tokens), 2, Sampling(max_tokens=99, seed=0))
+    return EngineRequest(name, list(tokens), 2, SamplingParams(max_tokens=99, seed=0))
 
 
 def drafts(tokens, count=3, settings=NGRAM):
@@ -62,7 +66,7 @@ def test_text_follows_its_request_and_is_forgotten():
 
 
 def times(row_seconds, base=0.010, sizes=(1, 4, 16, 64)):
-    made = StepTimes()
+    made = DecodeStepTimes()
     for _ in range(20):
         for size in sizes:
             made.add(size, base + row_seconds * size)
@@ -77,7 +81,7 @@ def test_drafts_pay_for_one_stream_by_almost_any_share_and_less_in_a_large_batch
 
 
 def test_rows_that_cost_nothing_always_pay_and_nothing_measured_does_not_hinder():
-    assert StepTimes().least_share(64) == 0.0
+    assert DecodeStepTimes().least_share(64) == 0.0
     assert times(0.0).least_share(16) < 0.02
 
 
@@ -95,7 +99,7 @@ def test_seconds_of_drafting_count():
 
 
 def test_share_of_wrong_drafts_falls_and_comes_back_by_and_by():
-    share = Share()
+    share = AcceptanceRate()
     for _ in range(10):
         share.add(3, 0)
     low = share.value

@@ -22,14 +22,14 @@ def ahead(engine):
 
 def watch(rig):
     """Calls of the runner from now on, in order."""
-    asked = []
+    requested = []
     submit, wait = rig.runner.submit, rig.runner.wait
     rig.runner.submit = lambda batch: (
-        asked.append([(item.request.request_id, item.start) for item in batch.items]),
+        requested.append([(item.request.request_id, item.start) for item in batch.items]),
         submit(batch),
     )
-    rig.runner.wait = lambda: (asked.append("wait"), wait())[1]
-    return asked
+    rig.runner.wait = lambda: (requested.append("wait"), wait())[1]
+    return requested
 
 
 def test_step_is_submitted_while_the_one_before_computes_v1(ahead, spec):
@@ -38,11 +38,11 @@ def test_step_is_submitted_while_the_one_before_computes_v1(ahead, spec):
     A length is known ahead, so no step is too many.
     """
     rig = ahead()
-    asked = watch(rig)
+    requested = watch(rig)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=4)))
     assert rig.tokens("a") == []
     rig.run()
-    assert asked == [
+    assert requested == [
         [("a", 0)],
         [("a", 10)],
         "wait",

@@ -2,17 +2,17 @@
 
 import pytest
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.stopping import Finish, check_stop, ends_by_length
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 
 
 def request(output, max_tokens=10, **sampling):
     spec = RequestSpec(
-        "a", [1, 2, 3], Sampling(max_tokens=max_tokens, seed=0, **sampling), list(output)
+        "a", [1, 2, 3], SamplingParams(max_tokens=max_tokens, seed=0, **sampling), list(output)
     )
-    return Request.from_spec(spec, now=0.0)
+    return EngineRequest.from_spec(spec, now=0.0)
 
 
 @pytest.mark.parametrize(

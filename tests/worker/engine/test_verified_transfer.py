@@ -63,7 +63,9 @@ def test_peer_without_checksums_leaves_it_open(unverified, spec):
     request = spec("a", PROMPT, max_tokens=4)
     both.decode.handle(m.Receive(replace(request, verify_transfer=True)))
     ready = both.decode.of(m.ReceiveReady)[-1]
-    target = m.Target(ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids)
+    target = m.TransferTarget(
+        ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids
+    )
     both.prefill.core.handle(m.Prefill(request, target))
     both.prefill.run()
     both.network.deliver_all()

@@ -16,8 +16,11 @@ from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.machine.native_dtype import DType
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.kv_transfer.carriers import TransportName
+from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.kv_transfer.sharded import ShardedTransport
+from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
 from pdcluster_worker.messages.engine import (
     EngineOutput,
     EngineStats,
@@ -34,16 +37,13 @@ from pdcluster_worker.messages.engine_settings import (
     SchedulerSettings,
     SpeculationSettings,
 )
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
-from pdcluster_worker.model.beginning import InThread
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
+from pdcluster_worker.model.forward_executor import ThreadExecutor
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.runner_opening import open_runner
-from pdcluster_worker.transfer.carriers import TransportName
-from pdcluster_worker.transfer.local import LocalFabric, LocalTransport
-from pdcluster_worker.transfer.sliced import SlicedTransport
-from pdcluster_worker.transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.model.runner_loader import open_runner
+from pdcluster_worker.system.native_dtype import DType
 from tests.kept_answer import keep_answer
 
 BLOCK_SIZE = 16
@@ -96,7 +96,9 @@ class Model:
         ranks do it.
         """
         model = copy(self)
-        model.runner = Runner(self.info, self.runner.forward, self.cache, self._limits, InThread())
+        model.runner = Runner(
+            self.info, self.runner.forward, self.cache, self._limits, ThreadExecutor()
+        )
         model.runner.grammars.folder = self.runner.grammars.folder
         return model
 
@@ -107,13 +109,13 @@ class Guesses:
     def __init__(self, expected: list[list[Token]]) -> None:
         self._expected = expected
 
-    def may_follow(self, request: Request) -> bool:
+    def may_follow(self, request: EngineRequest) -> bool:
         return request.num_tokens % 3 > 0
 
-    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def draft(self, wanted: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
         return [self._draft(request, num_tokens) for request, num_tokens in wanted]
 
-    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+    def _draft(self, request: EngineRequest, num_tokens: int) -> list[int]:
         answer, start = (
             self._expected[int(request.request_id.split("-")[-1])],
             request.num_output_tokens,
@@ -178,7 +180,7 @@ class SocketWiring:
         ]
         self._ports += ports
         addresses = [f"127.0.0.1:{port.port}" for port in ports]
-        return SlicedTransport(ports, self._awake.set), addresses
+        return ShardedTransport(ports, self._awake.set), addresses
 
     def wait(self) -> None:
         self._awake.wait(MAX_WAIT_SECONDS)
@@ -295,7 +297,7 @@ class Pair:
             ):
                 self._epochs[request_id] = epoch
                 home = self._homes[request_id]
-                target = Target(epoch, home.name, home.addresses, cached_tokens, block_ids)
+                target = TransferTarget(epoch, home.name, home.addresses, cached_tokens, block_ids)
                 self.prefill.core.handle(Prefill(self._specs[request_id], target))
             case PrefillDone(request_id=request_id, checksum=checksum):
                 assert checksum is not None

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.server.generation.choice import Choice, TextRules
 from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.generation.sampling import ModelLimits, specs_for
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
-from pdcluster_worker.server.text.events import Answer, assembled
+from pdcluster_worker.server.text.events import WholeAnswer, assembled
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.chat_model import chat_model
 from tests.worker.equality.engines import Model, Pair, engines_over
@@ -98,13 +98,15 @@ class Sample:
         parsers = model_parsers(names, self.tokenizer.chat_template)
         prepared = prepare(SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request)
         limits = ModelLimits(2048, 49152, self.tokenizer.eos_token_ids)
-        specs = specs_for(request, prepared.wanted, [prepared.prompt], limits, response_id=name)
+        specs = specs_for(
+            request, prepared.sampling_request, [prepared.prompt], limits, response_id=name
+        )
         rules = TextRules(ends_by_calls=prepared.rules.ends_by_calls)
         return specs[0][0], Choice(0, self.tokenizer, rules, prepared.rules.new_parser())
 
     def compile(self, spec: RequestSpec) -> None:
         """Wait until the constraint is compiled, so that a run never waits for it."""
-        grammars, request = self.model.runner.grammars, Request.from_spec(spec, 0.0)
+        grammars, request = self.model.runner.grammars, EngineRequest.from_spec(spec, 0.0)
         grammars.begin(request)
         deadline = time.monotonic() + 60
         while (opened := grammars.open(request)) is not True:
@@ -123,11 +125,11 @@ def sample() -> Iterator[Sample]:
     made.model.runner.close()
 
 
-def read(choice: Choice, tokens: list[Token]) -> tuple[Answer, int]:
+def read(choice: Choice, tokens: list[Token]) -> tuple[WholeAnswer, int]:
     return assembled([choice.feed(token) for token in tokens]), choice.num_reasoning_tokens
 
 
-def check(name: str, answer: Answer, num_reasoning: int) -> None:
+def check(name: str, answer: WholeAnswer, num_reasoning: int) -> None:
     """An answer has the form that was asked for, and so has each of its calls but one that was cut
     off.
     """

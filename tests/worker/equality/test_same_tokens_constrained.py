@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.grammar.book import GrammarBook
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from tests.make_tiny_model import EOS, make_tiny_model
 from tests.system.prompts import Prompts
 from tests.worker.equality.answers import check
@@ -83,10 +83,10 @@ class Models(dict[str, Model]):
         return self[name]
 
 
-def compile_all(grammars: GrammarBook) -> None:
+def compile_all(grammars: GrammarCache) -> None:
     """Wait until every form is compiled, so that a run never waits for one."""
     requests = [
-        Request.from_spec(spec, 0.0)
+        EngineRequest.from_spec(spec, 0.0)
         for spec in specs("compiled")
         if spec.sampling.constraint is not None
     ]
@@ -121,7 +121,7 @@ def specs(case: str) -> list[RequestSpec]:
             "repetition_penalty": 1.1,
             "logit_bias": {7: 1.5},
         }
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=NUM_TOKENS,
             seed=index,
             logprobs=2,

@@ -19,7 +19,7 @@ from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     SchedulerSettings,
 )
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.model import prompt_logprobs
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
@@ -94,7 +94,7 @@ def specs(case: str) -> list[RequestSpec]:
             "repetition_penalty": 1.2,
             "logit_bias": {7: 1.5},
         }
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=NUM_TOKENS,
             seed=index,
             ignore_eos=True,
@@ -259,7 +259,7 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
     source = Prompts("every column")
     prompts = [source(length) for length in LENGTHS]
     for case in ("first", "again"):
-        sampling = Sampling(
+        sampling = SamplingParams(
             max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True, prompt_logprobs=2
         )
         requests = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from tests.make_tiny_model import make_tiny_model
 from tests.reference import Reference
 from tests.system.prompts import Prompts
@@ -33,12 +33,12 @@ CELLS = [
 ]
 
 
-def greedy(_: int) -> Sampling:
-    return Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
+def greedy(_: int) -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
 
 
-def seeded(index: int) -> Sampling:
-    return Sampling(
+def seeded(index: int) -> SamplingParams:
+    return SamplingParams(
         max_tokens=NUM_TOKENS,
         seed=1000 + index,
         temperature=0.8,
@@ -91,7 +91,7 @@ def answer_all(
     path: str,
     models: list[Model],
     prompts: list[list[int]],
-    sampling: Callable[[int], Sampling],
+    sampling: Callable[[int], SamplingParams],
     *,
     together: bool,
 ) -> list[list[Token]]:

@@ -42,7 +42,7 @@ class HubServer:
     lies: set[str] = field(default_factory=set)
     ranges: bool = True
     extra: dict[str, int] = field(default_factory=dict)
-    asked: Counter[str] = field(default_factory=Counter)
+    requested: Counter[str] = field(default_factory=Counter)
     starts: dict[str, list[int]] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
 
@@ -74,13 +74,13 @@ class HubServer:
     # --- answers ----------------------------------------------------------------------------------
 
     def _refusal(self, request: web.Request, file: str) -> web.Response | None:
-        self.asked[file] += 1
+        self.requested[file] += 1
         if (
             self.token is not None
             and request.headers.get("authorization") != f"Bearer {self.token}"
         ):
             return web.Response(status=401, headers={"X-Error-Code": "RepoNotFound"})
-        if file in self.status and self.asked[file] <= self.num_errors:
+        if file in self.status and self.requested[file] <= self.num_errors:
             return web.Response(status=self.status[file])
         if request.match_info["name"] == "gated" and file:
             return web.Response(status=403, headers={"X-Error-Code": "GatedRepo"})
@@ -137,7 +137,7 @@ class HubServer:
     async def _send(
         self, answer: web.StreamResponse, request: web.Request, name: str, content: bytes
     ) -> None:
-        cut = self.cut_after.get(name) if self.asked[name] <= self.num_cuts else None
+        cut = self.cut_after.get(name) if self.requested[name] <= self.num_cuts else None
         for position in range(0, len(content), CHUNK):
             if cut is not None and position >= cut:
                 assert request.transport is not None

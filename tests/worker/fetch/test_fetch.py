@@ -129,9 +129,9 @@ def test_what_serving_needs_is_fetched_and_the_next_start_fetches_nothing(
         "commit": COMMIT,
     }
 
-    hub.asked.clear()
+    hub.requested.clear()
     assert finish(start())[0] == 0
-    assert hub.asked == {}
+    assert hub.requested == {}
 
 
 def test_a_token_is_presented(start: Start, hub: HubServer, target: Path, repository: Path) -> None:
@@ -255,7 +255,7 @@ def test_two_pods_on_one_folder_download_once(
     ends = [finish(first), finish(second)]
     assert [status for status, _ in ends] == [0, 0]
     check_whole(target, repository)
-    assert (hub.asked[WEIGHTS], hub.asked["config.json"]) == (1, 1)
+    assert (hub.requested[WEIGHTS], hub.requested["config.json"]) == (1, 1)
 
 
 def test_a_folder_of_another_revision_is_left_alone(start: Start, target: Path) -> None:
@@ -291,7 +291,7 @@ def test_too_little_space_is_said_before_the_download(
     hub.extra = {"vocab.txt": 1 << 60}
     status, error = finish(start())
     assert (status, "give the volume more space" in last_line(error)) == (2, True)
-    assert hub.asked[WEIGHTS] == 0
+    assert hub.requested[WEIGHTS] == 0
 
 
 def test_a_place_that_cannot_be_written_is_said(start: Start, target: Path) -> None:
@@ -304,14 +304,14 @@ def test_a_router_gets_all_that_it_reads_and_no_weights(
     start: Start, hub: HubServer, target: Path
 ) -> None:
     assert finish(start(**NO_WEIGHTS))[0] == 0
-    assert hub.asked.get(WEIGHTS) is None
+    assert hub.requested.get(WEIGHTS) is None
     assert not list(target.glob("*.safetensors"))
     Tokenizer.load(target, None)
     assert model_limits(target, None)[0] > 0
 
-    hub.asked.clear()
+    hub.requested.clear()
     assert finish(start(**NO_WEIGHTS))[0] == 0
-    assert hub.asked == {}
+    assert hub.requested == {}
 
 
 def test_a_folder_without_weights_is_not_taken_for_a_whole_one(start: Start, target: Path) -> None:
@@ -329,5 +329,5 @@ def test_a_token_comes_under_either_name(name: str, start: Start, hub: HubServer
 
 def test_a_secret_without_the_token_is_named(start: Start, hub: HubServer) -> None:
     status, error = finish(start(PDCLUSTER_TOKEN_SECRET="hub"))
-    assert (status, hub.asked) == (2, {})
+    assert (status, hub.requested) == (2, {})
     assert "no Secret hub, or it has neither of the keys HF_TOKEN and token" in last_line(error)

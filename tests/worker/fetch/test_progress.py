@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from pdcluster_worker.fetch import progress
-from pdcluster_worker.fetch.progress import Progress
+from pdcluster_worker.fetch.progress import DownloadProgress
 
 
 class Lines(logging.Handler):
@@ -27,7 +27,7 @@ def test_share_and_rate_are_logged_while_it_runs(monkeypatch: pytest.MonkeyPatch
     lines = Lines()
     progress.logger.addHandler(lines)
     try:
-        with Progress("tiny", 200) as counted:
+        with DownloadProgress("tiny", 200) as counted:
             counted.add(60)
             counted.add(-10)
             assert lines.came.wait(20)

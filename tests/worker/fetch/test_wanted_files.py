@@ -10,7 +10,7 @@ import pytest
 
 from pdcluster_worker.errors import FetchError
 from pdcluster_worker.fetch.files import RemoteFile, small_files, weights_files
-from pdcluster_worker.fetch.folder import meaning
+from pdcluster_worker.fetch.model_folder import meaning
 
 
 def files(*names: str) -> list[RemoteFile]:
@@ -28,7 +28,7 @@ def index(*shards: str) -> bytes:
 
 
 def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
-    wanted = [
+    download = [
         *(
             "config.json",
             "generation_config.json",
@@ -53,7 +53,7 @@ def test_config_tokenizer_and_template_are_taken_and_the_rest_is_not() -> None:
         "modeling_own.py",
         "config.json.bak",
     ]
-    assert names(small_files(files(*wanted, *others))) == wanted
+    assert names(small_files(files(*download, *others))) == download
 
 
 def test_without_a_config_it_is_no_model() -> None:

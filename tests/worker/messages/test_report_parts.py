@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.messages.peers import Load, Report
+from pdcluster_worker.messages.peers import Report, WorkerLoad
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 
 BLOCKS = tuple(bytes([i]) for i in range(10))
@@ -11,7 +11,7 @@ BLOCKS = tuple(bytes([i]) for i in range(10))
 @pytest.mark.parametrize("max_hashes", [1, 2, 3, 4, 7, 10, 13, 14, 100])
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_parts_end_as_the_whole_report_does(max_hashes: int, snapshot: bool) -> None:
-    report = Report(Load(), stored=BLOCKS, removed=BLOCKS[3:7], snapshot=snapshot)
+    report = Report(WorkerLoad(), stored=BLOCKS, removed=BLOCKS[3:7], snapshot=snapshot)
 
     parts = list(report.parts(max_hashes))
     index = PrefixIndex()
@@ -27,6 +27,6 @@ def test_parts_end_as_the_whole_report_does(max_hashes: int, snapshot: bool) -> 
 
 
 def test_report_of_load_alone_is_one_part() -> None:
-    report = Report(Load(num_running=3))
+    report = Report(WorkerLoad(num_running=3))
 
     assert list(report.parts(5)) == [report]

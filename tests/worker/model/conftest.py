@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import Sample
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.runner_opening import make_runner
+from pdcluster_worker.model.runner_loader import make_runner
 from tests.chat_model import chat_model
 
 
@@ -80,17 +80,17 @@ class Driver:
         # Scattered, so that nothing works only because blocks are neighbours.
         self._free = random.Random(7).sample(range(num_blocks), num_blocks)
 
-    def request(self, name: str, prompt: Sequence[int], **sampling: Any) -> Request:
+    def request(self, name: str, prompt: Sequence[int], **sampling: Any) -> EngineRequest:
         options = {"max_tokens": 512, "seed": 0, "temperature": 0.0, **sampling}
-        request = Request(name, list(prompt), len(prompt), Sampling(**options))
+        request = EngineRequest(name, list(prompt), len(prompt), SamplingParams(**options))
         self.allocate(request)
         return request
 
-    def allocate(self, request: Request, num_more_tokens: int = 64) -> None:
+    def allocate(self, request: EngineRequest, num_more_tokens: int = 64) -> None:
         while len(request.block_table) * 16 < request.num_tokens + num_more_tokens:
             request.block_table.append(self._free.pop())
 
-    def step(self, *items: tuple[Request, int]) -> list[Sample | Exception | None]:
+    def step(self, *items: tuple[EngineRequest, int]) -> list[Sample | Exception | None]:
         """Run one batch of (request, num_tokens) and take its results into the requests."""
         samples = self.runner.execute(
             Batch(tuple(Scheduled.of(request, count) for request, count in items))
@@ -101,7 +101,9 @@ class Driver:
                 request.tokens.append(sample.token_id)
         return samples
 
-    def finish(self, requests: Sequence[Request], num_output: int, chunk: int = 10_000) -> None:
+    def finish(
+        self, requests: Sequence[EngineRequest], num_output: int, chunk: int = 10_000
+    ) -> None:
         """Step all together until each has `num_output` output tokens."""
         while left := [request for request in requests if request.num_output_tokens < num_output]:
             pending = [
@@ -110,7 +112,7 @@ class Driver:
             ]
             self.step(*sorted(pending, key=lambda item: item[1] > 1))
 
-    def output(self, request: Request) -> list[int]:
+    def output(self, request: EngineRequest) -> list[int]:
         return request.tokens[request.num_prompt_tokens :]
 
 

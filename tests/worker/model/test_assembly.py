@@ -12,7 +12,7 @@ from torch import nn
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model import families
 from pdcluster_worker.model.assembly import assemble
-from pdcluster_worker.model.families import NotOursError
+from pdcluster_worker.model.families import UnsupportedArchError
 from pdcluster_worker.model.generic import PackedLinear
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.family import Family
@@ -138,13 +138,13 @@ def test_a_layer_with_parts_of_its_own_is_not_ours(made, reason):
         config=SimpleNamespace(model_type="llama", hidden_act="silu"),
         model=SimpleNamespace(layers=[made]),
     )
-    with pytest.raises(NotOursError, match=reason):
+    with pytest.raises(UnsupportedArchError, match=reason):
         families.read_weights(module, 8, SimpleNamespace(), [None])
 
 
 def test_another_activation_is_not_ours():
     module = SimpleNamespace(config=SimpleNamespace(model_type="llama", hidden_act="relu"))
-    with pytest.raises(NotOursError, match="hidden_act relu is not one of silu"):
+    with pytest.raises(UnsupportedArchError, match="hidden_act relu is not one of silu"):
         families.read_weights(module, 8, SimpleNamespace(), [None])
 
 

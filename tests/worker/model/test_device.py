@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from pdcluster_worker.config.asked_device import Asked
+from pdcluster_worker.config.requested_device import RequestedDevice
 from pdcluster_worker.errors import DeviceError
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import (
-    Facts,
+    MachineFacts,
     check_computes_on,
     choose,
     parse_cpu_name,
     read_facts,
 )
 
-GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
+GPU = MachineFacts("Xeon", built="13.2", gpu="NVIDIA B200")
 
 
 @pytest.mark.parametrize(
@@ -29,33 +29,33 @@ GPU = Facts("Xeon", built="13.2", gpu="NVIDIA B200")
 )
 def test_auto_is_cuda_where_the_pool_has_an_accelerator(device, gpu, kind):
     note = "not tested on this GPU by the project, but on H200"
-    expected = {"cpu": Device("cpu", "Xeon"), "cuda": Device("cuda", "NVIDIA B200", note)}
-    assert choose(Asked(device, gpu, "main"), GPU) == expected[kind]
+    expected = {"cpu": DeviceFacts("cpu", "Xeon"), "cuda": DeviceFacts("cuda", "NVIDIA B200", note)}
+    assert choose(RequestedDevice(device, gpu, "main"), GPU) == expected[kind]
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "note"), [(1, ""), (2, "not tested on several GPUs by the project")]
 )
 def test_a_gpu_that_was_run_on_has_no_note_but_of_ranks(num_ranks: int, note: str) -> None:
-    facts = Facts("Xeon", built="13.0", gpu="NVIDIA H200")
-    asked = Asked("auto", "H200", "main")
-    assert choose(asked, facts, num_ranks) == Device("cuda", "NVIDIA H200", note)
+    facts = MachineFacts("Xeon", built="13.0", gpu="NVIDIA H200")
+    requested = RequestedDevice("auto", "H200", "main")
+    assert choose(requested, facts, num_ranks) == DeviceFacts("cuda", "NVIDIA H200", note)
 
 
 def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    assert not read_facts(asks_cuda=False).compiler
+    assert not read_facts(needs_cuda=False).compiler
     (tmp_path / "gcc").touch(mode=0o755)
-    assert read_facts(asks_cuda=False).compiler
+    assert read_facts(needs_cuda=False).compiler
 
 
 @pytest.mark.parametrize(
     ("facts", "reason", "fix"),
     [
-        (Facts("Xeon"), "torch of this image is built without CUDA", "cuda variant"),
+        (MachineFacts("Xeon"), "torch of this image is built without CUDA", "cuda variant"),
         (
-            Facts(
+            MachineFacts(
                 "Xeon",
                 "13.2",
                 fault="The NVIDIA driver on your system is too old (found version 12040).",
@@ -64,23 +64,23 @@ def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):
             "update the driver",
         ),
         (
-            Facts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."),
+            MachineFacts("Xeon", "13.2", fault="Found no NVIDIA driver on your system."),
             "no CUDA device is visible",
             "device plugin",
         ),
         (
-            Facts("Xeon", "13.2", fault="No CUDA GPUs are available"),
+            MachineFacts("Xeon", "13.2", fault="No CUDA GPUs are available"),
             "no CUDA device is visible",
             "device plugin",
         ),
-        (Facts("Xeon", "13.2"), "no CUDA device is visible", "device plugin"),
+        (MachineFacts("Xeon", "13.2"), "no CUDA device is visible", "device plugin"),
         (
-            Facts("Xeon", "13.2", gpu="NVIDIA B200", triton=False),
+            MachineFacts("Xeon", "13.2", gpu="NVIDIA B200", triton=False),
             "Triton, which makes the kernels, is not in this image",
             "cuda variant",
         ),
         (
-            Facts("Xeon", "13.2", gpu="NVIDIA B200", compiler=False),
+            MachineFacts("Xeon", "13.2", gpu="NVIDIA B200", compiler=False),
             "no C compiler is in this image",
             "gcc",
         ),
@@ -88,7 +88,7 @@ def test_a_compiler_is_one_that_triton_finds(monkeypatch, tmp_path):
 )
 def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
     with pytest.raises(DeviceError) as refusal:
-        choose(Asked("auto", "B200", "big"), facts)
+        choose(RequestedDevice("auto", "B200", "big"), facts)
 
     assert reason in str(refusal.value)
     assert fix in str(refusal.value)
@@ -96,7 +96,8 @@ def test_missing_cuda_is_refused_with_the_fix(facts, reason, fix):
 
 
 @pytest.mark.parametrize(
-    ("device", "cache"), [(Device("cuda", "NVIDIA B200"), "cpu"), (Device("cpu", "Xeon"), "cuda")]
+    ("device", "cache"),
+    [(DeviceFacts("cuda", "NVIDIA B200"), "cpu"), (DeviceFacts("cpu", "Xeon"), "cuda")],
 )
 def test_engine_whose_cache_is_elsewhere_is_refused(device, cache):
     with pytest.raises(
@@ -106,13 +107,14 @@ def test_engine_whose_cache_is_elsewhere_is_refused(device, cache):
 
 
 def test_engine_whose_cache_is_where_it_was_asked_for_goes_on():
-    check_computes_on(Device("cuda", "NVIDIA B200"), torch.device("cuda", 0))
+    check_computes_on(DeviceFacts("cuda", "NVIDIA B200"), torch.device("cuda", 0))
 
 
 def test_cpu_asks_nothing_of_cuda():
     assert choose(
-        Asked("cpu", "B200", "big"), Facts("Xeon", fault="No CUDA GPUs are available")
-    ) == Device("cpu", "Xeon")
+        RequestedDevice("cpu", "B200", "big"),
+        MachineFacts("Xeon", fault="No CUDA GPUs are available"),
+    ) == DeviceFacts("cpu", "Xeon")
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,13 @@ def test_cpu_name_is_read(cpuinfo, name):
 
 
 def test_facts_of_this_machine_name_its_processor():
-    facts = read_facts(asks_cuda=False)
+    facts = read_facts(needs_cuda=False)
 
     assert facts.cpu
     assert (facts.gpu, facts.fault) == ("", None)
 
 
 def test_facts_say_why_there_is_no_cuda():
-    facts = read_facts(asks_cuda=True)
+    facts = read_facts(needs_cuda=True)
 
     assert facts.gpu or facts.fault or facts.built is None  # of whichever machine this runs on

@@ -48,11 +48,11 @@ def test_blocks_of_both_kinds_of_cache_are_the_same_bytes() -> None:
 def test_landed_bytes_are_the_block_and_no_other() -> None:
     source, target = filled(), filled(6)
     before = target.tensor.clone()
-    landing = target.landing(5)
-    landing[:] = source.block(2)
+    staging = target.staging(5)
+    staging[:] = source.block(2)
     assert torch.equal(target.tensor, before)  # nothing counts before it lands
 
-    target.land(5, landing)
+    target.write_block(5, staging)
 
     assert torch.equal(target.tensor[5], source.tensor[2])
     assert torch.equal(target.tensor[:5], before[:5])
@@ -62,9 +62,9 @@ def test_heads_of_a_rank_leave_and_land_alone() -> None:
     source, target = filled(), DeviceKVCache(GEOMETRY, 4, DEVICE, first_head=3)
     assert (source.heads, target.heads) == (range(3), range(3, 6))
 
-    landing = target.landing(1, range(4, 6))
-    landing[:] = source.block(2, range(1, 3))
-    target.land(1, landing, range(4, 6))
+    staging = target.staging(1, range(4, 6))
+    staging[:] = source.block(2, range(1, 3))
+    target.write_block(1, staging, range(4, 6))
 
     assert torch.equal(target.tensor[1, 1:], source.tensor[2, 1:])
     assert not target.tensor[1, 0].any()
@@ -94,7 +94,7 @@ def test_slots_hold_heads_of_blocks_and_bytes_where_the_cache_is() -> None:
     slots.load(size, 2, heads)
     other = target.slots(4 * size)
     other.write(size, slots.read(size, 2 * size))
-    other.land(size, 3, heads)
+    other.write_block(size, 3, heads)
     assert torch.equal(target.tensor[3, 1:], source.tensor[2, 1:])
     assert not target.tensor[3, 0].any()
     assert not target.tensor[:3].any()
@@ -112,7 +112,7 @@ def test_block_outside_the_cache_is_an_error(block_id: int) -> None:
     with pytest.raises(IndexError, match="there are 4"):
         filled().block(block_id)
     with pytest.raises(IndexError, match="there are 4"):
-        filled().landing(block_id)
+        filled().staging(block_id)
     with pytest.raises(IndexError, match="there are 4"):
         filled().slots(1 << 10).load(0, block_id, range(3))
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from pdcluster_worker.engine.batch import AfterDrafts, Batch, Scheduled, sample_places
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.penalties import PenaltyState
 from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlanner
@@ -23,28 +23,30 @@ DRAWN: dict[str, Any] = {
 }
 
 
-def drawn_request(tokens: list[int], name: str = "a", **sampling: Any) -> Request:
+def drawn_request(tokens: list[int], name: str = "a", **sampling: Any) -> EngineRequest:
     values = (
         DRAWN
         | {"logprobs": 2, "min_tokens": 4, "eos_token_ids": [3], "logit_bias": {7: 1.5}}
         | sampling
     )
-    return Request(name, list(tokens), 3, Sampling(max_tokens=50, seed=9, **values))
+    return EngineRequest(name, list(tokens), 3, SamplingParams(max_tokens=50, seed=9, **values))
 
 
 def test_drafts_are_planned_as_decodes_of_one_table() -> None:
     planner = StepPlanner(
         block_size=4, max_sequences=3, max_tokens=64, max_blocks=8, max_decode_rows=12
     )
-    one = Request(
+    one = EngineRequest(
         "one",
         list(range(100, 107)),
         5,
-        Sampling(max_tokens=9, seed=0),
+        SamplingParams(max_tokens=9, seed=0),
         num_computed_tokens=6,
         block_table=[5, 2, 9],
     )
-    two = Request("two", list(range(6)), 6, Sampling(max_tokens=9, seed=0), block_table=[7, 8])
+    two = EngineRequest(
+        "two", list(range(6)), 6, SamplingParams(max_tokens=9, seed=0), block_table=[7, 8]
+    )
     plan = planner.plan(Batch((Scheduled(one, 4, 6, True, (31, 32, 33)), Scheduled.of(two, 6))))
     assert plan.token_ids[:4].tolist() == [106, 31, 32, 33]
     assert plan.positions[:4].tolist() == [6, 7, 8, 9]
@@ -53,8 +55,8 @@ def test_drafts_are_planned_as_decodes_of_one_table() -> None:
     assert plan.firsts.tolist() == [0, 1, 2, 3, 4]
     assert plan.lengths.tolist() == [1, 1, 1, 1, 6]
     assert plan.contexts.tolist() == [7, 8, 9, 10, 6]
-    assert len(set(plan.seats[:4].tolist())) == 1
-    assert plan.tables[plan.seats[0], :3].tolist() == [5, 2, 9]
+    assert len(set(plan.table_rows[:4].tolist())) == 1
+    assert plan.tables[plan.table_rows[0], :3].tolist() == [5, 2, 9]
     assert plan.sample_at.tolist() == [0, 1, 2, 3, 9]
 
 
@@ -82,10 +84,10 @@ def test_each_draft_is_sampled_as_if_it_were_known_and_leaves_no_trace() -> None
 def test_counts_after_drafts_are_those_of_the_longer_request() -> None:
     base = drawn_request([1, 2, 3, 4, 4])
     counts = PenaltyState(VOCAB).counts(base)
-    ids, said = counts.after((4, 9, 9, 1))
+    ids, occurrences = counts.after((4, 9, 9, 1))
     longer = PenaltyState(VOCAB).counts(drawn_request([*base.tokens, 4, 9, 9, 1]))
-    assert dict(zip(ids.tolist(), said.tolist(), strict=True)) == dict(
-        zip(longer.ids.tolist(), longer.said.tolist(), strict=True)
+    assert dict(zip(ids.tolist(), occurrences.tolist(), strict=True)) == dict(
+        zip(longer.ids.tolist(), longer.occurrences.tolist(), strict=True)
     )
     assert counts.num_counted == 5
     place = AfterDrafts(base, (4, 9))

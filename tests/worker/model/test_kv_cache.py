@@ -12,7 +12,7 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.shared import reserve
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="float32")
@@ -61,7 +61,7 @@ def test_heads_of_a_block_are_one_run_of_its_bytes():
     cache = KVCache(GEOMETRY, 3)
     cache.tensor.normal_()
     assert b"".join(cache.block(1, range(head, head + 1)) for head in range(3)) == cache.block(1)
-    cache.landing(2, range(1, 3))[:] = cache.block(1, range(1, 3))
+    cache.staging(2, range(1, 3))[:] = cache.block(1, range(1, 3))
     assert torch.equal(cache.tensor[2, 1:], cache.tensor[1, 1:])
     assert len(cache.block(2, range(1, 3))) == 2 * cache.head_bytes
 
@@ -71,7 +71,8 @@ def test_rank_moves_its_own_heads_of_the_memory_that_all_share():
     memory = reserve("KV blocks", 3 * block_num_bytes(geometry))
     try:
         first, second = (
-            KVCache(geometry, 3, memory, Place(tensor_size=2, rank=rank)) for rank in range(2)
+            KVCache(geometry, 3, memory, ParallelRank(tensor_size=2, rank=rank))
+            for rank in range(2)
         )
     finally:
         os.close(memory)
@@ -110,8 +111,8 @@ def test_more_than_the_machine_can_map_is_refused():
 
 def test_untouched_blocks_cost_no_memory():
     def resident_kib():
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+        channels = Path("/proc/self/status").read_text().splitlines()
+        return next(int(channel.split()[1]) for channel in channels if channel.startswith("VmRSS"))
 
     before = resident_kib()
     cache = KVCache(GEOMETRY, (1 << 30) // block_num_bytes(GEOMETRY))

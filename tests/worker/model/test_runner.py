@@ -14,7 +14,7 @@ from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.runner_opening import open_runner
+from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
 from tests.kept_answer import keep_answer
@@ -62,8 +62,8 @@ def test_a_moved_request_goes_on_with_the_same_tokens(tiny_folder, make_driver):
     moved = target.request("a", random_prompt(1, 40), **SAMPLED)
     moved.tokens[:] = stays.tokens
     moved.num_computed_tokens = stays.num_computed_tokens
-    for here, there in zip(stays.block_table, moved.block_table, strict=True):
-        target.cache.block(there)[:] = source.cache.block(here)
+    for local, there in zip(stays.block_table, moved.block_table, strict=True):
+        target.cache.block(there)[:] = source.cache.block(local)
     source.finish([stays], 20)
     target.finish([moved], 20)
     assert target.output(moved) == source.output(stays)

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlanner, padded_rows, row_sizes
 
 SIZE = 4
 
 
 def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1)):
-    request = Request(
-        name, list(range(100, 100 + num_tokens)), num_tokens, Sampling(max_tokens=9, seed=0)
+    request = EngineRequest(
+        name, list(range(100, 100 + num_tokens)), num_tokens, SamplingParams(max_tokens=9, seed=0)
     )
     request.num_computed_tokens = computed
     request.block_table = list(table)
@@ -30,7 +30,9 @@ def planner():
 
 def table_of(plan, sequence):
     """Block ids of a sequence's context."""
-    return plan.tables[plan.seats[sequence], : -(-int(plan.contexts[sequence]) // SIZE)].tolist()
+    return plan.tables[
+        plan.table_rows[sequence], : -(-int(plan.contexts[sequence]) // SIZE)
+    ].tolist()
 
 
 def test_items_are_laid_out_flat_in_batch_order_and_padded(planner):

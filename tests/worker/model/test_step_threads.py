@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pdcluster_worker.machine.shared_cores import CorePlace, SharedCores
-from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
-from pdcluster_worker.model.step_threads import LentThreads, OwnThreads, share_threads
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
+from pdcluster_worker.model.step_threads import OwnThreads, SharedThreads, share_threads
+from pdcluster_worker.system.shared_cores import CoreShare, SharedCores
 
 
 @pytest.fixture
@@ -22,16 +22,16 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def engines(tmp_path, one_thread) -> list[SharedCores]:
     """Two of one thread each, on two cores."""
-    return [SharedCores(CorePlace(str(tmp_path / "cores"), place, (1, 1), 2)) for place in (0, 1)]
+    return [SharedCores(CoreShare(str(tmp_path / "cores"), place, (1, 1), 2)) for place in (0, 1)]
 
 
 @pytest.fixture
-def lent(engines) -> Iterator[LentThreads]:
+def lent(engines) -> Iterator[SharedThreads]:
     """Threads of the first one."""
-    if not isinstance(kernels_found(), Kernels):
+    if not isinstance(find_kernels(), Kernels):
         pytest.skip("no kernels are built here")
     threads = share_threads(engines[0], [computing()])
-    assert isinstance(threads, LentThreads)
+    assert isinstance(threads, SharedThreads)
     yield threads
     threads.close()
 

@@ -29,13 +29,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
-from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Generated, Hello, Load, Note, Report
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target, Token
+from pdcluster_worker.messages.peers import Generated, Hello, PeerEvent, Report, WorkerLoad
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.client import LocalSide, Peer, PeerEvents
+from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
@@ -45,6 +44,7 @@ from pdcluster_worker.peers.service import WorkerService
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.tracing import trace_context
 from tests.ports import free_port
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=4, num_layers=2, block_size=16, dtype="float32")
@@ -347,16 +347,16 @@ class Handler:
     def __init__(self, hello: Hello, limit_tokens: int) -> None:
         self.engine_id = hello.engine_id
         self.ledger = CreditLedger(limit_tokens)
-        self.reports: list[Report] = [Report(Load(num_running=1), snapshot=True)]
+        self.reports: list[Report] = [Report(WorkerLoad(num_running=1), snapshot=True)]
         self.report_added = asyncio.Event()
         self.error: Exception | None = None
         self.degraded: tuple[str, ...] = ()
-        self.asks_for_credit = True
+        self.needs_credit = True
         self.hold = False  # stop after the first token until closed
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
         self.contexts: list[dict[str, str]] = []
-        self.notes: tuple[Note, ...] = ()
+        self.notes: tuple[PeerEvent, ...] = ()
         self.watches = 0
         self._hello = hello
 
@@ -379,7 +379,7 @@ class Handler:
             self.closed.append(spec.request_id)
 
     async def prefill(
-        self, peer: str, spec: RequestSpec, target: Target
+        self, peer: str, spec: RequestSpec, target: TransferTarget
     ) -> AsyncIterator[Token | PrefillDone]:
         self.calls.append(("prefill", peer, spec, target))
         self.contexts.append(trace_context.current())
@@ -432,7 +432,7 @@ class Worker:
             lambda peer: self.changes.append((peer.ready, peer.has_drained)),
         )
         self.directory = Directory(
-            record.pod, LocalSide(hello, credentials, self.refusals, self.index), self.metrics
+            record.pod, LocalWorker(hello, credentials, self.refusals, self.index), self.metrics
         )
         self.directory.report_to(events)
         self.server: grpc.aio.Server | None = None
@@ -487,12 +487,14 @@ def spec() -> Callable[..., RequestSpec]:
     def make(
         request_id: str = "q1", *, max_tokens: int = 8, prompt: list[int] | None = None
     ) -> RequestSpec:
-        return RequestSpec(request_id, prompt or [5, 6, 7], Sampling(max_tokens=max_tokens, seed=3))
+        return RequestSpec(
+            request_id, prompt or [5, 6, 7], SamplingParams(max_tokens=max_tokens, seed=3)
+        )
 
     return make
 
 
 @pytest.fixture
-def target() -> Target:
+def target() -> TransferTarget:
     """Blocks of the decode worker `d`."""
-    return Target(bytes(range(16)), "engine-of-d", ["127.0.0.1:9"], 0, [4, 9])
+    return TransferTarget(bytes(range(16)), "engine-of-d", ["127.0.0.1:9"], 0, [4, 9])

@@ -14,7 +14,7 @@ import pytest
 
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Generated, Load, Report
+from pdcluster_worker.messages.peers import Generated, Report, WorkerLoad
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub
@@ -55,7 +55,7 @@ async def collect(iterator: Any) -> list[Any]:
 
 
 async def granted(d: Any, eventually: Eventually, request_id: str = "q1", tokens: int = 3) -> None:
-    d.p.want(request_id, tokens, 0)
+    d.p.claim(request_id, tokens, 0)
     await eventually(lambda: ("p", request_id, True) in d.credits)
 
 
@@ -234,7 +234,7 @@ async def test_prefill_without_a_credit_is_refused(d: Any, p: Any, spec: Any, ta
 async def test_prefill_that_needs_no_credit_is_done_without(
     d: Any, p: Any, spec: Any, target: Any
 ) -> None:
-    p.handler.asks_for_credit = False
+    p.handler.needs_credit = False
     answer = await collect(d.p.prefill(spec(), target))
 
     assert [type(reply) for reply in answer] == [Token, PrefillDone]
@@ -270,7 +270,7 @@ async def test_failed_prefill_returns_its_credit_to_the_next(
 ) -> None:
     p.handler.error = RequestError("no blocks", status=503)
     await granted(d, eventually, tokens=100)
-    d.p.want("q2", 100, 0)
+    d.p.claim("q2", 100, 0)
     await eventually(lambda: ("p", "q2", False) in d.credits)
 
     with pytest.raises(RequestError, match="no blocks"):
@@ -328,7 +328,7 @@ async def test_want_is_answered_at_once_and_granted_when_room_comes(
     d: Any, eventually: Eventually
 ) -> None:
     await granted(d, eventually, "q1", 80)
-    d.p.want("q2", 80, 0)
+    d.p.claim("q2", 80, 0)
     await eventually(lambda: ("p", "q2", False) in d.credits)
 
     d.p.release("q1")
@@ -343,7 +343,7 @@ async def test_grant_goes_to_the_peer_that_it_names(
     e.sees(p)
     from_e = (await eventually(e.directory.prefills))[0]
     await granted(d, eventually, "q1", 80)
-    from_e.want("q1", 80, 0)
+    from_e.claim("q1", 80, 0)
     await eventually(lambda: e.credits == [("p", "q1", False)])
 
     d.p.release("q1")
@@ -359,7 +359,7 @@ async def test_credits_of_a_peer_that_vanishes_return(
     e.sees(p)
     from_e = (await eventually(e.directory.prefills))[0]
     await granted(d, eventually, "q1", 80)
-    from_e.want("q2", 80, 0)
+    from_e.claim("q2", 80, 0)
     await eventually(lambda: e.credits == [("p", "q2", False)])
 
     await d.directory.close()
@@ -369,10 +369,10 @@ async def test_credits_of_a_peer_that_vanishes_return(
 
 async def test_new_limit_is_pushed(d: Any, p: Any, eventually: Eventually) -> None:
     await granted(d, eventually, "q1", 80)
-    d.p.want("q2", 80, 0)
+    d.p.claim("q2", 80, 0)
     await eventually(lambda: ("p", "q2", False) in d.credits)
 
-    p.service.desk.push(p.handler.ledger.set_limit(200))
+    p.service.credit_server.push(p.handler.ledger.set_limit(200))
 
     await eventually(lambda: ("p", "q2", True) in d.credits)
 
@@ -380,11 +380,11 @@ async def test_new_limit_is_pushed(d: Any, p: Any, eventually: Eventually) -> No
 async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
     p: Any, stub: Any, eventually: Eventually
 ) -> None:
-    def wants(request_id: str) -> list[pb.CreditRequest]:
+    def claims(request_id: str) -> list[pb.CreditRequest]:
         return [pb.CreditRequest(engine_id="e", want=pb.Want(request_id=request_id, tokens=60))]
 
     async def requests(request_id: str) -> Any:
-        for message in wants(request_id):
+        for message in claims(request_id):
             yield message
         await asyncio.Event().wait()
 
@@ -405,14 +405,14 @@ async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
 async def test_a_stream_of_credits_may_end_while_its_first_answer_is_written(
     stub: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    want = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=60))
+    claim = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=60))
 
     async with asyncio.timeout(60):
         for num_between in range(60):
             call = stub.Credits()
             await call.write(pb.CreditRequest(engine_id="e"))
             await call.initial_metadata()  # before any answer
-            for message in [want, *[pb.CreditRequest()] * num_between]:
+            for message in [claim, *[pb.CreditRequest()] * num_between]:
                 await call.write(message)
             await call.done_writing()
             while await call.read() is not grpc.aio.EOF:
@@ -442,7 +442,7 @@ async def test_a_fault_in_taking_a_credit_loses_no_peer_for_good(
 
         d.lost.clear()
         d.directory.report_to(replace(reports, on_credit=fail))
-        d.p.want("before", 3, 0)
+        d.p.claim("before", 3, 0)
         await eventually(lambda: "p" in d.lost)
         d.p = (await eventually(d.directory.prefills))[0]
         d.credits.clear()
@@ -453,7 +453,11 @@ async def test_a_fault_in_taking_a_credit_loses_no_peer_for_good(
 
 
 async def test_watch_numbers_its_reports(p: Any, stub: Any) -> None:
-    p.handler.reports = [Report(Load(), snapshot=True), Report(Load()), Report(Load())]
+    p.handler.reports = [
+        Report(WorkerLoad(), snapshot=True),
+        Report(WorkerLoad()),
+        Report(WorkerLoad()),
+    ]
     watch = stub.Watch(pb.WatchRequest(engine_id=p.handler.engine_id))
 
     reports = [await watch.read() for _ in range(3)]
@@ -470,7 +474,7 @@ async def test_prefix_cache_larger_than_a_message_comes_in_parts(
     p: Any, worker: Any, eventually: Eventually
 ) -> None:
     hashes = tuple(number.to_bytes(32) for number in range(MAX_MESSAGE_BYTES // 34 + 1))
-    p.handler.reports = [Report(Load(state="ready"), stored=hashes, snapshot=True)]
+    p.handler.reports = [Report(WorkerLoad(state="ready"), stored=hashes, snapshot=True)]
     d = await worker("d", "decode")
     d.sees(p)
 

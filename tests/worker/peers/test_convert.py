@@ -10,8 +10,14 @@ from msgspec.structs import replace
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Hello, Load
-from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Sampling, Target, Token
+from pdcluster_worker.messages.peers import Hello, WorkerLoad
+from pdcluster_worker.messages.requests import (
+    PromptLogprob,
+    RequestSpec,
+    SamplingParams,
+    Token,
+    TransferTarget,
+)
 from pdcluster_worker.peers import checks, convert
 from pdcluster_worker.proto import worker_pb2 as pb
 
@@ -31,7 +37,7 @@ constraints = st.builds(
     strict=st.booleans(),
 )
 samplings = st.builds(
-    Sampling,
+    SamplingParams,
     max_tokens=st.integers(1, 2**31 - 1),
     seed=st.integers(0, 2**64 - 1),
     temperature=positives,
@@ -66,7 +72,7 @@ specs = st.builds(
     prefiller=st.just("") | names,
 )
 targets = st.builds(
-    Target,
+    TransferTarget,
     epoch=st.binary(min_size=16, max_size=16),
     engine_id=names,
     addresses=st.lists(names, min_size=1, max_size=8),
@@ -108,7 +114,7 @@ def test_request_survives_the_wire(spec: RequestSpec) -> None:
 
 
 @given(targets)
-def test_target_survives_the_wire(target: Target) -> None:
+def test_target_survives_the_wire(target: TransferTarget) -> None:
     assert convert.target_from_proto(_sent(convert.target_to_proto(target))) == target
 
 
@@ -146,12 +152,12 @@ def test_hello_survives_the_wire(hello: Hello) -> None:
 
 @given(
     st.builds(
-        Load,
+        WorkerLoad,
         *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
         *(st.floats(min_value=0, allow_infinity=False), longs),
     )
 )
-def test_load_survives_the_wire(load: Load) -> None:
+def test_load_survives_the_wire(load: WorkerLoad) -> None:
     assert convert.load_from_proto(_sent(convert.load_to_proto(load))) == load
 
 
@@ -228,7 +234,7 @@ def test_numbers_of_more_bits_than_ours_are_refused(name: str) -> None:
     """MessagePack carries them, where the engine computes with 32 bits."""
     long = 1 << 64 if name == "seed" else 1 << 31
     value = {"stop_token_ids": [long], "logit_bias": {long: 1.0}}.get(name, long)
-    sampling = replace(Sampling(max_tokens=1, seed=0), **{name: value})
+    sampling = replace(SamplingParams(max_tokens=1, seed=0), **{name: value})
     with pytest.raises(ValueError, match=name):
         checks.checked_request(RequestSpec("q", [1], sampling))
 
@@ -293,7 +299,7 @@ def test_hello_of_a_negative_limit_is_refused(name: str) -> None:
     ],
 )
 def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], words: str) -> None:
-    message = convert.sampling_to_proto(Sampling(max_tokens=1, seed=0))
+    message = convert.sampling_to_proto(SamplingParams(max_tokens=1, seed=0))
     message.constraint.CopyFrom(pb.Constraint(**wrong))
 
     with pytest.raises(ValueError, match=words):

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from pdcluster_worker.errors import ConfigError, PeerError
-from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Load, Note, Report
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
+from pdcluster_worker.messages.peers import PeerEvent, Report, WorkerLoad
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 from pdcluster_worker.peers.server import start_grpc
 from pdcluster_worker.peers.tls import Credentials
+from pdcluster_worker.tracing import trace_context
 
 Eventually = Callable[..., Any]
 
@@ -150,7 +150,7 @@ async def test_draining_peer_gets_no_new_work_and_keeps_its_streams(
     d, p = await pair(worker, eventually)
     p.handler.hold = True
     peer = d.directory.prefills()[0]
-    peer.want("q1", 3, 0)
+    peer.claim("q1", 3, 0)
     await eventually(lambda: d.credits == [("p", "q1", True)])
     async with aclosing(peer.prefill(spec(), target)) as replies:
         await anext(replies)
@@ -365,7 +365,7 @@ async def test_notes_of_a_request_come_back_by_our_clock(
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
     facts = {"policy": "least", "cost": 2.5, "candidates": 3, "is_remote": True}
-    d2.handler.notes = (Note("offload", 0.25, facts), Note("odd", -5.0, {}))
+    d2.handler.notes = (PeerEvent("offload", 0.25, facts), PeerEvent("odd", -5.0, {}))
 
     before = time.monotonic()
     answers = [generated async for generated in peer.generate(spec(), "auto")]
@@ -398,7 +398,7 @@ async def test_trace_context_goes_with_each_request(
 
     async for _ in decode.generate(spec(), "auto"):
         pass
-    prefill.want("q1", 3, 0)
+    prefill.claim("q1", 3, 0)
     await eventually(lambda: d.credits)
     async for _ in prefill.prefill(spec(), target):
         pass
@@ -440,7 +440,7 @@ async def test_calls_to_a_drained_peer_go_on_to_their_end(
     if said == "record":
         says(d, d2, "drained")
     else:
-        d2.handler.reports.append(Report(Load(state="drained")))
+        d2.handler.reports.append(Report(WorkerLoad(state="drained")))
         d2.handler.report_added.set()
         await eventually(lambda: peer.load.state == "drained")
 
@@ -485,8 +485,8 @@ async def test_calls_to_a_peer_that_went_without_draining_end_at_once(
 async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Eventually) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     p.handler.reports = [
-        Report(Load(num_running=1), stored=(b"a", b"b"), snapshot=True),
-        Report(Load(num_running=2, waiting_tokens=7), stored=(b"c",), removed=(b"b",)),
+        Report(WorkerLoad(num_running=1), stored=(b"a", b"b"), snapshot=True),
+        Report(WorkerLoad(num_running=2, waiting_tokens=7), stored=(b"c",), removed=(b"b",)),
     ]
 
     d.sees(p)
@@ -495,7 +495,7 @@ async def test_watch_brings_load_and_prefix_cache(worker: Any, eventually: Event
         lambda: d.directory.prefills() and d.directory.prefills()[0].load.num_running == 2
     )
     peer = d.directory.prefills()[0]
-    assert peer.load == Load(num_running=2, waiting_tokens=7)
+    assert peer.load == WorkerLoad(num_running=2, waiting_tokens=7)
     assert [peer.prefix_match([block]) for block in (b"a", b"b", b"c")] == [1, 0, 1]
 
 
@@ -505,8 +505,8 @@ async def test_peer_that_reports_draining_takes_no_new_work(
     """A report comes within a second and without etcd, whose record may be old."""
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     p.handler.reports = [
-        Report(Load(), snapshot=True),
-        Report(Load(num_running=1, state="draining")),
+        Report(WorkerLoad(), snapshot=True),
+        Report(WorkerLoad(num_running=1, state="draining")),
     ]
     d.sees(p)
 
@@ -519,9 +519,9 @@ async def test_the_end_of_a_drain_is_a_change(worker: Any, eventually: Eventuall
     """It may vanish at once after it, and those that read its answers must know."""
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     p.handler.reports = [
-        Report(Load(state="ready"), snapshot=True),
-        Report(Load(state="draining")),
-        Report(Load(state="drained")),
+        Report(WorkerLoad(state="ready"), snapshot=True),
+        Report(WorkerLoad(state="draining")),
+        Report(WorkerLoad(state="drained")),
     ]
     d.sees(p)
 
@@ -537,8 +537,8 @@ async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(
     d.directory.set_members({})
     await eventually(lambda: peer.state == "lost")
 
-    target = Target(bytes(16), "decode-engine", ["127.0.0.1:1"], 0, [1])
-    spec = RequestSpec("r", [1], Sampling(max_tokens=1, seed=0))
+    target = TransferTarget(bytes(16), "decode-engine", ["127.0.0.1:1"], 0, [1])
+    spec = RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))
     for stream in (peer.prefill(spec, target), peer.generate(spec, "auto")):
         with pytest.raises(PeerError):
             [item async for item in stream]
@@ -546,7 +546,7 @@ async def test_call_on_a_peer_that_was_dropped_is_the_peers_end(
 
 async def test_lost_peer_has_no_prefix_cache_here(worker: Any, eventually: Eventually) -> None:
     d, p = await worker("d", "decode"), await worker("p", "prefill")
-    p.handler.reports = [Report(Load(), stored=(b"a",), snapshot=True)]
+    p.handler.reports = [Report(WorkerLoad(), stored=(b"a",), snapshot=True)]
     d.sees(p)
     await eventually(lambda: d.index.match("p", [b"a"]))
 

@@ -260,11 +260,11 @@ async def test_worker_counts_as_registered_when_others_can_see_its_record(
     a = watcher(shared_etcd.endpoint, "a")
     put, seen = a.discovery._put_record, []
 
-    async def look(*given: Any) -> None:
+    async def poll(*given: Any) -> None:
         seen.append(a.discovery.registered_once)
         await put(*given)
 
-    a.discovery._put_record = look
+    a.discovery._put_record = poll
     await eventually(lambda: a.discovery.registered_once and a.pods == {"a"})
 
     assert seen == [True]

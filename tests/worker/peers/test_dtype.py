@@ -11,11 +11,11 @@ import pytest
 
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
 from pdcluster_worker.model.loading.loader import resolve_dtype
-from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
+from pdcluster_worker.peers.dtype import agreed_dtype, log_speed
 from pdcluster_worker.peers.etcd import Etcd
 from pdcluster_worker.peers.records import dtype_key
+from pdcluster_worker.system.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
 
 SAPPHIRE_RAPIDS = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
 BROADWELL = "processor\t: 0\nflags\t\t: fpu sse2 avx2\n"
@@ -118,7 +118,7 @@ def test_a_dtype_that_is_slow_here_is_said(
     caplog: pytest.LogCaptureFixture, dtype: DType, native: DType, level: int | None, said: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    say_speed(dtype, native)
+    log_speed(dtype, native)
 
     assert [record.levelno for record in caplog.records] == ([] if level is None else [level])
     assert said in caplog.text

@@ -11,11 +11,18 @@ import msgspec
 import pytest
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import Ask, CallOff, Made, Over, decode_said, encode
+from pdcluster_worker.messages.generate import (
+    CallEnd,
+    CallOutput,
+    CancelCall,
+    SubmitCall,
+    decode_reply,
+    encode,
+)
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.peers.batched_writer import MAX_ITEM_BYTES
 from pdcluster_worker.peers.calls import open_channel, open_stub
-from pdcluster_worker.peers.frames import MAX_ITEM_BYTES
 from pdcluster_worker.peers.generate_service import GenerateService
 from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
 from pdcluster_worker.proto import worker_pb2 as pb
@@ -98,7 +105,7 @@ async def test_an_answer_too_long_for_a_message_fails_alone(
     d.other.handler.hold = False
     generate = d.other.handler.generate
 
-    async def too_much(asked: Any, prefill: str) -> AsyncIterator[Generated]:
+    async def too_much(requested: Any, prefill: str) -> AsyncIterator[Generated]:
         yield Generated(Token("long", 1), degraded=("x" * MAX_MESSAGE_BYTES,))
 
     monkeypatch.setattr(d.other.handler, "generate", too_much)
@@ -114,7 +121,7 @@ async def test_a_stream_may_end_while_its_first_answer_is_written(
     d: Any, spec: Any, credentials: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel = open_channel(d.other.record.grpc_address, credentials.channel)
-    for_another = encode(Ask(0, "another engine", "auto", msgspec.Raw(encode(spec()))))
+    for_another = encode(SubmitCall(0, "another engine", "auto", msgspec.Raw(encode(spec()))))
 
     async with asyncio.timeout(60):
         for num_between in range(60):
@@ -135,7 +142,7 @@ async def test_a_request_after_a_break_opens_another_stream(d: Any, spec: Any) -
     d.other.handler.hold = True
     tokens = d.d2.generate(spec(), "auto")
     await anext(tokens)
-    await d.d2._line.generating.close()
+    await d.d2._channel.generating.close()
 
     with pytest.raises(PeerError):
         await anext(tokens)
@@ -148,13 +155,13 @@ async def test_a_request_after_a_break_opens_another_stream(d: Any, spec: Any) -
 async def test_a_stream_that_is_closed_before_it_begins_fails_its_requests(
     d: Any, spec: Any
 ) -> None:
-    asked = asyncio.ensure_future(anext(d.d2.generate(spec(), "auto")))
-    closing = asyncio.ensure_future(d.d2._line.generating.close())
+    requested = asyncio.ensure_future(anext(d.d2.generate(spec(), "auto")))
+    closing = asyncio.ensure_future(d.d2._channel.generating.close())
     await asyncio.sleep(0)  # the request has opened the stream, whose task has not run
 
     async with asyncio.timeout(20):
         with pytest.raises(PeerError, match="closed"):
-            await asked
+            await requested
         await closing
 
 
@@ -193,18 +200,18 @@ async def test_what_is_no_request_is_refused_alone_or_ends_the_stream(
     good = msgspec.Raw(encode(spec(request_id="good")))
 
     def ask(number: int, encoded: Any) -> bytes:
-        return encode(Ask(number, engine, "auto", encoded))
+        return encode(SubmitCall(number, engine, "auto", encoded))
 
     bad = ask(0, msgspec.Raw(encode({"request_id": "q"})))
-    await call.write(pb.Frame(items=[bad, encode(CallOff(7)), ask(1, good)]))
-    said: list[Made | Over] = []
+    await call.write(pb.Frame(items=[bad, encode(CancelCall(7)), ask(1, good)]))
+    said: list[CallOutput | CallEnd] = []
     while len(said) < 3:
-        said += map(decode_said, (await anext(aiter(call))).items)
-    failed = next(each for each in said if isinstance(each, Over))
+        said += map(decode_reply, (await anext(aiter(call))).items)
+    failed = next(each for each in said if isinstance(each, CallEnd))
     assert failed.call == 0
     assert failed.failure is not None
     assert failed.failure.status == 400
-    assert [each.call for each in said if isinstance(each, Made)] == [1, 1]
+    assert [each.call for each in said if isinstance(each, CallOutput)] == [1, 1]
 
     d.other.handler.hold = True
     await call.write(pb.Frame(items=[ask(2, good), ask(2, good)]))
@@ -228,7 +235,7 @@ async def test_a_request_ends_when_its_last_token_is_out(
 
     async def frames() -> AsyncIterator[pb.Frame]:
         encoded = msgspec.Raw(encode(spec()))
-        yield pb.Frame(items=[encode(Ask(0, handler.engine_id, "auto", encoded))])
+        yield pb.Frame(items=[encode(SubmitCall(0, handler.engine_id, "auto", encoded))])
         await asyncio.Event().wait()
 
     context: Any = Context()
@@ -251,8 +258,8 @@ async def test_a_request_that_is_called_off_before_it_begins_is_forgotten(
 
     async def frames() -> AsyncIterator[pb.Frame]:
         encoded = msgspec.Raw(encode(spec()))
-        ask = encode(Ask(0, handler.engine_id, "auto", encoded))
-        yield pb.Frame(items=[ask, encode(CallOff(0))])
+        ask = encode(SubmitCall(0, handler.engine_id, "auto", encoded))
+        yield pb.Frame(items=[ask, encode(CancelCall(0))])
         read.set()
         await asyncio.Event().wait()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.peers.records import (
     WorkerRecord,
     command_key,
@@ -40,13 +40,13 @@ def test_record_of_a_starting_worker_has_no_engine_yet(record: Callable[..., Wor
 def test_record_says_what_the_engine_computes_on_or_nothing(
     record: Callable[..., WorkerRecord],
 ) -> None:
-    told = record("a", device=Device("cpu", "Xeon"))
+    told = record("a", device=DeviceFacts("cpu", "Xeon"))
     silent = json.loads(encode_record(record("a")))
     del silent["device"]  # as an older worker writes it
 
     assert json.loads(encode_record(told))["device"] == {"kind": "cpu", "name": "Xeon"}
     assert decode_record(KEY, encode_record(told)) == told
-    noted = record("a", device=Device("cuda", "NVIDIA B200", "never run"))
+    noted = record("a", device=DeviceFacts("cuda", "NVIDIA B200", "never run"))
     assert json.loads(encode_record(noted))["device"] == {
         "kind": "cuda",
         "name": "NVIDIA B200",

@@ -4,11 +4,11 @@ import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.vllm import VllmConfig
-from pdcluster_worker.machine.gpu_report import parse_report
-from pdcluster_worker.machine.nvidia import GpuUse
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.processes import server_process
 from pdcluster_worker.processes.server_process import gpu_use
+from pdcluster_worker.system.gpu_report import parse_report
+from pdcluster_worker.system.nvidia import GpuUse
 
 OWN, BESIDE = GpuUse(1, 8, 0.25), parse_report("B200, 8, 4, 50, 9").use()
 
@@ -38,9 +38,9 @@ def test_gpus_are_those_that_the_engine_computes_on(
 ) -> None:
     monkeypatch.setattr(server_process, "Gpus", OwnGpus)
     monkeypatch.setattr(server_process, "read_report", lambda: parse_report("B200, 8, 4, 50, 9"))
-    asked = gpu_use(engine, Device("cuda", "B200"))
+    requested = gpu_use(engine, DeviceFacts("cuda", "B200"))
 
-    assert asked is not None
-    assert asked() == use
+    assert requested is not None
+    assert requested() == use
     for kind in ("cpu", "unknown", "rocm"):
-        assert gpu_use(engine, Device(kind, "")) is None
+        assert gpu_use(engine, DeviceFacts(kind, "")) is None

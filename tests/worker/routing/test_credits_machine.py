@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_line import Grant
+from pdcluster_worker.routing.fair_queue import Grant
 
 PEERS = st.sampled_from(["d0", "d1"])  # few names, so that steps meet in one request
 REQUEST_IDS = st.sampled_from(["a", "b", "c"])
@@ -51,27 +51,27 @@ class LedgerMachine(RuleBasedStateMachine):
         self.arrivals = 0
         self.waiting: list[Want] = []
         self.unused: dict[Grant, int] = {}
-        self.lines: dict[int, Shares] = {}
+        self.queues: dict[int, Shares] = {}
         self.paid: dict[Grant, Shares] = {}
         self.working: dict[Grant, int] = {}
 
     @rule(peer=PEERS, request_id=REQUEST_IDS, tokens=TOKENS, priority=st.integers(-1, 1))
-    def want(self, peer: str, request_id: str, tokens: int, priority: int) -> None:
+    def claim(self, peer: str, request_id: str, tokens: int, priority: int) -> None:
         grant = Grant(peer, request_id)
         known = (
             grant in self.unused
             or grant in self.working
-            or any(want.grant == grant for want in self.waiting)
+            or any(claim.grant == grant for claim in self.waiting)
         )
         if not known:
-            shares = self.lines.setdefault(priority, Shares())
+            shares = self.queues.setdefault(priority, Shares())
             if not any(
-                want.grant.peer == peer and want.order[0] == priority for want in self.waiting
+                claim.grant.peer == peer and claim.order[0] == priority for claim in self.waiting
             ):
                 shares.served[peer] = max(shares.level, shares.served.get(peer, 0))
             self.waiting.append(Want(grant, tokens, (priority, self.arrivals)))
             self.arrivals += 1
-        granted = self.ledger.want(peer, request_id, tokens, priority)
+        granted = self.ledger.claim(peer, request_id, tokens, priority)
         expected = self.expected_grants()
         is_granted = grant in self.unused or grant in self.working
         assert granted == ([grant] if known and is_granted else expected)
@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(peer=PEERS, request_id=REQUEST_IDS)
     def release(self, peer: str, request_id: str) -> None:
         grant = Grant(peer, request_id)
-        self.waiting = [want for want in self.waiting if want.grant != grant]
+        self.waiting = [claim for claim in self.waiting if claim.grant != grant]
         if (tokens := self.unused.pop(grant, None)) is not None:
             self.paid[grant].served[peer] -= tokens
         self.drop_empty_lines()
@@ -102,10 +102,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(peer=PEERS)
     def drop_peer(self, peer: str) -> None:
-        self.waiting = [want for want in self.waiting if want.grant.peer != peer]
+        self.waiting = [claim for claim in self.waiting if claim.grant.peer != peer]
         self.unused = {grant: tokens for grant, tokens in self.unused.items() if grant.peer != peer}
         self.drop_empty_lines()
-        for shares in self.lines.values():
+        for shares in self.queues.values():
             shares.served.pop(peer, None)
         granted = self.ledger.drop_peer(peer)
         assert self.expected_grants() == granted
@@ -131,7 +131,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def tokens_are_conserved(self) -> None:
         assert self.ledger.outstanding_tokens == self.outstanding()
         assert self.ledger.queued_requests == len(self.waiting)
-        assert self.ledger.queued_tokens == sum(want.tokens for want in self.waiting)
+        assert self.ledger.queued_tokens == sum(claim.tokens for claim in self.waiting)
 
     @invariant()
     def head_waits_only_for_room(self) -> None:
@@ -150,7 +150,7 @@ class LedgerMachine(RuleBasedStateMachine):
             head = self.head()
             if (self.unused or self.working) and self.outstanding() + head.tokens > self.limit:
                 break
-            shares = self.lines[head.order[0]]
+            shares = self.queues[head.order[0]]
             shares.level = shares.served[head.grant.peer]
             shares.served[head.grant.peer] += head.tokens
             self.waiting.remove(head)
@@ -160,26 +160,27 @@ class LedgerMachine(RuleBasedStateMachine):
         return granted
 
     def head(self) -> Want:
-        best = min(want.order[0] for want in self.waiting)
+        best = min(claim.order[0] for claim in self.waiting)
         firsts: dict[str, Want] = {}
-        for want in self.waiting:
-            if want.order[0] == best:
-                firsts.setdefault(want.grant.peer, want)
+        for claim in self.waiting:
+            if claim.order[0] == best:
+                firsts.setdefault(claim.grant.peer, claim)
         return min(
-            firsts.values(), key=lambda want: (self.lines[best].served[want.grant.peer], want.order)
+            firsts.values(),
+            key=lambda claim: (self.queues[best].served[claim.grant.peer], claim.order),
         )
 
     def drop_empty_lines(self) -> None:
         """A line that is empty forgets the peers that it served."""
-        left = {want.order[0] for want in self.waiting}
-        self.lines = {
-            priority: shares for priority, shares in self.lines.items() if priority in left
+        left = {claim.order[0] for claim in self.waiting}
+        self.queues = {
+            priority: shares for priority, shares in self.queues.items() if priority in left
         }
 
     def teardown(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        expected = {want.grant: want.order for want in self.waiting}
+        expected = {claim.grant: claim.order for claim in self.waiting}
         granted = self.ledger.resume()
         for grant in list(self.unused):
             granted += self.ledger.release(grant.peer, grant.request_id)

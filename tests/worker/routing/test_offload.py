@@ -18,8 +18,8 @@ from pdcluster_worker.config.routing import (
 )
 from pdcluster_worker.routing import offload
 from pdcluster_worker.routing.offload import (
+    OffloadDecision,
     OffloadFacts,
-    Verdict,
     decide,
     length_threshold,
     score,
@@ -129,7 +129,7 @@ def test_score_adds_what_is_over_its_threshold(
     )
 
     assert score(policy, facts, 256) == pytest.approx(points)
-    assert decide(policy, facts, 256) == Verdict(points > 0.5, "score")
+    assert decide(policy, facts, 256) == OffloadDecision(points > 0.5, "score")
 
 
 def test_score_has_to_be_over_the_least_score() -> None:
@@ -262,8 +262,8 @@ def test_when_idle_a_long_prompt_goes_whatever_the_queue_was(prefill_queue_max: 
     )
     policy = OffloadPolicy(prefill_queue_max=prefill_queue_max)
 
-    assert decide(policy, facts.when_idle, 256) == Verdict(True, "long")
-    assert decide(policy, facts.when_idle, 257) == Verdict(False, "short")
+    assert decide(policy, facts.when_idle, 256) == OffloadDecision(True, "long")
+    assert decide(policy, facts.when_idle, 257) == OffloadDecision(False, "short")
 
 
 def test_length_threshold_is_that_of_the_accelerator() -> None:

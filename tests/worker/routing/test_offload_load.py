@@ -15,8 +15,8 @@ import pytest
 
 from pdcluster_worker.config.routing import OffloadPolicy, OffloadPolicyName
 from pdcluster_worker.routing.offload import OffloadFacts, decide
-from pdcluster_worker.routing.side_costs import Side, SideCosts
 from pdcluster_worker.routing.slo_feedback import SloFeedback
+from pdcluster_worker.routing.ttft_estimates import Side, TtftEstimates
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 CAPACITY = 6 / sum(LENGTHS) * 1000  # requests a second of a worker that computes 1000 tokens in one
@@ -45,7 +45,7 @@ class Pair:
             {"local": 0.0, "remote": 0.0},
             list[float](),
         )
-        self.costs = SideCosts()
+        self.costs = TtftEstimates()
         now, took, ends = 0.0, list[float](), list[tuple[float, Side, int, float, str, float]]()
         for number in range(count):
             now += source.expovariate(load * CAPACITY)

@@ -11,7 +11,7 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.routing import LatencyClass, PrefillQueuePolicy
 from pdcluster_worker.routing.batching import FAST_IN_A_ROW
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_line import Grant
+from pdcluster_worker.routing.fair_queue import Grant
 from pdcluster_worker.testing import FakeClock
 
 LATENCY = PrefillQueuePolicy(mode="latencyFirst")
@@ -31,14 +31,14 @@ class Queue:
         self.ledger.set_policy(policy, batch_tokens)
         self.ledger.on_group = self.groups.append
 
-    def want(
+    def claim(
         self, *request_ids: str, tokens: int = 10, priority: int = 0, peer: str = "d0"
     ) -> list[str]:
         """Wants granted while these come, all at one moment."""
         return [
             each
             for request_id in request_ids
-            for each in ids(self.ledger.want(peer, request_id, tokens, priority))
+            for each in ids(self.ledger.claim(peer, request_id, tokens, priority))
         ]
 
     def after(self, milliseconds: float) -> list[str]:
@@ -46,10 +46,10 @@ class Queue:
         self.clock.advance(milliseconds / 1000)
         return ids(self.ledger.grant_due())
 
-    def crowd(self) -> None:
+    def open_connections(self) -> None:
         """Arrivals so dense that the next prompt expects company; all gone again."""
         for number in range(30):
-            self.want(f"crowd{number}")
+            self.claim(f"crowd{number}")
             self.clock.advance(0.0005)
         self.clock.advance(0.1)
         self.ledger.grant_due()
@@ -57,7 +57,7 @@ class Queue:
             self.ledger.release("d0", f"crowd{number}")
         assert (self.ledger.outstanding_tokens, self.ledger.queued_requests) == (0, 0)
         for number in range(30):
-            self.want(f"again{number}", priority=1000)
+            self.claim(f"again{number}", priority=1000)
             self.ledger.release("d0", f"again{number}")
         self.groups.clear()
 
@@ -71,7 +71,7 @@ def test_ledger_of_a_worker_without_an_engine_takes_any_policy() -> None:
     queue = Queue(LATENCY, limit=0)
 
     assert queue.ledger.due is None
-    assert queue.want("a", "b") == ["a"]
+    assert queue.claim("a", "b") == ["a"]
 
 
 # --- shares of the peers ----------------------------------------------------------------------
@@ -79,12 +79,12 @@ def test_ledger_of_a_worker_without_an_engine_takes_any_policy() -> None:
 
 def test_flood_of_one_decode_worker_does_not_starve_another() -> None:
     ledger = CreditLedger(limit_tokens=10)
-    ledger.want("other", "runs", 10, 0)
+    ledger.claim("other", "runs", 10, 0)
     ledger.start("other", "runs")
     for number in range(100):
-        ledger.want("flood", f"f{number}", 10, 0)
-    ledger.want("calm", "c0", 10, 0)
-    ledger.want("calm", "c1", 10, 0)
+        ledger.claim("flood", f"f{number}", 10, 0)
+    ledger.claim("calm", "c0", 10, 0)
+    ledger.claim("calm", "c1", 10, 0)
     order = ids(ledger.finish("other", "runs"))
     while len(order) < 6:
         peer = "calm" if order[-1].startswith("c") else "flood"
@@ -98,9 +98,9 @@ def test_shares_are_in_tokens() -> None:
     ledger = CreditLedger(limit_tokens=1000)
     ledger.stop()
     for number in range(2):
-        ledger.want("long", f"long{number}", 90, 0)
+        ledger.claim("long", f"long{number}", 90, 0)
     for number in range(6):
-        ledger.want("short", f"short{number}", 30, 0)
+        ledger.claim("short", f"short{number}", 30, 0)
 
     assert ids(ledger.resume()) == [
         "long0",
@@ -117,10 +117,10 @@ def test_shares_are_in_tokens() -> None:
 def test_want_given_back_costs_its_peer_nothing() -> None:
     """Late binding: every request asks everywhere, and most grants go back."""
     ledger = CreditLedger(limit_tokens=50)
-    ledger.want("b", "runs", 50, 0)
-    ledger.want("a", "a0", 50, 0)
-    ledger.want("a", "a1", 50, 0)
-    ledger.want("b", "b0", 50, 0)
+    ledger.claim("b", "runs", 50, 0)
+    ledger.claim("a", "a0", 50, 0)
+    ledger.claim("a", "a1", 50, 0)
+    ledger.claim("b", "b0", 50, 0)
     assert ids(ledger.release("b", "runs")) == ["a0"]
 
     assert ids(ledger.release("a", "a0")) == ["a1"]
@@ -130,14 +130,14 @@ def test_want_given_back_costs_its_peer_nothing() -> None:
 
 def test_peer_that_comes_late_starts_where_the_line_is() -> None:
     ledger = CreditLedger(limit_tokens=10)
-    ledger.want("a", "a0", 10, 0)
+    ledger.claim("a", "a0", 10, 0)
     for number in range(1, 5):
-        ledger.want("a", f"a{number}", 10, 0)
+        ledger.claim("a", f"a{number}", 10, 0)
     for number in range(3):
         ledger.start("a", f"a{number}")
         ledger.finish("a", f"a{number}")
-    ledger.want("b", "b0", 10, 0)
-    ledger.want("b", "b1", 10, 0)
+    ledger.claim("b", "b0", 10, 0)
+    ledger.claim("b", "b1", 10, 0)
     ledger.start("a", "a3")
 
     assert ids(ledger.finish("a", "a3")) == ["b0"]
@@ -148,9 +148,9 @@ def test_peer_that_comes_late_starts_where_the_line_is() -> None:
 def test_priority_goes_before_shares() -> None:
     ledger = CreditLedger(limit_tokens=1000)
     ledger.stop()
-    ledger.want("calm", "c", 10, 0)
-    ledger.want("flood", "f0", 10, -1)
-    ledger.want("flood", "f1", 10, -1)
+    ledger.claim("calm", "c", 10, 0)
+    ledger.claim("flood", "f0", 10, -1)
+    ledger.claim("flood", "f1", 10, -1)
 
     assert ids(ledger.resume()) == ["f0", "f1", "c"]
 
@@ -161,18 +161,18 @@ def test_priority_goes_before_shares() -> None:
 def test_without_a_window_each_is_granted_as_it_comes() -> None:
     queue = Queue(PrefillQueuePolicy())
 
-    assert queue.want("a", "b") == ["a", "b"]
+    assert queue.claim("a", "b") == ["a", "b"]
     assert (queue.groups, queue.ledger.due) == ([1, 1], None)
 
 
 @pytest.mark.parametrize("policy", [LATENCY, THROUGHPUT], ids=lambda policy: policy.mode)
 def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueuePolicy) -> None:
     queue = Queue(policy)
-    assert queue.want("a") == ["a"]
+    assert queue.claim("a") == ["a"]
     queue.ledger.release("d0", "a")
     queue.clock.advance(1)
 
-    assert queue.want("b") == ["b"]
+    assert queue.claim("b") == ["b"]
     assert queue.groups == [1, 1]
 
 
@@ -188,12 +188,12 @@ def test_prompts_of_one_window_are_granted_together(
 ) -> None:
     """On an idle worker that expects company: the least window, or the greatest."""
     queue = Queue(policy)
-    queue.crowd()
+    queue.open_connections()
     first = queue.clock()
-    assert queue.want("a") == []
+    assert queue.claim("a") == []
     assert queue.ledger.due == pytest.approx(first + window / 1000)
     assert queue.after(window - 1) == []
-    assert queue.want("b", peer="d1") == []
+    assert queue.claim("b", peer="d1") == []
 
     assert queue.after(1.001) == ["a", "b"]
     assert queue.groups == [2]
@@ -204,31 +204,31 @@ def test_prompts_of_one_window_are_granted_together(
 def test_window_grows_with_the_load(busy_tokens: int, window: float) -> None:
     """latencyFirst: from 2 ms on an idle worker to 10 ms where all credit is out."""
     queue = Queue(LATENCY)
-    assert queue.want("busy", tokens=busy_tokens) == ["busy"]
+    assert queue.claim("busy", tokens=busy_tokens) == ["busy"]
     now = queue.clock()
-    queue.want("a", tokens=1)
+    queue.claim("a", tokens=1)
 
     assert queue.ledger.due == pytest.approx(now + window / 1000, abs=2e-5)
 
 
 def test_throughput_first_grants_eight_at_once() -> None:
     queue = Queue(THROUGHPUT)
-    queue.crowd()
+    queue.open_connections()
     names = [f"r{number}" for number in range(8)]
 
-    assert queue.want(*names[:7]) == []
-    assert queue.want(names[7]) == names
+    assert queue.claim(*names[:7]) == []
+    assert queue.claim(names[7]) == names
     assert queue.groups == [8]
 
 
 def test_a_group_has_a_full_batch_at_most_to_wait_for() -> None:
     queue = Queue(LATENCY, batch_tokens=100)
-    queue.crowd()
+    queue.open_connections()
 
-    assert queue.want("a", tokens=60) == []
-    assert queue.want("b", tokens=40) == ["a", "b"]
+    assert queue.claim("a", tokens=60) == []
+    assert queue.claim("b", tokens=40) == ["a", "b"]
     queue.clock.advance(1)
-    assert queue.want("fills a batch by itself", tokens=100) == ["fills a batch by itself"]
+    assert queue.claim("fills a batch by itself", tokens=100) == ["fills a batch by itself"]
 
 
 def test_a_group_has_no_more_than_the_most_prompts() -> None:
@@ -236,7 +236,7 @@ def test_a_group_has_no_more_than_the_most_prompts() -> None:
         PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_prompts=3), limit=1000
     )
     queue.ledger.stop()
-    queue.want(*"abcdefg")
+    queue.claim(*"abcdefg")
     granted = ids(queue.ledger.resume())
 
     assert (granted, queue.groups) == ([*"abcdef"], [3, 3])
@@ -245,8 +245,8 @@ def test_a_group_has_no_more_than_the_most_prompts() -> None:
 
 def test_a_group_takes_no_more_than_there_is_credit_for() -> None:
     queue = Queue(THROUGHPUT, limit=25)
-    queue.crowd()
-    assert queue.want("a", "b", "c") == []
+    queue.open_connections()
+    assert queue.claim("a", "b", "c") == []
     assert queue.after(10.001) == ["a", "b"]
 
     queue.ledger.start("d0", "a")
@@ -257,11 +257,11 @@ def test_a_group_takes_no_more_than_there_is_credit_for() -> None:
 def test_prompts_of_one_bucket_are_granted_together() -> None:
     """[O11]: up to 512, from 513 to 1024."""
     queue = Queue(LATENCY, limit=10_000, batch_tokens=5000)
-    queue.crowd()
-    queue.want("short", tokens=512)
-    queue.want("long", tokens=513)
+    queue.open_connections()
+    queue.claim("short", tokens=512)
+    queue.claim("long", tokens=513)
     queue.clock.advance(0.001)
-    queue.want("too", tokens=1)
+    queue.claim("too", tokens=1)
 
     assert queue.after(1.5) == ["short", "too", "long"]
     assert queue.groups == [2, 1]
@@ -269,9 +269,9 @@ def test_prompts_of_one_bucket_are_granted_together() -> None:
 
 def test_buckets_are_those_of_the_policy() -> None:
     queue = Queue(msgspec.structs.replace(LATENCY, length_buckets=[20]))
-    queue.crowd()
-    queue.want("short", tokens=20)
-    queue.want("long", tokens=21)
+    queue.open_connections()
+    queue.claim("short", tokens=20)
+    queue.claim("long", tokens=21)
     queue.after(2.5)
 
     assert queue.groups == [1, 1]
@@ -283,12 +283,12 @@ def test_latency_classes_have_a_window_each() -> None:
         LatencyClass(priority=0, window_milliseconds=50),
     ]
     queue = Queue(msgspec.structs.replace(LATENCY, latency_classes=classes))
-    queue.crowd()
+    queue.open_connections()
     now = queue.clock()
-    assert queue.want("urgent", priority=-10) == ["urgent"]
-    assert queue.want("normal", priority=-9) == []
+    assert queue.claim("urgent", priority=-10) == ["urgent"]
+    assert queue.claim("normal", priority=-9) == []
     assert queue.ledger.due == pytest.approx(now + 0.05)
-    assert queue.want("low", priority=1) == []
+    assert queue.claim("low", priority=1) == []
 
     # no class: the mode's own window; nothing waits behind one that is not due
     assert queue.after(10.001) == ["low"]
@@ -297,21 +297,21 @@ def test_latency_classes_have_a_window_each() -> None:
 
 def test_fast_lane_waits_for_nothing_and_goes_first() -> None:
     queue = Queue(msgspec.structs.replace(THROUGHPUT, fast_lane_tokens=16), limit=100)
-    queue.crowd()
-    assert queue.want("fast", tokens=16) == ["fast"]
-    assert queue.want("long", tokens=17) == []
+    queue.open_connections()
+    assert queue.claim("fast", tokens=16) == ["fast"]
+    assert queue.claim("long", tokens=17) == []
 
     queue.ledger.stop()
     queue.clock.advance(0.02)
-    queue.want("later", tokens=16)
+    queue.claim("later", tokens=16)
     assert ids(queue.ledger.resume()) == ["later", "long"]
 
 
 def test_fast_lane_does_not_starve_the_other() -> None:
     queue = Queue(PrefillQueuePolicy(fast_lane_tokens=1), limit=1000)
     queue.ledger.stop()
-    queue.want("long", tokens=2)
-    queue.want(*[f"fast{number}" for number in range(20)], tokens=1)
+    queue.claim("long", tokens=2)
+    queue.claim(*[f"fast{number}" for number in range(20)], tokens=1)
     granted = ids(queue.ledger.resume())
 
     assert granted.index("long") == FAST_IN_A_ROW
@@ -319,8 +319,8 @@ def test_fast_lane_does_not_starve_the_other() -> None:
 
 def test_cancelled_want_is_no_part_of_its_group() -> None:
     queue = Queue(THROUGHPUT)
-    queue.crowd()
-    queue.want("a", "b")
+    queue.open_connections()
+    queue.claim("a", "b")
     assert queue.ledger.release("d0", "a") == []
 
     assert queue.after(10.001) == ["b"]
@@ -329,9 +329,9 @@ def test_cancelled_want_is_no_part_of_its_group() -> None:
 
 def test_peer_that_goes_takes_its_part_of_a_group_with_it() -> None:
     queue = Queue(THROUGHPUT)
-    queue.crowd()
-    queue.want("a")
-    queue.want("b", peer="d1")
+    queue.open_connections()
+    queue.claim("a")
+    queue.claim("b", peer="d1")
     queue.ledger.drop_peer("d0")
 
     assert queue.after(10.001) == ["b"]
@@ -339,8 +339,8 @@ def test_peer_that_goes_takes_its_part_of_a_group_with_it() -> None:
 
 def test_drain_lets_nothing_become_due() -> None:
     queue = Queue(THROUGHPUT)
-    queue.crowd()
-    queue.want("a")
+    queue.open_connections()
+    queue.claim("a")
     queue.ledger.stop()
 
     assert (queue.ledger.due, queue.after(100)) == (None, [])
@@ -349,8 +349,8 @@ def test_drain_lets_nothing_become_due() -> None:
 
 def test_another_policy_holds_for_those_that_wait() -> None:
     queue = Queue(THROUGHPUT)
-    queue.crowd()
-    queue.want("a", "b")
+    queue.open_connections()
+    queue.claim("a", "b")
 
     assert ids(queue.ledger.set_policy(PrefillQueuePolicy(), 500)) == ["a", "b"]
     assert queue.ledger.set_policy(THROUGHPUT, 500) == []

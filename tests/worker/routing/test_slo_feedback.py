@@ -6,8 +6,8 @@ import pytest
 
 from pdcluster_worker.config.routing import SloFeedbackPolicy
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.routing import pair_rates
-from pdcluster_worker.routing.pair_rates import MAX_PAIRS, PairRates, kv_bytes_per_token
+from pdcluster_worker.routing import link_rates
+from pdcluster_worker.routing.link_rates import MAX_PAIRS, LinkRates, kv_bytes_per_token
 from pdcluster_worker.routing.slo_feedback import (
     ADJUST_SECONDS,
     MIN_SAMPLES,
@@ -190,7 +190,7 @@ def test_new_bounds_hold_at_once() -> None:
 
 
 def test_pair_rates_follow_a_link_that_becomes_slow() -> None:
-    rates = PairRates()
+    rates = LinkRates()
     rates.add("p", 1000, 0.001)
     for _ in range(20):
         rates.add("p", 1000, 1.0)
@@ -200,7 +200,7 @@ def test_pair_rates_follow_a_link_that_becomes_slow() -> None:
 
 
 def test_pair_rates_take_nothing_from_what_is_too_short_to_tell() -> None:
-    rates = PairRates()
+    rates = LinkRates()
     rates.add("p", 1000, 0.0)
     rates.add("p", 0, 1.0)
 
@@ -208,7 +208,7 @@ def test_pair_rates_take_nothing_from_what_is_too_short_to_tell() -> None:
 
 
 def test_pair_rates_are_bounded() -> None:
-    rates = PairRates()
+    rates = LinkRates()
     for number in range(MAX_PAIRS + 1):
         rates.add(str(number), 1, 1.0)
 
@@ -235,7 +235,7 @@ def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) ->
 
 
 def test_pair_rates_docstrings_are_true() -> None:
-    result = doctest.testmod(pair_rates)
+    result = doctest.testmod(link_rates)
 
     assert result.attempted > 0
     assert result.failed == 0

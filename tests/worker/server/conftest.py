@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -58,7 +58,7 @@ def build_model_folder(folder: Path) -> Path:
     return folder
 
 
-DEVICE = Device("cpu", "Xeon", "", "reference", "decoder")
+DEVICE = DeviceFacts("cpu", "Xeon", "", "reference", "decoder")
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ScriptedBackend:
     max_model_len: int = 200
     vocab_size: int = 259
     length_note: str = ""
-    device: Device | None = DEVICE
+    device: DeviceFacts | None = DEVICE
     scheduler: str | None = "sarathi"
     place: PrefillPlace = "local"
     degraded: tuple[str, ...] = ()

@@ -69,8 +69,8 @@ def test_every_endpoint_is_on_the_page(rig):
 @pytest.mark.parametrize("piece", SAYS)
 async def test_a_block_for_openais_client_runs_as_it_stands(rig, ready, monkeypatch, capsys, piece):
     (block,) = [block for block in OPENAI if piece in block.code]
-    said, printed = SAYS[piece]
-    rig.say(said)
+    message, printed = SAYS[piece]
+    rig.say(message)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     code = compile(with_port(block.code, ready.port), "docs/clients.md", "exec")
     await asyncio.to_thread(exec, code, {"__name__": "__main__"})

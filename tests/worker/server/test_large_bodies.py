@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Message
 
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.processes.life import settle_memory
+from pdcluster_worker.processes.lifecycle import settle_memory
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS
 from tests.worker.server.conftest import Rig
 
@@ -66,7 +66,7 @@ def responses(items: str, more: str = "") -> tuple[str, str]:
     return RESPONSES, f'{{"model":"tiny","input":{items}{more}}}'
 
 
-def said(item: str, most: int, role: str = "user") -> str:
+def message(item: str, most: int, role: str = "user") -> str:
     """10,000 turns at most, of as many parts as the server takes of all together."""
     parts = listed(item, most // 10_000 - 2)
     return listed(f'{{"role":"{role}","content":{parts}}}', 10_000)
@@ -88,7 +88,7 @@ LONG_CALL = CALL.replace("{}", "[" + "[]," * 45_000 + "[]]")
 BODIES: dict[str, Callable[[], tuple[str, str]]] = {
     "messages": lambda: chat(listed(USER, 10_000)),
     "long messages": lambda: chat(listed(user("a" * 380), 10_000)),
-    "content parts": lambda: chat(said(PART, MOST)),
+    "content parts": lambda: chat(message(PART, MOST)),
     "parts of one message": lambda: chat(f'[{{"role":"user","content":{listed(PART, MOST)}}}]'),
     "calls": lambda: chat(listed(f'{{"role":"assistant","tool_calls":{listed(CALL, 2)}}}', 10_000)),
     "arguments": lambda: chat(
@@ -120,12 +120,12 @@ BODIES: dict[str, Callable[[], tuple[str, str]]] = {
     "messages to tokenize": lambda: ("/tokenize", f'{{"messages":{listed(USER, 10_000)}}}'),
     "tokens": lambda: ("/detokenize", f'{{"tokens":{listed("1")}}}'),
     "turns": lambda: messages(listed(USER, 10_000)),
-    "blocks": lambda: messages(said(PART, MOST)),
-    "uses of tools": lambda: messages(said(USE, MOST // 2, "assistant")),
+    "blocks": lambda: messages(message(PART, MOST)),
+    "uses of tools": lambda: messages(message(USE, MOST // 2, "assistant")),
     "tools of messages": lambda: messages(ONE, f',"tools":{tools(MESSAGES_TOOL, MOST)}'),
-    "blocks to count": lambda: (f"{MESSAGES}/count_tokens", messages(said(PART, MOST))[1]),
+    "blocks to count": lambda: (f"{MESSAGES}/count_tokens", messages(message(PART, MOST))[1]),
     "items": lambda: responses(listed(f'{{"type":"message",{USER[1:]}', 10_000)),
-    "parts of items": lambda: responses(said(PART.replace('"text"', '"input_text"', 1), MOST)),
+    "parts of items": lambda: responses(message(PART.replace('"text"', '"input_text"', 1), MOST)),
     "items that are dropped": lambda: responses(listed(USER, 10_000), ',"truncation":"auto"'),
     "tools of responses": lambda: responses('"a"', f',"tools":{tools(RESPONSES_TOOL, MOST)}'),
 }

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdcluster_worker import __version__
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
 
@@ -112,7 +112,7 @@ async def test_version_says_what_the_engine_computes_on(rig, http):
         **one_rank,
     }
     assert (await http.get("/version")).json()["device"] == cpu
-    rig.backend.device = Device("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
+    rig.backend.device = DeviceFacts("cuda", "NVIDIA B200", "never run", "cuda triton", "decoder")
     gpu = {
         "kind": "cuda",
         "name": "NVIDIA B200",
@@ -190,14 +190,14 @@ async def test_stream_is_framed_as_server_sent_events(rig, http):
 
 
 async def test_usage_is_null_until_the_last_chunk(http):
-    asked = {
+    requested = {
         "model": "tiny",
         "prompt": "x",
         "stream": True,
         "stream_options": {"include_usage": True},
         "max_tokens": 2,
     }
-    events = (await http.post("/v1/completions", json=asked)).text.split("\n\n")[:-2]
+    events = (await http.post("/v1/completions", json=requested)).text.split("\n\n")[:-2]
     bodies = [json.loads(event.removeprefix("data: ")) for event in events]
 
     assert [body["usage"] and body["usage"]["total_tokens"] for body in bodies] == [None, None, 3]

@@ -14,10 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-from pdcluster_worker.config.data_parallel import EnginePlace
+from pdcluster_worker.config.data_parallel import EngineRank
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.logs import start_logging
-from pdcluster_worker.machine.early_end import end_on_sigterm
+from pdcluster_worker.system.parent_death import end_on_sigterm
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
             status = engine_start.run(
                 arguments.engine_config,
                 arguments.engine,
-                EnginePlace(arguments.rank, arguments.board),
+                EngineRank(arguments.rank, arguments.board),
             )
             logging.shutdown()
             # Nothing is left to save, and the interpreter's own end would report what torch's

@@ -8,7 +8,7 @@ import sys
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     r"""Writes the lines of a traceback, or of whatever text came from outside, in one: \n stands
     where a line ended.
     """
@@ -23,7 +23,7 @@ class OneLine(logging.Formatter):
 def start_logging() -> None:
     """Once per process, before anything logs."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine(_FORMAT))
+    handler.setFormatter(OneLineFormatter(_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(True)
     # The format shows none of these, nor where a line comes from, and to find them out is a third

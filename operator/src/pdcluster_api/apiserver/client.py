@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.connection import ApiConnection
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
@@ -28,7 +28,7 @@ from pdcluster_api.apiserver.errors import (
 )
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
-from pdcluster_api.apiserver.reading import LongAnswerError, lines_of, read
+from pdcluster_api.apiserver.response_reader import LongResponseError, lines_of, read
 from pdcluster_api.backoff import Backoff
 from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
 from pdcluster_api.schema.labels import FIELD_MANAGER
@@ -64,7 +64,7 @@ no one reads a warning of ours, and an apply with one is refused all the same.
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """Bounds of one request.
 
     timeout_seconds:     of one try
@@ -92,7 +92,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Page:
+class ListPage:
     """A page of a list.  version: of the whole list, from which a watch goes on."""
 
     items: Sequence[Body]
@@ -100,7 +100,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Request:
+class ApiRequest:
     """One request.
 
     verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages
@@ -122,13 +122,13 @@ class ApiClient:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ApiConnection,
         metrics: ApiMetrics,
-        limits: Limits | None = None,
+        limits: ClientLimits | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._connection, self._metrics, self._sleep = connection, metrics, sleep
-        self._limits = limits or Limits()
+        self._limits = limits or ClientLimits()
         self._timeout = aiohttp.ClientTimeout(total=self._limits.timeout_seconds)
 
     async def __aenter__(self) -> "ApiClient":
@@ -143,7 +143,7 @@ class ApiClient:
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body:
         """One object.  Raises NotFoundError."""
-        return await self._send(Request("get", kind.name, "GET", kind.path(namespace, name), {}))
+        return await self._send(ApiRequest("get", kind.name, "GET", kind.path(namespace, name), {}))
 
     async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """One object; None when there is none."""
@@ -155,7 +155,7 @@ class ApiClient:
     async def proxied(self, namespace: str, pod: str, port: int, path: str) -> Body:
         """Answer of a pod to a GET; NotFoundError is the pod's own 404 too."""
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
-        return await self._send(Request("get", "pods/proxy", "GET", proxy, {}))
+        return await self._send(ApiRequest("get", "pods/proxy", "GET", proxy, {}))
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
@@ -167,7 +167,7 @@ class ApiClient:
 
     async def pages(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[ListPage]:
         """Every object of a kind (in a namespace, or in all), with apiVersion and kind.
 
         labels, fields: selectors
@@ -180,14 +180,14 @@ class ApiClient:
         position: dict[str, str] = {}
         restarts = 0
         while True:
-            asked = {"limit": str(limit), **query, **position}
+            params = {"limit": str(limit), **query, **position}
             most = MOST_PAGE_BYTES if limit > 1 else None
             path = kind.path(namespace)
             try:
                 page, num_bytes = await self._send_sized(
-                    Request("list", kind.name, "GET", path, asked, most_bytes=most)
+                    ApiRequest("list", kind.name, "GET", path, params, most_bytes=most)
                 )
-            except LongAnswerError:
+            except LongResponseError:
                 limit = max(1, limit // 4)
                 continue
             except GoneError:
@@ -198,7 +198,7 @@ class ApiClient:
                 continue
             metadata, named = page.get("metadata", {}), _named(kind)
             items = [{**named, **item} for item in page.get("items") or ()]
-            yield Page(items, metadata.get("resourceVersion", ""))
+            yield ListPage(items, metadata.get("resourceVersion", ""))
             following = metadata.get("continue")
             if not following:
                 return
@@ -213,7 +213,7 @@ class ApiClient:
         silence_seconds: time without a line after which it is taken for dead
         Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.
         """
-        request = Request("watch", kind.name, "GET", kind.path(namespace), query)
+        request = ApiRequest("watch", kind.name, "GET", kind.path(namespace), query)
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
         )
@@ -227,7 +227,7 @@ class ApiClient:
                 async for line in lines_of(response.content):
                     yield line
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise _no_answer(e) from e
+            raise _no_response(e) from e
         finally:
             self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
 
@@ -237,7 +237,7 @@ class ApiClient:
         Raises ConflictError when one of that name exists, also by a lost answer.
         """
         path = kind.path(body["metadata"]["namespace"])
-        return await self._send(Request("create", kind.name, "POST", path, _WRITE, body))
+        return await self._send(ApiRequest("create", kind.name, "POST", path, _WRITE, body))
 
     async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
         """Server-side apply; with metadata.uid only to that very object.
@@ -246,7 +246,7 @@ class ApiClient:
         """
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         query = {**_WRITE, "force": str(force).lower()}
-        return await self._send(Request("apply", kind.name, "PATCH", path, query, body, APPLY))
+        return await self._send(ApiRequest("apply", kind.name, "PATCH", path, query, body, APPLY))
 
     async def merge_patch(
         self,
@@ -278,13 +278,13 @@ class ApiClient:
 
     async def _patch(self, kind: Kind, path: str, content: Any, content_type: str) -> Body:
         return await self._send(
-            Request("patch", kind.name, "PATCH", path, _WRITE, content, content_type)
+            ApiRequest("patch", kind.name, "PATCH", path, _WRITE, content, content_type)
         )
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """PUT; metadata.resourceVersion makes it conditional."""
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
-        return await self._send(Request("update", kind.name, "PUT", path, _WRITE, body))
+        return await self._send(ApiRequest("update", kind.name, "PUT", path, _WRITE, body))
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False
@@ -303,20 +303,20 @@ class ApiClient:
             "preconditions": {"uid": uid},
         }
         try:
-            answer = await self._send(
-                Request("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options)
+            response = await self._send(
+                ApiRequest("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options)
             )
         except NotFoundError:
             logger.debug("already gone kind=%s namespace=%s name=%s", kind, namespace, name)
             return None
         # else it is gone, or a Status says so
-        return answer if foreground and "deletionTimestamp" in answer["metadata"] else None
+        return response if foreground and "deletionTimestamp" in response["metadata"] else None
 
-    async def _send(self, request: Request) -> Body:
+    async def _send(self, request: ApiRequest) -> Body:
         body, _ = await self._send_sized(request)
         return body
 
-    async def _send_sized(self, request: Request) -> tuple[Body, int]:
+    async def _send_sized(self, request: ApiRequest) -> tuple[Body, int]:
         """Returns the answer and its bytes."""
         num_tries = 0
         while True:
@@ -332,18 +332,18 @@ class ApiClient:
                 self._count_error(request, e)
                 raise
 
-    def _count_error(self, request: Request, error: ClusterError) -> None:
+    def _count_error(self, request: ApiRequest, error: ClusterError) -> None:
         if not isinstance(error, NotFoundError | ConflictError | GoneError):  # these are answers
             self._metrics.errors.labels(request.verb, request.kind, type(error).__name__).inc()
 
-    async def _try(self, request: Request) -> tuple[Body, int]:
+    async def _try(self, request: ApiRequest) -> tuple[Body, int]:
         code = 0
         started = time.monotonic()
         try:
             response = await self._exchange(request, self._timeout)
             code, content = response.status, await read(response, request.most_bytes)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise _no_answer(e) from e
+            raise _no_response(e) from e
         finally:
             self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
             self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
@@ -352,7 +352,7 @@ class ApiClient:
         return _object(content), len(content)
 
     async def _exchange(
-        self, request: Request, timeout: aiohttp.ClientTimeout
+        self, request: ApiRequest, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         """Send a request; returns when the head of its answer is there."""
         return await self._connection.send(
@@ -365,7 +365,7 @@ class ApiClient:
         )
 
 
-def _encoded(request: Request) -> bytes | None:
+def _encoded(request: ApiRequest) -> bytes | None:
     if request.body is None:
         return None
     if request.content_type == APPLY:
@@ -380,7 +380,7 @@ def _named(kind: Kind) -> Body:
     return {"apiVersion": kind.api_version, "kind": kind.name}
 
 
-def _no_answer(error: Exception) -> UnavailableError:
+def _no_response(error: Exception) -> UnavailableError:
     return UnavailableError(f"the API server does not answer ({type(error).__name__}: {error})")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from yaml import YAMLError
 
-from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.connection import ApiConnection
 from pdcluster_api.apiserver.kubernetes_client import (
     ConfigException,
     Configuration,
@@ -22,7 +22,7 @@ async def connect(
     *,
     proxies: bool = True,
     connections: int = MAX_CONNECTIONS,
-) -> Connection:
+) -> ApiConnection:
     """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
     again.
 
@@ -44,7 +44,7 @@ async def connect(
                 client_configuration=configuration,
                 persist_config=False,
             )
-        return Connection(configuration, proxies=proxies)
+        return ApiConnection(configuration, proxies=proxies)
     # all that its reader raises of a wrong file
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
         source = (

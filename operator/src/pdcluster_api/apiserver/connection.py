@@ -19,7 +19,7 @@ from pdcluster_api.apiserver.kubernetes_client import (
 from pdcluster_api.schema.labels import FIELD_MANAGER
 
 
-class Connection:
+class ApiConnection:
     """A pool of connections.  Make it on a running loop, and `close` it.
 
     proxies: those of the environment count

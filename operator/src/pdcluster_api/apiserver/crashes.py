@@ -12,12 +12,12 @@ Body = Mapping[str, Any]
 
 BACK_OFF = "CrashLoopBackOff"
 
-NOTICED = timedelta(seconds=60)
+UNREADY_GRACE = timedelta(seconds=60)
 """Longest time from a container's end to its pod being unready: the kubelet takes seconds, and a
 worker whose engine has ended some more.
 """
 
-FORGIVEN = timedelta(minutes=10)
+BACKOFF_RESET = timedelta(minutes=10)
 """A run that was this long begins a new count, as it does for the kubelet's back-off."""
 
 
@@ -28,7 +28,7 @@ def latest_end(entry: Body, unready_since: str | None) -> Body:
     if (state.get("waiting") or {}).get("reason") == BACK_OFF:
         return ended
     at, since = _time(ended.get("finishedAt")), _time(unready_since)
-    is_over = at is not None and since is not None and at + NOTICED < since
+    is_over = at is not None and since is not None and at + UNREADY_GRACE < since
     return {} if is_over else ended
 
 
@@ -50,7 +50,7 @@ def _is_first(entry: Body, unready_since: str | None) -> bool:
     since = _time(unready_since)
     if begin is None or end is None or since is None:
         return False
-    return end - begin >= FORGIVEN and begin + NOTICED < since
+    return end - begin >= BACKOFF_RESET and begin + UNREADY_GRACE < since
 
 
 def _time(text: Any) -> datetime | None:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pdcluster_api.errors import OperatorError
-from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.schema import conditions
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
@@ -67,7 +67,7 @@ class ConflictError(ClusterError):
 class UnsettledError(ConflictError):
     """Objects that kept changing, after everything else was done.  failures: refused writes."""
 
-    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+    def __init__(self, message: str, failures: Sequence[WriteFailure] = ()) -> None:
         super().__init__(message)
         self.failures = tuple(failures)
 
@@ -127,10 +127,10 @@ class ImmutableError(RefusedError):
     )
 
 
-def failure_of(error: ClusterError, what: str) -> Failure:
+def failure_of(error: ClusterError, what: str) -> WriteFailure:
     """Failure for the status.  what: the object, as in `Service chat`."""
     message = f"{error}; {error.fix}" if error.fix else str(error)
-    return Failure(object=what, reason=error.reason, message=message)
+    return WriteFailure(object=what, reason=error.reason, message=message)
 
 
 def error_of(code: int, body: bytes, headers: Mapping[str, str]) -> ClusterError:

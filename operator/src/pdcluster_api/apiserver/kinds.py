@@ -14,7 +14,7 @@ from pdcluster_api.schema.pdcluster import KIND
 API_VERSION = f"{GROUP}/v1alpha1"
 
 
-class Manner(Enum):
+class ApplyStrategy(Enum):
     """Treatment of a kind by the operator (`writes.diff`).
 
     APPLIED: server-side apply, its drift reverted, deleted when not wanted
@@ -39,7 +39,7 @@ class Kind:
     api_version: str
     name: str
     plural: str
-    manner: Manner = Manner.READ
+    strategy: ApplyStrategy = ApplyStrategy.READ
     is_optional: bool = False
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
@@ -64,25 +64,29 @@ CORE_EVENT = Kind("v1", "Event", "events")
 EVENT = Kind("events.k8s.io/v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
-SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", Manner.APPLIED)
-SECRET = Kind("v1", "Secret", "secrets", Manner.KEPT)
-CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", Manner.APPLIED)
-CONTROLLER_REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions", Manner.RECORD)
-NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", Manner.APPLIED)
-POD_DISRUPTION_BUDGET = Kind(
-    "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", Manner.APPLIED
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", ApplyStrategy.APPLIED)
+SECRET = Kind("v1", "Secret", "secrets", ApplyStrategy.KEPT)
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", ApplyStrategy.APPLIED)
+CONTROLLER_REVISION = Kind(
+    "apps/v1", "ControllerRevision", "controllerrevisions", ApplyStrategy.RECORD
 )
-POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", Manner.REQUEST)
-DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", Manner.APPLIED)
-STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", Manner.APPLIED)
+NETWORK_POLICY = Kind(
+    "networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", ApplyStrategy.APPLIED
+)
+POD_DISRUPTION_BUDGET = Kind(
+    "policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", ApplyStrategy.APPLIED
+)
+POOL_SCALER = Kind(API_VERSION, "PDPoolScaler", "pdpoolscalers", ApplyStrategy.REQUEST)
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments", ApplyStrategy.APPLIED)
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets", ApplyStrategy.APPLIED)
 INFERENCE_POOL = Kind(
     "inference.networking.k8s.io/v1",
     "InferencePool",
     "inferencepools",
-    Manner.APPLIED,
+    ApplyStrategy.APPLIED,
     is_optional=True,
 )
-SERVICE = Kind("v1", "Service", "services", Manner.APPLIED)
+SERVICE = Kind("v1", "Service", "services", ApplyStrategy.APPLIED)
 
 CHILDREN = (
     SERVICE_ACCOUNT,

@@ -17,11 +17,11 @@ from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
-    Failure,
     Observed,
     PodState,
     ScalerState,
     WorkloadState,
+    WriteFailure,
 )
 from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_api.schema import labels
@@ -82,7 +82,7 @@ def observe(
     live: Live,
     *,
     discovery: DiscoveryState,
-    failures: Sequence[Failure] = (),
+    failures: Sequence[WriteFailure] = (),
     faults: Mapping[str, Problem],
     outdated: Collection[WorkloadId] = (),
     key_fault: Problem | None = None,
@@ -131,7 +131,7 @@ def _request(live: Live) -> str:
 
 
 def managed_etcd(
-    live: Live, name: str, wanted: int, faults: Mapping[str, Problem]
+    live: Live, name: str, desired: int, faults: Mapping[str, Problem]
 ) -> DiscoveryState:
     """The managed etcd, by the readiness of its pods, with the worst problem of the others.
 
@@ -149,7 +149,7 @@ def managed_etcd(
     return DiscoveryState(
         managed=True,
         ready=body.get("status", {}).get("readyReplicas", 0),
-        wanted=wanted,
+        desired=desired,
         problem=worst_of(found),
         ending=tuple(
             ending_pod(pod)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdcluster_api.apiserver.crashes import BACK_OFF, keeps_crashing, latest_end
-from pdcluster_api.apiserver.last_words import first_error, last_words
+from pdcluster_api.apiserver.termination_message import first_error, termination_message
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, PodState
 from pdcluster_api.schema import conditions, labels
@@ -45,25 +45,25 @@ _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 
 @dataclass(frozen=True)
-class Advice:
+class Hints:
     """Fixes for pods of one kind, as messages end.
 
     name:   the field that names their image
     pull:   what to check when the image is not pulled
-    room:   what to change when no node takes one
+    scheduling: what to change when no node takes one
     memory: when one was killed for its memory
     """
 
     name: str
     pull: str
-    room: str
+    scheduling: str
     memory: str
 
 
-FOR_WORKERS = Advice(
+FOR_WORKERS = Hints(
     name="spec.image.name",
     pull="spec.image: name, pullSecrets, pullPolicy",
-    room="change the pool's gpu, resources or placement",
+    scheduling="change the pool's gpu, resources or placement",
     memory="raise resources.limits.memory, or lower engine.kvCacheMemory",
 )
 FOR_ENGINES = replace(
@@ -71,10 +71,10 @@ FOR_ENGINES = replace(
     name="spec.engine.image",
     pull="spec.engine.image, and of spec.image pullSecrets and pullPolicy",
 )
-FOR_ETCD = Advice(
+FOR_ETCD = Hints(
     name="spec.discovery.etcd.image",
     pull="spec.discovery.etcd.image, or without it the operator's setting (etcdImage of the chart)",
-    room="see to the volume that discovery.etcd.storage asks for",
+    scheduling="see to the volume that discovery.etcd.storage asks for",
     memory="its limit is far above what a cluster's records take: `kubectl logs -p` shows what it "
     "did",
 )
@@ -153,18 +153,18 @@ def _since(body: Body) -> str | None:
     return since
 
 
-def pod_problem(body: Body, advice: Advice = FOR_WORKERS) -> Problem | None:
+def pod_problem(body: Body, hints: Hints = FOR_WORKERS) -> Problem | None:
     """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
     if (
         body["metadata"].get("deletionTimestamp")
         or _condition(body, "Ready").get("status") == "True"
     ):
         return None
-    found = _not_placed(body, advice) or _put_out(body) or _first_problem(body, advice)
+    found = _not_placed(body, hints) or _put_out(body) or _first_problem(body, hints)
     return found and Problem(found.reason, f"pod {body['metadata']['name']}: {found.message}")
 
 
-def _not_placed(body: Body, advice: Advice) -> Problem | None:
+def _not_placed(body: Body, hints: Hints) -> Problem | None:
     placed = _condition(body, "PodScheduled")
     if placed.get("status") != "False":
         return None
@@ -174,9 +174,10 @@ def _not_placed(body: Body, advice: Advice) -> Problem | None:
             "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift "
             "it",
         )
-    said = _short(placed.get("message", "")) or "the scheduler found no node"
+    cause = _short(placed.get("message", "")) or "the scheduler found no node"
     return Problem(
-        conditions.UNSCHEDULABLE, f"no node takes it: {said}; add or free nodes, or {advice.room}"
+        conditions.UNSCHEDULABLE,
+        f"no node takes it: {cause}; add or free nodes, or {hints.scheduling}",
     )
 
 
@@ -194,7 +195,7 @@ def _put_out(body: Body) -> Problem | None:
     )
 
 
-def _first_problem(body: Body, advice: Advice) -> Problem | None:
+def _first_problem(body: Body, hints: Hints) -> Problem | None:
     """Problem of the first container that has one, in the order in which they start."""
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
@@ -204,7 +205,7 @@ def _first_problem(body: Body, advice: Advice) -> Problem | None:
         (
             found
             for entry in containers
-            if (found := _container_problem(entry, images.get(entry["name"], ""), advice, since))
+            if (found := _container_problem(entry, images.get(entry["name"], ""), hints, since))
         ),
         None,
     )
@@ -219,12 +220,10 @@ def _containers(body: Body) -> Iterable[Body]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def _container_problem(
-    entry: Body, image: str, advice: Advice, since: str | None
-) -> Problem | None:
+def _container_problem(entry: Body, image: str, hints: Hints, since: str | None) -> Problem | None:
     """Problem of one container.  since: when the pod became unready; None = that is not known."""
     is_engine = entry["name"] == ENGINE
-    advice = FOR_ENGINES if is_engine else advice
+    hints = FOR_ENGINES if is_engine else hints
     state = entry.get("state") or {}
     waiting, running = state.get("waiting") or {}, "running" in state
     reason = waiting.get("reason", "")
@@ -232,7 +231,7 @@ def _container_problem(
         return Problem(
             conditions.IMAGE_NOT_PULLED,
             _image_message(
-                reason, waiting.get("message", ""), image or entry.get("image", ""), advice
+                reason, waiting.get("message", ""), image or entry.get("image", ""), hints
             ),
         )
     if reason in _REFUSED_REASONS:
@@ -255,7 +254,7 @@ def _container_problem(
         return None
     if not _is_refusal(entry["name"], ended) and not keeps_crashing(entry, since):
         return None
-    return _crash(entry["name"], ended, advice)
+    return _crash(entry["name"], ended, hints)
 
 
 def _is_refusal(container: str, ended: Body) -> bool:
@@ -264,14 +263,14 @@ def _is_refusal(container: str, ended: Body) -> bool:
     return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
 
 
-def _image_message(reason: str, message: str, image: str, advice: Advice) -> str:
+def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
     name = f"image {image!r}" if image else "its image"
     if reason == "InvalidImageName":
-        return f"{name} is not the name of an image; correct {advice.name}"
+        return f"{name} is not the name of an image; correct {hints.name}"
     detail = _short(_PULL_PREFIX.sub("", message))
-    said = f" ({detail})" if detail else ""
+    cause = f" ({detail})" if detail else ""
     return (
-        f"{name} cannot be pulled{said}; check {advice.pull}, and that the node reaches the "
+        f"{name} cannot be pulled{cause}; check {hints.pull}, and that the node reaches the "
         "registry"
     )
 
@@ -285,38 +284,40 @@ def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
         )
     if not failed:
         return None
-    said = _short(last_words(ended.get("message", ""))) or f"exit status {ended.get('exitCode')}"
+    cause = (
+        _short(termination_message(ended.get("message", "")))
+        or f"exit status {ended.get('exitCode')}"
+    )
     return Problem(
         conditions.MODEL_NOT_DOWNLOADED,
-        f"the model is not downloaded: {said}; check spec.model.huggingFace and the node's way to "
+        f"the model is not downloaded: {cause}; check spec.model.huggingFace and the node's way to "
         "the hub",
     )
 
 
-def _crash(container: str, ended: Body, advice: Advice) -> Problem:
+def _crash(container: str, ended: Body, hints: Hints) -> Problem:
     if ended.get("reason") == "OOMKilled":
         return Problem(
             conditions.CRASH_LOOPING,
-            f"container {container} used more memory than its limit and was killed; "
-            f"{advice.memory}",
+            f"container {container} used more memory than its limit and was killed; {hints.memory}",
         )
     left, code = ended.get("message", ""), ended.get("exitCode")
-    said = _short(first_error(left) if container == ENGINE else last_words(left))
+    cause = _short(first_error(left) if container == ENGINE else termination_message(left))
     if code == WRONG_SETTING and container == ENGINE:
         refused = "the engine refuses its command line"
         fix = "correct engine.args, or the field that the flag stands for"
         return Problem(
-            conditions.CONFIGURATION_REFUSED, f"{refused}: {said or 'see its log'}; {fix}"
+            conditions.CONFIGURATION_REFUSED, f"{refused}: {cause or 'see its log'}; {fix}"
         )
     if code == WRONG_SETTING and container == WORKER:
         return Problem(
             conditions.CONFIGURATION_REFUSED,
-            f"the worker refuses its settings: {said or 'see its log'}; correct the spec",
+            f"the worker refuses its settings: {cause or 'see its log'}; correct the spec",
         )
     if code == NO_DEVICE and container == WORKER:
         missing = "the worker has not the device that it should compute on"
-        return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {said or 'see its log'}")
-    detail = f": {said}" if said else ""
+        return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {cause or 'see its log'}")
+    detail = f": {cause}" if cause else ""
     return Problem(
         conditions.CRASH_LOOPING,
         f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c "

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 WORKER_NAME = "worker.pdcluster"  # what a worker expects its peer's certificate to say
-AUTHORITY_LIFE = datetime.timedelta(days=3650)
-LEAF_LIFE = datetime.timedelta(days=365)
+AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
+LEAF_LIFETIME = datetime.timedelta(days=365)
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 
 
@@ -39,7 +39,7 @@ def make_authority(now: datetime.datetime) -> Pair:
     builder = (
         _builder(name, name, key.public_key(), now)
         .serial_number(serial)
-        .not_valid_after(now + AUTHORITY_LIFE)
+        .not_valid_after(now + AUTHORITY_LIFETIME)
     )
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -60,7 +60,7 @@ def issue(authority: Pair, names: Iterable[str], now: datetime.datetime) -> Pair
     if not isinstance(signer_key, ec.EllipticCurvePrivateKey):
         raise ValueError("the authority's key is not an elliptic curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    end = min(now + LEAF_LIFE, signer.not_valid_after_utc)
+    end = min(now + LEAF_LIFETIME, signer.not_valid_after_utc)
     builder = _builder(_name(WORKER_NAME), signer.subject, key.public_key(), now)
     certificate = (
         builder.serial_number(x509.random_serial_number())

@@ -22,19 +22,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_api.certificates.authority import (
-    AUTHORITY_LIFE,
-    LEAF_LIFE,
+    AUTHORITY_LIFETIME,
+    LEAF_LIFETIME,
     WORKER_NAME,
     Pair,
     issue,
     make_authority,
 )
-from pdcluster_api.certificates.reading import (
+from pdcluster_api.certificates.secret_reader import (
     CA_CERTIFICATES,
     CERTIFICATE,
     KEY,
-    Held,
-    Stored,
+    HeldPairs,
+    StoredSecret,
     is_issued_by,
     read_secrets,
 )
@@ -45,12 +45,12 @@ SETTLE = datetime.timedelta(minutes=10)
 rest is for a slow node.
 """
 
-RENEW_LEAF_BEFORE = LEAF_LIFE / 3
+RENEW_LEAF_BEFORE = LEAF_LIFETIME / 3
 # longer than a leaf lives, so that no leaf is cut short by its authority's end
-RENEW_AUTHORITY_BEFORE = AUTHORITY_LIFE / 5
+RENEW_AUTHORITY_BEFORE = AUTHORITY_LIFETIME / 5
 
 
-class Step(enum.Enum):
+class RotationStep(enum.Enum):
     """CREATE: make both.  ACCEPT_BOTH: add the authority to ca.crt.  The others: see the module."""
 
     KEEP = "keep"
@@ -63,14 +63,14 @@ class Step(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class RotationDecision:
     """One step.
 
     reason:             what happens and why, in words for an event; empty with KEEP
     requeue_after_seconds: when the next step falls due; None = not sooner than the resync
     """
 
-    step: Step
+    step: RotationStep
     reason: str = ""
     requeue_after_seconds: float | None = None
 
@@ -81,55 +81,61 @@ class Secrets:
     workers.
     """
 
-    ca: Stored
-    tls: Stored
+    ca: StoredSecret
+    tls: StoredSecret
 
 
 def next_step(
-    ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None
-) -> Decision:
+    ca: StoredSecret | None, tls: StoredSecret | None, now: datetime.datetime, requested: str | None
+) -> RotationDecision:
     """Decide the next step.
 
     ca, tls: the Secrets as they are, None = there is none
-    asked:   value of the PDCluster's annotation ROTATE_CA; a new value asks for a new authority
+    requested: value of the PDCluster's annotation ROTATE_CA; a new value asks for a new authority
     """
     held = read_secrets(ca, tls, now)
     if held.authority is None or held.leaf is None:
         return _repair(held, is_first=ca is None and tls is None)
     if held.authority not in held.accepted:
         reason = f"{CA_CERTIFICATES} lacked the certificate authority: workers come to accept it"
-        return Decision(Step.ACCEPT_BOTH, reason, SETTLE.total_seconds())
+        return RotationDecision(RotationStep.ACCEPT_BOTH, reason, SETTLE.total_seconds())
     is_switched = is_issued_by(held.leaf, held.authority)
     if not is_switched or held.accepted != (held.authority,):
         return _go_on(tls, now, is_switched=is_switched)
-    return _renewal(held.authority, held.leaf, now, None if asked == _observed(ca) else asked)
+    return _renewal(
+        held.authority, held.leaf, now, None if requested == _observed(ca) else requested
+    )
 
 
 def carry_out(
-    step: Step, ca: Stored | None, tls: Stored | None, now: datetime.datetime, asked: str | None
+    step: RotationStep,
+    ca: StoredSecret | None,
+    tls: StoredSecret | None,
+    now: datetime.datetime,
+    requested: str | None,
 ) -> Secrets:
     """Content of the Secrets after a step of `next_step`; write `ca` first.
 
     KEEP returns its input.
     """
-    if step is Step.KEEP and ca and tls:
+    if step is RotationStep.KEEP and ca and tls:
         return Secrets(ca, tls)
     held = read_secrets(ca, tls, now)
-    is_new = step in (Step.CREATE, Step.START_ROTATION)
+    is_new = step in (RotationStep.CREATE, RotationStep.START_ROTATION)
     authority = make_authority(now) if is_new else _pair(ca)
-    observed = asked if is_new and asked is not None else _observed(ca)
+    observed = requested if is_new and requested is not None else _observed(ca)
     leaf = (
         issue(authority, [WORKER_NAME], now)
-        if step in (Step.CREATE, Step.RENEW_LEAF, Step.SWITCH_LEAF)
+        if step in (RotationStep.CREATE, RotationStep.RENEW_LEAF, RotationStep.SWITCH_LEAF)
         else _pair(tls)
     )
-    others = () if step in (Step.CREATE, Step.FINISH_ROTATION) else held.accepted
+    others = () if step in (RotationStep.CREATE, RotationStep.FINISH_ROTATION) else held.accepted
     return Secrets(
-        ca=Stored(
+        ca=StoredSecret(
             {CERTIFICATE: authority.certificate, KEY: authority.key},
             {} if observed is None else {OBSERVED_ROTATION: observed},
         ),
-        tls=Stored(
+        tls=StoredSecret(
             {
                 CA_CERTIFICATES: _bundle(authority, others),
                 CERTIFICATE: leaf.certificate,
@@ -140,54 +146,65 @@ def carry_out(
     )
 
 
-def _repair(held: Held, *, is_first: bool) -> Decision:
+def _repair(held: HeldPairs, *, is_first: bool) -> RotationDecision:
     if held.authority is not None:
-        return Decision(Step.RENEW_LEAF, f"renewed the workers' certificate: {held.leaf_fault}")
+        return RotationDecision(
+            RotationStep.RENEW_LEAF, f"renewed the workers' certificate: {held.leaf_fault}"
+        )
     if held.leaf is not None:
         reason = (
             "moving to a new certificate authority, the old one's Secret cannot be used: "
             f"{held.authority_fault}"
         )
-        return Decision(Step.START_ROTATION, reason, SETTLE.total_seconds())
+        return RotationDecision(RotationStep.START_ROTATION, reason, SETTLE.total_seconds())
     if is_first:
-        return Decision(Step.CREATE, "made the certificate authority and the workers' certificate")
+        return RotationDecision(
+            RotationStep.CREATE, "made the certificate authority and the workers' certificate"
+        )
     reason = (
         "replaced all certificates, and workers may refuse each other until they have read them: "
         f"authority: {held.authority_fault}"
     )
-    return Decision(Step.CREATE, f"{reason}; workers' certificate: {held.leaf_fault}")
+    return RotationDecision(
+        RotationStep.CREATE, f"{reason}; workers' certificate: {held.leaf_fault}"
+    )
 
 
-def _go_on(tls: Stored | None, now: datetime.datetime, *, is_switched: bool) -> Decision:
+def _go_on(
+    tls: StoredSecret | None, now: datetime.datetime, *, is_switched: bool
+) -> RotationDecision:
     """In a rotation: wait until the last change has reached all workers, then the next."""
     changed = _time(_annotation(tls, CERTIFICATES_CHANGED))
     if changed is None or changed > now:  # removed or edited: settle once more rather than guess
-        return Decision(
-            Step.ACCEPT_BOTH,
+        return RotationDecision(
+            RotationStep.ACCEPT_BOTH,
             "waiting again until workers have read the certificates",
             SETTLE.total_seconds(),
         )
     remaining = (changed + SETTLE - now).total_seconds()
     if remaining > 0:
-        return Decision(Step.KEEP, requeue_after_seconds=remaining)
+        return RotationDecision(RotationStep.KEEP, requeue_after_seconds=remaining)
     if is_switched:
-        return Decision(
-            Step.FINISH_ROTATION,
+        return RotationDecision(
+            RotationStep.FINISH_ROTATION,
             "workers accept the new certificate authority alone: the rotation is done",
         )
-    return Decision(
-        Step.SWITCH_LEAF,
+    return RotationDecision(
+        RotationStep.SWITCH_LEAF,
         "workers come to show a certificate of the new authority",
         SETTLE.total_seconds(),
     )
 
 
 def _renewal(
-    authority: x509.Certificate, leaf: x509.Certificate, now: datetime.datetime, asked: str | None
-) -> Decision:
-    if asked is not None:
-        return Decision(
-            Step.START_ROTATION,
+    authority: x509.Certificate,
+    leaf: x509.Certificate,
+    now: datetime.datetime,
+    requested: str | None,
+) -> RotationDecision:
+    if requested is not None:
+        return RotationDecision(
+            RotationStep.START_ROTATION,
             "moving to a new certificate authority, as asked",
             SETTLE.total_seconds(),
         )
@@ -196,13 +213,13 @@ def _renewal(
             "moving to a new certificate authority: the old one ends on "
             f"{authority.not_valid_after_utc:%Y-%m-%d}"
         )
-        return Decision(Step.START_ROTATION, reason, SETTLE.total_seconds())
+        return RotationDecision(RotationStep.START_ROTATION, reason, SETTLE.total_seconds())
     if leaf.not_valid_after_utc - now < RENEW_LEAF_BEFORE:
-        return Decision(
-            Step.RENEW_LEAF,
+        return RotationDecision(
+            RotationStep.RENEW_LEAF,
             f"renewed the workers' certificate, which ends on {leaf.not_valid_after_utc:%Y-%m-%d}",
         )
-    return Decision(Step.KEEP)
+    return RotationDecision(RotationStep.KEEP)
 
 
 def _bundle(authority: Pair, others: Iterable[x509.Certificate]) -> bytes:
@@ -214,16 +231,16 @@ def _bundle(authority: Pair, others: Iterable[x509.Certificate]) -> bytes:
     )
 
 
-def _pair(stored: Stored | None) -> Pair:
+def _pair(stored: StoredSecret | None) -> Pair:
     data = stored.data if stored else {}
     return Pair(data.get(CERTIFICATE, b""), data.get(KEY, b""))
 
 
-def _observed(ca: Stored | None) -> str | None:
+def _observed(ca: StoredSecret | None) -> str | None:
     return _annotation(ca, OBSERVED_ROTATION)
 
 
-def _annotation(stored: Stored | None, key: str) -> str | None:
+def _annotation(stored: StoredSecret | None, key: str) -> str | None:
     return stored.annotations.get(key) if stored else None
 
 

@@ -24,20 +24,20 @@ _NAT64 = ip_network("64:ff9b::/96")
 class ResolvedEndpoint:
     """An endpoint with the addresses that it was found to lead to.
 
-    given:  host:port, as the user wrote it
+    text:   host:port, as the user wrote it
     target: of gRPC, of these addresses alone
     """
 
-    given: str
+    text: str
     target: str
 
     def __str__(self) -> str:
-        return self.given
+        return self.text
 
     @property
     def host(self) -> str:
         """Its name, which a certificate has to have."""
-        return split(self.given)[0]
+        return split(self.text)[0]
 
 
 def split(endpoint: str) -> tuple[str, int]:

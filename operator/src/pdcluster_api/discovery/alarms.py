@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aetcd import rpc
 
-from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, Endpoint, EtcdTLS, ask_each
+from pdcluster_api.discovery.etcd import TIMEOUT_SECONDS, Endpoint, EtcdTLS, call_each
 from pdcluster_api.errors import EtcdUnreachableError
 
 
@@ -18,7 +18,7 @@ async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> 
     """
     request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
     try:
-        answer = await ask_each(
+        response = await call_each(
             endpoints,
             tls,
             lambda etcd: etcd.Alarm(request, timeout=TIMEOUT_SECONDS),
@@ -26,4 +26,4 @@ async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> 
         )
     except EtcdUnreachableError:
         return False
-    return any(each.alarm == rpc.NOSPACE for each in answer.alarms)
+    return any(each.alarm == rpc.NOSPACE for each in response.alarms)

@@ -22,9 +22,9 @@ from pdcluster_api.discovery.etcd import (
     TIMEOUT_SECONDS,
     Endpoint,
     EtcdTLS,
-    WorkerRecord,
-    ask_each,
+    RegisteredWorker,
     below,
+    call_each,
     parse_record,
 )
 from pdcluster_api.errors import EtcdFullError
@@ -40,7 +40,7 @@ class StoredRecord:
 
     key: str
     version: int
-    record: WorkerRecord
+    record: RegisteredWorker
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ async def _ranges(
     ranges = [below(prefix) for prefix in prefixes]
     reads = rpc.TxnRequest(success=[rpc.RequestOp(request_range=each) for each in ranges])
     try:
-        answers = (await _transact(endpoints, tls, reads)).responses
+        responses = (await _transact(endpoints, tls, reads)).responses
     except EtcdFullError:
-        return [(await ask_each(endpoints, tls, partial(_range, each))).kvs for each in ranges]
-    return [answer.response_range.kvs for answer in answers]
+        return [(await call_each(endpoints, tls, partial(_range, each))).kvs for each in ranges]
+    return [response.response_range.kvs for response in responses]
 
 
 async def _range(request: Any, etcd: Any) -> Any:
@@ -106,7 +106,7 @@ async def write_commands(
 
     Raises EtcdUnreachableError.
     """
-    given = [
+    added = [
         rpc.RequestOp(
             request_put=rpc.PutRequest(
                 key=_key(namespace, name, pod),
@@ -119,7 +119,7 @@ async def write_commands(
         rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=_key(namespace, name, pod)))
         for pod in sorted(set(serve) - set(drain))
     ]
-    operations = [*withdrawn, *given]
+    operations = [*withdrawn, *added]
     for start in range(0, len(operations), MAX_OPERATIONS):
         await _transact(
             endpoints, tls, rpc.TxnRequest(success=operations[start : start + MAX_OPERATIONS])
@@ -142,17 +142,17 @@ async def remove_records(
             mod_revision=each.version,
         )
         delete = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=each.key.encode()))
-        answer = await _transact(
+        response = await _transact(
             endpoints, tls, rpc.TxnRequest(compare=[unchanged], success=[delete])
         )
-        if answer.succeeded:
+        if response.succeeded:
             logger.info("removed worker record key=%s", each.key)
             removed.append(each.record.pod)
     return removed
 
 
 async def _transact(endpoints: Sequence[Endpoint], tls: EtcdTLS | None, request: Any) -> Any:
-    return await ask_each(endpoints, tls, lambda etcd: etcd.Txn(request, timeout=TIMEOUT_SECONDS))
+    return await call_each(endpoints, tls, lambda etcd: etcd.Txn(request, timeout=TIMEOUT_SECONDS))
 
 
 def _key_of(item: Any) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
 from pdcluster_api.text import shortened
 
 _MAX_PEERS = 8
@@ -14,7 +14,7 @@ _MOST = 10**15
 """Largest count or rate: what is larger is no number that a worker means."""
 
 
-def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
+def read_disaggregation(content: Mapping[str, Any]) -> WorkerDisaggregation | None:
     """Parts of the section; None where one cannot be read, so that the rest of it counts all
     the same.
     """
@@ -23,7 +23,7 @@ def read_disaggregation(content: Mapping[str, Any]) -> Disaggregation | None:
         return None
     try:
         ratio = found.get("remote_ratio")
-        return Disaggregation(
+        return WorkerDisaggregation(
             transport=str(found["transport"])[:_MAX_NAME],
             refused=tuple(
                 (str(each["pod"])[:_MAX_NAME], shortened(str(each["reason"]), _MAX_REASON))

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from pdcluster_api.discovery.addresses import ResolvedEndpoint
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
-from pdcluster_api.plan.observed.state import Device, Disaggregation
+from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
 from pdcluster_api.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 << 20),
 )
-_WORDS_OF_ETCD = "etcdserver: "
+_ETCD_PREFIX = "etcdserver: "
 _NO_SPACE = "database space exceeded"
 _MAX_REASON = 300  # characters: it goes into a condition
 
@@ -41,7 +41,7 @@ Endpoint = str | ResolvedEndpoint
 
 
 @dataclass(frozen=True)
-class WorkerRecord:
+class RegisteredWorker:
     """The record of one worker.
 
     engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
@@ -57,8 +57,8 @@ class WorkerRecord:
     engine_id: str
     state: str
     addresses: dict[str, str]
-    device: Device | None = None
-    disaggregation: Disaggregation | None = None
+    device: WorkerDevice | None = None
+    disaggregation: WorkerDisaggregation | None = None
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class EtcdTLS:
 
 async def read_workers(
     endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
-) -> dict[str, WorkerRecord]:
+) -> dict[str, RegisteredWorker]:
     """Records below a prefix (`keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
-    found: dict[str, WorkerRecord] = {}
+    found: dict[str, RegisteredWorker] = {}
     for key, value in await _read_prefix(endpoints, prefix, tls):
         record = parse_record(key.removeprefix(prefix), value)
         if record is not None:
@@ -124,7 +124,7 @@ async def check_reachable(
 
     Only the number of keys is read: the rights to the cluster's own keys suffice.
     """
-    await ask_each(
+    await call_each(
         endpoints,
         tls,
         lambda etcd: etcd.Range(below(prefix, limit=1, count_only=True), timeout=TIMEOUT_SECONDS),
@@ -134,10 +134,10 @@ async def check_reachable(
 async def _read_prefix(
     endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None
 ) -> list[tuple[str, bytes]]:
-    answer = await ask_each(
+    response = await call_each(
         endpoints, tls, lambda etcd: etcd.Range(below(prefix), timeout=TIMEOUT_SECONDS)
     )
-    return [(item.key.decode(errors="replace"), item.value) for item in answer.kvs]
+    return [(item.key.decode(errors="replace"), item.value) for item in response.kvs]
 
 
 def below(prefix: str, **options: Any) -> Any:
@@ -146,7 +146,7 @@ def below(prefix: str, **options: Any) -> Any:
     return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)
 
 
-async def ask_each(
+async def call_each(
     endpoints: Sequence[Endpoint],
     tls: EtcdTLS | None,
     ask: Callable[[Any], Awaitable[Any]],
@@ -167,9 +167,9 @@ async def ask_each(
             reasons.append(_reason(e))
             if _NO_SPACE in (e.details() or ""):
                 raise EtcdFullError(f"etcd at {endpoint} has no room (alarm NOSPACE)") from e
-            said = one_line(e.details() or "", _MAX_REASON)
-            is_etcd = said.startswith(_WORDS_OF_ETCD)
-            failures.append(f"{endpoint} ({said})" if is_etcd else str(endpoint))
+            reported = one_line(e.details() or "", _MAX_REASON)
+            is_etcd = reported.startswith(_ETCD_PREFIX)
+            failures.append(f"{endpoint} ({reported})" if is_etcd else str(endpoint))
     raise EtcdUnreachableError(f"etcd does not answer at {', '.join(failures)}", "; ".join(reasons))
 
 
@@ -177,7 +177,7 @@ def _channel(endpoint: Endpoint, tls: EtcdTLS | None) -> grpc.aio.Channel:
     target, options = str(endpoint), list(_OPTIONS)
     if isinstance(endpoint, ResolvedEndpoint):
         target = endpoint.target
-        options.append(("grpc.default_authority", endpoint.given))
+        options.append(("grpc.default_authority", endpoint.text))
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     if isinstance(endpoint, ResolvedEndpoint):
@@ -192,7 +192,7 @@ def _reason(error: Any) -> str:
     return f"{error.code().name}: {details}" if details else str(error.code().name)
 
 
-def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
+def parse_record(relative_key: str, value: bytes) -> RegisteredWorker | None:
     """One record; None (and a log line) for a value that is none, so that it cannot hide the
     others.
     """
@@ -200,7 +200,7 @@ def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
         role, pool, pod = relative_key.split("/")
         content: dict[str, Any] = json.loads(value)
         addresses = {kind: content[f"{kind}_address"] for kind in ("http", "grpc", "kv")}
-        return WorkerRecord(
+        return RegisteredWorker(
             pod,
             role,
             pool,
@@ -215,9 +215,11 @@ def parse_record(relative_key: str, value: bytes) -> WorkerRecord | None:
         return None
 
 
-def _device(content: Mapping[str, Any]) -> Device | None:
+def _device(content: Mapping[str, Any]) -> WorkerDevice | None:
     """An older worker says none; what cannot be read hides nothing else of the record."""
-    said = content.get("device")
-    if not isinstance(said, Mapping) or not said.get("kind"):
+    reported = content.get("device")
+    if not isinstance(reported, Mapping) or not reported.get("kind"):
         return None
-    return Device(str(said["kind"]), str(said.get("name") or ""), str(said.get("note") or ""))
+    return WorkerDevice(
+        str(reported["kind"]), str(reported.get("name") or ""), str(reported.get("note") or "")
+    )

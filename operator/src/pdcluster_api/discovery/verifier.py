@@ -1,7 +1,7 @@
 """Asks decode workers to verify a KV transfer: POST /verify, over plain HTTP, with a proof.
 
 It reads one answer of bounded size, and never fails because of a worker: whatever one does
-otherwise is a NoAnswer with the reason.  The proof is an HMAC under the private key of the
+otherwise is a NoOutcome with the reason.  The proof is an HMAC under the private key of the
 cluster's certificate, which the operator and its workers alone hold, of what is asked and of a
 challenge that the worker gives for this one call (docs/contracts.md).
 """
@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from pdcluster_api.plan.observed.verification import Verification
+from pdcluster_api.plan.observed.verification import PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.text import one_line
 
@@ -37,17 +37,17 @@ CONNECT_SECONDS = 2.0
 MAX_CONCURRENT = 64
 """Verifications at one time, over all PDClusters: they are waited for, not computed here."""
 
-MAX_ASKED = 4
+MAX_TRIES = 4
 """Decode workers of a pool that are asked in turn, while those before are busy or do not answer."""
 
 
 @dataclass(frozen=True)
-class Question:
+class VerificationRequest:
     """One pair, asked of one worker.
 
     address:           host:port of its HTTP listener
     key:               the bytes of tls.key
-    revision, request: of the outcome; see `Verification`
+    revision, request: of the outcome; see `PairVerification`
     """
 
     pod: str
@@ -60,7 +60,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class NoAnswer:
+class NoOutcome:
     """Nothing is known: the worker is busy, or does not answer.  is_busy: it is."""
 
     reason: str
@@ -86,63 +86,67 @@ class Verifier:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def ask_any(self, questions: Sequence[Question]) -> Verification | NoAnswer:
+    async def verify_any(
+        self, requests: Sequence[VerificationRequest]
+    ) -> PairVerification | NoOutcome:
         """Ask workers of one pair, chosen at random, until one of them has an outcome."""
-        found: list[NoAnswer] = []
-        for question in random.sample(questions, min(MAX_ASKED, len(questions))):
-            answer = await self.ask(question)
-            if isinstance(answer, Verification):
-                return answer
-            found.append(answer)
-        return spoken(found)
+        found: list[NoOutcome] = []
+        for request in random.sample(requests, min(MAX_TRIES, len(requests))):
+            outcome = await self.verify(request)
+            if isinstance(outcome, PairVerification):
+                return outcome
+            found.append(outcome)
+        return best_reason(found)
 
-    async def ask(self, question: Question) -> Verification | NoAnswer:
+    async def verify(self, request: VerificationRequest) -> PairVerification | NoOutcome:
         """Verify once."""
         async with self._turns:
             try:
-                status, body = await self._post(question)
+                status, body = await self._post(request)
             except TimeoutError:
-                return NoAnswer(f"{question.pod} has not answered in time")
+                return NoOutcome(f"{request.pod} has not answered in time")
             except (aiohttp.ClientError, OSError, ValueError) as e:
-                said = one_line(str(e), _MAX_TEXT) or type(e).__name__
-                return NoAnswer(f"{question.pod} cannot be asked: {said}")
+                error_text = one_line(str(e), _MAX_TEXT) or type(e).__name__
+                return NoOutcome(f"{request.pod} cannot be asked: {error_text}")
         if status == 404:
-            return NoAnswer(f"{question.pod} is of an image that verifies no transfers")
+            return NoOutcome(f"{request.pod} is of an image that verifies no transfers")
         if status != 200:
-            return NoAnswer(f"{question.pod} answered with status {status}")
+            return NoOutcome(f"{request.pod} answered with status {status}")
         try:
             at = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-            return read_answer(json.loads(body), question, at)
+            return read_outcome(json.loads(body), request, at)
         except (ValueError, TypeError, KeyError, OverflowError):
-            return NoAnswer(f"the answer of {question.pod} cannot be read")
+            return NoOutcome(f"the answer of {request.pod} cannot be read")
 
-    async def _post(self, question: Question) -> tuple[int, bytes]:
+    async def _post(self, request: VerificationRequest) -> tuple[int, bytes]:
         """Post it without a proof, and then with one of the challenge that came back."""
-        status, body, challenge = await self._posted(question, {})
+        status, body, challenge = await self._posted(request, {})
         if status != _UNAUTHORIZED or challenge is None:
             return status, body
-        bearer = f"Bearer {challenge}:{proof(question, challenge)}"
-        status, body, _ = await self._posted(question, {"Authorization": bearer})
+        bearer = f"Bearer {challenge}:{proof(request, challenge)}"
+        status, body, _ = await self._posted(request, {"Authorization": bearer})
         return status, body
 
     async def _posted(
-        self, question: Question, headers: Mapping[str, str]
+        self, request: VerificationRequest, headers: Mapping[str, str]
     ) -> tuple[int, bytes, str | None]:
-        url = URL(f"http://{question.address}{_PATH}").with_query(_query(question))
-        async with self._session.post(url, headers=headers, allow_redirects=False) as answer:
+        url = URL(f"http://{request.address}{_PATH}").with_query(_query(request))
+        async with self._session.post(url, headers=headers, allow_redirects=False) as outcome:
             body = bytearray()
-            async for chunk in answer.content.iter_any():
+            async for chunk in outcome.content.iter_any():
                 body += chunk
                 if len(body) > _MAX_BYTES:
                     raise ValueError(f"its answer has more than {_MAX_BYTES} bytes")
-            asked_for = _CHALLENGE.fullmatch(answer.headers.get("WWW-Authenticate", ""))
-            return answer.status, bytes(body), asked_for and asked_for[1]
+            offered = _CHALLENGE.fullmatch(outcome.headers.get("WWW-Authenticate", ""))
+            return outcome.status, bytes(body), offered and offered[1]
 
 
-def questions_of(due: DueVerification, addresses: Mapping[str, str], key: bytes) -> list[Question]:
-    """Questions to those workers of a pair that have an address; see `Question`."""
+def verification_requests(
+    due: DueVerification, addresses: Mapping[str, str], key: bytes
+) -> list[VerificationRequest]:
+    """Questions to those workers of a pair that have an address; see `VerificationRequest`."""
     return [
-        Question(
+        VerificationRequest(
             pod,
             addresses[pod],
             key,
@@ -156,47 +160,49 @@ def questions_of(due: DueVerification, addresses: Mapping[str, str], key: bytes)
     ]
 
 
-def spoken(answers: Iterable[NoAnswer]) -> NoAnswer:
+def best_reason(outcomes: Iterable[NoOutcome]) -> NoOutcome:
     """Answer of a pair none of whose workers has an outcome: that of a busy one, else the last.
 
-    >>> spoken([NoAnswer("busy", is_busy=True), NoAnswer("gone")]).reason
+    >>> best_reason([NoOutcome("busy", is_busy=True), NoOutcome("gone")]).reason
     'busy'
-    >>> spoken([NoAnswer("gone"), NoAnswer("slow")]).reason
+    >>> best_reason([NoOutcome("gone"), NoOutcome("slow")]).reason
     'slow'
     """
-    found = NoAnswer("no decode worker of it has an address and a certificate yet")
-    for answer in answers:
-        if answer.is_busy or not found.is_busy:
-            found = answer
+    found = NoOutcome("no decode worker of it has an address and a certificate yet")
+    for outcome in outcomes:
+        if outcome.is_busy or not found.is_busy:
+            found = outcome
     return found
 
 
-def proof(question: Question, challenge: str) -> str:
+def proof(request: VerificationRequest, challenge: str) -> str:
     """Proof for one call of one worker."""
-    asked = f"{question.prefill_pool} {str(question.even_if_busy).lower()} {challenge}"
-    purpose = f"verify {question.pod} {asked}"
-    return hmac.new(question.key, purpose.encode(), hashlib.sha256).hexdigest()
+    parameters = f"{request.prefill_pool} {str(request.even_if_busy).lower()} {challenge}"
+    purpose = f"verify {request.pod} {parameters}"
+    return hmac.new(request.key, purpose.encode(), hashlib.sha256).hexdigest()
 
 
-def _query(question: Question) -> dict[str, str]:
-    query = {"prefill_pool": question.prefill_pool}
-    return query | ({"even_if_busy": "true"} if question.even_if_busy else {})
+def _query(request: VerificationRequest) -> dict[str, str]:
+    query = {"prefill_pool": request.prefill_pool}
+    return query | ({"even_if_busy": "true"} if request.even_if_busy else {})
 
 
-def read_answer(body: Mapping[str, Any], question: Question, at: str) -> Verification | NoAnswer:
+def read_outcome(
+    body: Mapping[str, Any], request: VerificationRequest, at: str
+) -> PairVerification | NoOutcome:
     """The outcome of an answer.  Raises what reading a wrong one raises."""
     outcome, message = body["outcome"], one_line(str(body.get("message", "")), _MAX_TEXT)
     if outcome == "postponed":
-        return NoAnswer(message, is_busy=True)
+        return NoOutcome(message, is_busy=True)
     if outcome not in ("verified", "failed"):
         raise ValueError(f"outcome {outcome!r}")
-    return Verification(
-        question.revision,
+    return PairVerification(
+        request.revision,
         at,
-        question.request,
+        request.request,
         fault=None if outcome == "verified" else _text(body, "fault") or "transfer_failed",
         message=message,
-        decode_worker=question.pod,
+        decode_worker=request.pod,
         prefill_worker=_text(body, "prefill"),
         transport=_text(body, "transport"),
         num_tokens=_count(body, "num_tokens"),

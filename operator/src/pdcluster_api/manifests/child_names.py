@@ -31,7 +31,7 @@ def child_names(cluster: str) -> ChildNames:
     return ChildNames(f"{cluster}-pdc", f"{cluster}-pdc-ca", f"{cluster}-pdc-tls")
 
 
-def names_of_before(cluster: str) -> ChildNames:
+def older_names(cluster: str) -> ChildNames:
     """The names that workloads recorded by an older operator go by, for as long as they run."""
     return ChildNames(cluster, f"{cluster}-ca", f"{cluster}-tls")
 

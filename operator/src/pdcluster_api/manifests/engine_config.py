@@ -11,12 +11,12 @@ from pdcluster_api.manifests.objects import (
     Manifest,
 )
 from pdcluster_api.manifests.vllm import vllm_logging
-from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file
+from pdcluster_api.manifests.worker_config import EtcdTls, WorkerFileSettings, engine_file
 from pdcluster_api.manifests.yaml_text import yaml_text
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 
 ENGINE_FOLDER = "/etc/pdcluster/engine"
 POLICY_FOLDER = "/etc/pdcluster/policy"
@@ -35,7 +35,7 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
     )
 
 
-def asks_for_keys(cluster: PDCluster, role: str) -> bool:
+def requires_keys(cluster: PDCluster, role: str) -> bool:
     """Return whether workers of a role check API keys: those that can answer a client, if a
     Secret with keys is named.
     """
@@ -49,7 +49,7 @@ def engine_config(
     cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool
 ) -> Manifest:
     """`data` of the engine ConfigMap."""
-    site = WorkerSite(
+    site = WorkerFileSettings(
         model_path=model_path,
         etcd_endpoints=etcd_endpoints(cluster),
         ca=f"{TLS_FOLDER}/ca.crt",
@@ -59,7 +59,7 @@ def engine_config(
         grpc_port=GRPC_PORT,
         kv_port=KV_PORT,
         etcd_tls=_etcd_tls(cluster, etcd_client_certificate),
-        api_keys=API_KEYS_FOLDER if asks_for_keys(cluster, role) else None,
+        api_keys=API_KEYS_FOLDER if requires_keys(cluster, role) else None,
     )
     engine = _engine(cluster, role)
     files = {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, engine, site))}

@@ -21,7 +21,7 @@ from pdcluster_api.manifests.objects import (
     ETCD_PEER_PORT,
     Manifest,
     Owner,
-    Site,
+    RenderSettings,
     new_object,
 )
 from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
@@ -31,7 +31,7 @@ _HASH_LENGTH = 8
 
 
 def render_etcd(
-    cluster: PDCluster, owner: Owner, site: Site, records: Iterable[Mapping[str, Any]]
+    cluster: PDCluster, owner: Owner, site: RenderSettings, records: Iterable[Mapping[str, Any]]
 ) -> tuple[Manifest, ...]:
     """All objects of the managed etcd, its record first; none where endpoints are given.
 
@@ -77,13 +77,13 @@ def etcd_record_name(cluster: PDCluster) -> str:
     etcd = cluster.spec.discovery.etcd
     # of a StatefulSet in memory, which an older operator made, the name is another one
     kind = {"kind": "Deployment"} if etcd.storage is None else {}
-    asked = json.dumps({**etcd.model_dump(exclude_defaults=True), **kind}, sort_keys=True)
+    spec = json.dumps({**etcd.model_dump(exclude_defaults=True), **kind}, sort_keys=True)
     return (
-        f"{cluster.metadata.name}-etcd-{hashlib.sha256(asked.encode()).hexdigest()[:_HASH_LENGTH]}"
+        f"{cluster.metadata.name}-etcd-{hashlib.sha256(spec.encode()).hexdigest()[:_HASH_LENGTH]}"
     )
 
 
-def _deployment(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
+def _deployment(cluster: PDCluster, owner: Owner, site: RenderSettings) -> Manifest:
     return {
         "replicas": 1,
         # the old one goes first: two beside each other would each have some of the workers
@@ -97,7 +97,7 @@ def _deployment(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
     }
 
 
-def _stateful_set(cluster: PDCluster, owner: Owner, site: Site) -> Manifest:
+def _stateful_set(cluster: PDCluster, owner: Owner, site: RenderSettings) -> Manifest:
     etcd = cluster.spec.discovery.etcd
     spec: Manifest = {
         "replicas": etcd.replicas,

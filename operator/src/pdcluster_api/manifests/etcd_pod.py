@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.manifests.child_names import child_names
-from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest, Owner, Site
+from pdcluster_api.manifests.objects import (
+    ETCD_CLIENT_PORT,
+    ETCD_PEER_PORT,
+    Manifest,
+    Owner,
+    RenderSettings,
+)
 from pdcluster_api.manifests.security import container_security, pod_security
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import EtcdSpec, StorageSpec
@@ -41,7 +47,9 @@ class EtcdSizes:
         return cls(quota, quota + LOGS_MIB, quota + LOGS_MIB + PROCESS_MIB)
 
 
-def etcd_pod(cluster: PDCluster, owner: Owner, site: Site, labels: dict[str, str]) -> Manifest:
+def etcd_pod(
+    cluster: PDCluster, owner: Owner, site: RenderSettings, labels: dict[str, str]
+) -> Manifest:
     """The pod template of the members."""
     etcd, sizes = cluster.spec.discovery.etcd, EtcdSizes.for_workers(_most_workers(cluster))
     spec: Manifest = {
@@ -92,7 +100,7 @@ def _most_workers(cluster: PDCluster) -> int:
     return sum(pool.max_replicas or pool.replicas for pool in pools)
 
 
-def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Manifest:
+def _container(etcd: EtcdSpec, owner: Owner, site: RenderSettings, sizes: EtcdSizes) -> Manifest:
     flags = {**_flags(), **_places(etcd, owner, site)}
     quota = {"quota-backend-bytes": str(sizes.quota << 20)}
     return {
@@ -123,7 +131,7 @@ def _container(etcd: EtcdSpec, owner: Owner, site: Site, sizes: EtcdSizes) -> Ma
     }
 
 
-def _places(etcd: EtcdSpec, owner: Owner, site: Site) -> dict[str, str]:
+def _places(etcd: EtcdSpec, owner: Owner, site: RenderSettings) -> dict[str, str]:
     """Names and addresses of a member: it alone, or one of those of a StatefulSet."""
     services = f"{owner.namespace}.svc.{site.cluster_domain}"
     domain = f"{peers_name(owner.name)}.{services}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
 from pdcluster_api.schema.pdcluster import KIND
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 Manifest = dict[str, Any]
@@ -22,7 +22,7 @@ USER = 65532  # the images' own user; neither workers nor etcd ever run as root
 
 
 @dataclass(frozen=True)
-class Site:
+class RenderSettings:
     """Settings of the operator that rendering depends on.
 
     worker_image:       for a revision whose spec names none; resolved by the caller and kept in the
@@ -40,7 +40,7 @@ class Site:
     cluster_domain: str = "cluster.local"
     server_image: str = ""
 
-    def image_beside(self, engine_type: str) -> str:
+    def worker_image_for(self, engine_type: str) -> str:
         """The image of workers with an engine of a type, of a revision whose spec names none."""
         return (self.server_image if engine_type == VLLM else "") or self.worker_image
 

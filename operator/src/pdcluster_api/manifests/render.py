@@ -14,7 +14,7 @@ from pdcluster_api.manifests.engine_container import has_engine_container
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
 from pdcluster_api.manifests.inference_pool import inference_pool
 from pdcluster_api.manifests.network_policy import workers_policy
-from pdcluster_api.manifests.objects import Manifest, Owner, Site
+from pdcluster_api.manifests.objects import Manifest, Owner, RenderSettings
 from pdcluster_api.manifests.policy import policy_config
 from pdcluster_api.manifests.record import (
     hashed_record,
@@ -29,13 +29,13 @@ from pdcluster_api.manifests.service import ingress_service, workers_service
 from pdcluster_api.manifests.service_account import service_account
 from pdcluster_api.manifests.tls_secrets import render_tls_secrets
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 __all__ = [
     "Manifest",
     "Owner",
-    "Site",
+    "RenderSettings",
     "etcd_record_name",
     "hashed_record",
     "image_of_record",
@@ -54,7 +54,7 @@ NO_BUDGETS: Mapping[WorkloadId, int] = MappingProxyType({})
 def render_shared(
     cluster: PDCluster,
     owner: Owner,
-    site: Site,
+    site: RenderSettings,
     serving: str,
     *,
     serving_role: str | None = None,

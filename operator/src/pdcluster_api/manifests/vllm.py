@@ -34,7 +34,7 @@ _FLAGS = {
 
 
 @dataclass(frozen=True)
-class StockSite:
+class VllmSettings:
     """Listeners of a stock engine.
 
     http, kv_events: of this worker's server process alone, on loopback
@@ -49,17 +49,17 @@ class StockSite:
     is_process: bool = False
 
 
-IN_CONTAINER = StockSite(address="$(POD_IP)")
+IN_CONTAINER = VllmSettings(address="$(POD_IP)")
 """Listeners in a pod, whose address the kubelet puts in."""
 
 
 def vllm_command(
-    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, model_path: str, site: StockSite
+    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, model_path: str, site: VllmSettings
 ) -> list[str]:
     """The whole command line.  engine: of the role of the pool."""
     model = cluster.spec.model
     ours = {
-        **_given(engine),
+        **_flags_of_fields(engine),
         "--dtype": model.dtype,
         "--served-model-name": model.name,
         "--host": LOOPBACK,
@@ -98,7 +98,7 @@ def vllm_command(
     ]
 
 
-def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: StockSite) -> dict[str, str]:
+def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> dict[str, str]:
     """Environment variables over those that the image or the machine has."""
     on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
     threads = {}
@@ -157,7 +157,7 @@ def vllm_logging(engine: EngineSpec) -> str:
     )
 
 
-def _given(engine: EngineSpec) -> dict[str, object]:
+def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:
     return {
         flag: value
         for name, flag in _FLAGS.items()

@@ -11,14 +11,14 @@ contract with the worker (`tests/contract`).
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pdcluster_api.manifests.vllm import IN_CONTAINER, StockSite, vllm_command, vllm_environment
+from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_command, vllm_environment
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.sections import PoolSpec
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class EtcdTls:
 
 
 @dataclass(frozen=True)
-class WorkerSite:
+class WorkerFileSettings:
     """Values of a worker's place and not of the spec: paths as it sees them, listeners (port 0 =
     any).
 
     api_keys: folder of files that each hold one key which clients may present; None = no key is
               asked for
-    stock:    where a stock engine listens
+    vllm:     where a stock engine listens
     """
 
     model_path: str
@@ -53,7 +53,7 @@ class WorkerSite:
     kv_port: int = 9100
     etcd_tls: EtcdTls | None = None
     api_keys: str | None = None
-    stock: StockSite = IN_CONTAINER
+    vllm: VllmSettings = IN_CONTAINER
 
 
 _LISTEN = {
@@ -64,8 +64,8 @@ _LISTEN = {
     "api_keys": "apiKeys",
 }
 
-_STOCK_PORTS = {"http": "port", "kv_events": "kvEventsPort", "side_channel": "sideChannelPort"}
-_STOCK_FACTS = {
+_VLLM_PORTS = {"http": "port", "kv_events": "kvEventsPort", "side_channel": "sideChannelPort"}
+_VLLM_FACTS = {
     "type",
     "block_size",
     "max_batched_tokens",
@@ -77,8 +77,8 @@ _STOCK_FACTS = {
 }
 """Fields that the server process of a stock engine has to know; the others are flags alone."""
 
-_STOCK_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 1024}
-_STOCK_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
+_VLLM_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 1024}
+_VLLM_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
 """vLLM's own where the field is left to it: of each rank on CPUs, and of an H100.
 
 It does not say which it took.  The server process grants credits by them, so too few would leave
@@ -92,13 +92,13 @@ _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
 
 def engine_file(
-    cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
+    cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
     """The engine file of the workers of one role and pool; `gpu` is always in it."""
     model = cluster.spec.model
     discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
     if site.etcd_tls:
-        discovery["tls"] = _given(site.etcd_tls)
+        discovery["tls"] = _set_fields(site.etcd_tls)
     return {
         "cluster": cluster.metadata.name,
         "revision": revision_of(cluster.spec),
@@ -113,7 +113,9 @@ def engine_file(
         "engine": _engine(cluster, pool, engine, site),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
-        "listen": {_LISTEN[name]: value for name, value in _given(site).items() if name in _LISTEN},
+        "listen": {
+            _LISTEN[name]: value for name, value in _set_fields(site).items() if name in _LISTEN
+        },
     }
 
 
@@ -150,36 +152,36 @@ def _stall_seconds(spec: PDClusterSpec) -> int:
 
 
 def _engine(
-    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerSite
+    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
     if engine.type != VLLM:
         section: dict[str, Any] = engine.sized_for(pool.gpu).model_dump(
             mode="json", by_alias=True, exclude_defaults=True
         )
         return section
-    stock: dict[str, Any] = {
-        _STOCK_PORTS[name]: value
-        for name, value in _given(site.stock).items()
-        if name in _STOCK_PORTS
+    vllm: dict[str, Any] = {
+        _VLLM_PORTS[name]: value
+        for name, value in _set_fields(site.vllm).items()
+        if name in _VLLM_PORTS
     }
-    if site.stock.is_process:
-        stock["command"] = vllm_command(cluster, pool, engine, site.model_path, site.stock)
-        stock["env"] = vllm_environment(pool, engine, site.stock)
-    return {**_stock_facts(pool, engine), "vllm": stock}
+    if site.vllm.is_process:
+        vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
+        vllm["env"] = vllm_environment(pool, engine, site.vllm)
+    return {**_vllm_facts(pool, engine), "vllm": vllm}
 
 
-def _stock_facts(pool: PoolSpec, engine: EngineSpec) -> dict[str, Any]:
+def _vllm_facts(pool: PoolSpec, engine: EngineSpec) -> dict[str, Any]:
     """Fields as vLLM has them: each that is given, default or not, is one of its flags too."""
     given: dict[str, Any] = engine.model_dump(
-        mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_STOCK_FACTS
+        mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_VLLM_FACTS
     )
     if pool.gpu != NO_ACCELERATOR:
-        return _STOCK_SIZES | given
+        return _VLLM_SIZES | given
     ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    return {name: size * ranks for name, size in _STOCK_SIZES_ON_CPU.items()} | given
+    return {name: size * ranks for name, size in _VLLM_SIZES_ON_CPU.items()} | given
 
 
-def _given(part: EtcdTls | WorkerSite | StockSite) -> dict[str, Any]:
+def _set_fields(part: EtcdTls | WorkerFileSettings | VllmSettings) -> dict[str, Any]:
     """The values that differ from the defaults."""
     return {
         field.name: value
@@ -188,6 +190,6 @@ def _given(part: EtcdTls | WorkerSite | StockSite) -> dict[str, Any]:
     }
 
 
-def _fields(section: Section) -> dict[str, Any]:
+def _fields(section: SpecSection) -> dict[str, Any]:
     fields: dict[str, Any] = section.model_dump(mode="json", by_alias=True)
     return fields

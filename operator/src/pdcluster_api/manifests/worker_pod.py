@@ -18,7 +18,7 @@ from pdcluster_api.manifests.engine_config import (
     POLICY_FILE,
     POLICY_FOLDER,
     TLS_FOLDER,
-    asks_for_keys,
+    requires_keys,
 )
 from pdcluster_api.manifests.engine_container import (
     SHARED_MEMORY as ENGINE_SHARED_MEMORY,
@@ -32,7 +32,7 @@ from pdcluster_api.manifests.security import container_security, pod_security
 from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.sections import ROUTER, PoolSpec, RoleSpec
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 from pdcluster_api.schema.workload import WorkloadId
 
 CONTAINER = "worker"
@@ -118,7 +118,7 @@ def _spec(
         "volumes": [*files.values(), *_scratch(SHARED_MEMORY), *model.volumes],
     }
     init_containers = list(model.init_containers)
-    if has_stock_engine(cluster, workload.role):
+    if has_vllm_engine(cluster, workload.role):
         init_containers.append(_engine(cluster, workload, pool, model))
         spec["volumes"] = [
             *files.values(),
@@ -138,7 +138,7 @@ def _container(
 ) -> Manifest:
     role = cluster.spec.roles.present()[workload.role]
     base = _base_container(cluster, role, image)
-    is_server = has_stock_engine(cluster, workload.role)
+    is_server = has_vllm_engine(cluster, workload.role)
     files = [
         "--engine-config",
         f"{ENGINE_FOLDER}/{ENGINE_FILE}",
@@ -171,7 +171,7 @@ def _container(
     }
 
 
-def has_stock_engine(cluster: PDCluster, role: str) -> bool:
+def has_vllm_engine(cluster: PDCluster, role: str) -> bool:
     """Return whether workers of a role are our server process beside a stock engine."""
     return role != ROUTER and cluster.spec.engine_of(role).type == VLLM
 
@@ -260,7 +260,7 @@ def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[
     }
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)
-    if key_secret is not None and asks_for_keys(cluster, workload.role):
+    if key_secret is not None and requires_keys(cluster, workload.role):
         volumes[API_KEYS_FOLDER] = _keys(key_secret)
     return volumes
 

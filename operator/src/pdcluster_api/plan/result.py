@@ -26,7 +26,7 @@ class ScalerPlan:
 
 
 @dataclass(frozen=True)
-class Event:
+class PlannedEvent:
     """Something worth an event on the PDCluster.  warning: of type Warning instead of Normal."""
 
     reason: str
@@ -62,7 +62,7 @@ class ClusterPlan:
     commands:   pods that get a drain command before StatefulSets are written; others lose theirs
     cut:        pods that go though they have not drained: their time is over
     budgets:    per serving workload, the number of its workers that a node drain leaves ready
-    ghosts:     pods that do not exist and whose records may be removed
+    stale_records: pods that do not exist and whose records may be removed
     needs_worker_records: the plan depends on a fresh read of the worker records
     verify:     KV transfers to verify now
     status:     the whole status of the PDCluster, conditions with their transition times included
@@ -78,13 +78,13 @@ class ClusterPlan:
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]
     status: Mapping[str, Any]
-    events: tuple[Event, ...] = ()
+    events: tuple[PlannedEvent, ...] = ()
     ends_first: bool = False
     requeue_after_seconds: float | None = None
     reports_first: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
-    ghosts: tuple[str, ...] = ()
+    stale_records: tuple[str, ...] = ()
     needs_worker_records: bool = False
     verify: tuple[DueVerification, ...] = ()

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, model_validator
 
 from pdcluster_api.schema.rules import rule, spelled
-from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.section import Many, SpecSection
 from pdcluster_api.schema.values import (
     Above0,
     AcceleratorCount,
@@ -25,7 +25,7 @@ from pdcluster_api.schema.values import (
 )
 
 
-class PrefillScalingSpec(Section):
+class PrefillScalingSpec(SpecSection):
     """Thresholds of prefill: it scales up when any signal is over its threshold, and down when
     all are under theirs.
 
@@ -47,7 +47,7 @@ class PrefillScalingSpec(Section):
     headroom: Ratio = 0.0
 
 
-class DecodeScalingSpec(Section):
+class DecodeScalingSpec(SpecSection):
     """Thresholds of decode (or mixed).
 
     queue_up, queue_down:       requests that wait in its engines, in all
@@ -66,7 +66,7 @@ Window = Annotated[int, Field(ge=0, le=3600)]
 """Seconds, all of whose decisions are remembered."""
 
 
-class ScaleUpSpec(Section):
+class ScaleUpSpec(SpecSection):
     """Speed at which a role grows.
 
     window_seconds: how long every decision must have agreed
@@ -78,14 +78,14 @@ class ScaleUpSpec(Section):
     max_step: Natural = 4
 
 
-class ScaleDownSpec(Section):
+class ScaleDownSpec(SpecSection):
     """Speed at which a role shrinks; as in ScaleUpSpec."""
 
     window_seconds: Window = 300
     max_step: Natural = 1
 
 
-class RatioSpec(Section):
+class RatioSpec(SpecSection):
     """Bounds of prefill capacity over decode capacity, each weighted by its accelerators; None
     = no bound.
     """
@@ -94,7 +94,7 @@ class RatioSpec(Section):
     max: Above0 | None = None
 
 
-class BudgetSpec(Section):
+class BudgetSpec(SpecSection):
     """Most accelerators of all pools together, pods that still end included; a worker counts with
     all it has, one without any as one, a router as none.
 
@@ -121,7 +121,7 @@ def _time_zone(name: str) -> str:
     return name
 
 
-class ScheduleSpec(Section):
+class ScheduleSpec(SpecSection):
     """Other bounds of a pool at some hours: one of them at least.
 
     start, end: HH:MM in time_zone; an end before the start is on the next day
@@ -152,7 +152,7 @@ class ScheduleSpec(Section):
         return self
 
 
-class AutoscaleSpec(Section):
+class AutoscaleSpec(SpecSection):
     """Mode and rules of scaling by metrics.
 
     mode:                  Off = `kubectl scale`; Advise = as Off, and decisions are shown; On = the

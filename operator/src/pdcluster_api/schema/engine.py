@@ -8,8 +8,9 @@ from pdcluster_api.schema.accelerators import NO_ACCELERATOR
 from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.rules import rule
 from pdcluster_api.schema.scheduling import ChunkScheduleSpec, SchedulerName
-from pdcluster_api.schema.section import Many, Section
-from pdcluster_api.schema.stock_engine import (
+from pdcluster_api.schema.section import Many, SpecSection
+from pdcluster_api.schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
+from pdcluster_api.schema.vllm_engine import (
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_VARIABLES,
@@ -17,7 +18,6 @@ from pdcluster_api.schema.stock_engine import (
     check_argument,
     check_variables,
 )
-from pdcluster_api.schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
 
 MAX_ENGINES = 8
 """Most engines of one worker: each has a KV port of its own, which the network policy opens."""
@@ -41,7 +41,7 @@ Argument = Annotated[Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_
 """A flag of a stock engine, or the value of one."""
 
 
-class PrefillDelayerSpec(Section):
+class PrefillDelayerSpec(SpecSection):
     """Time for which new prompts are held back so that they are prefilled together.
 
     max_delay_passes:          steps of the engine for which a prompt is held back, less one
@@ -57,7 +57,7 @@ class PrefillDelayerSpec(Section):
     queue_min_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
 
 
-class SpeculationSpec(Section):
+class SpeculationSpec(SpecSection):
     """Tokens that are guessed and verified by the next step, on decode and mixed workers.
 
     method:                Off = none are; ngram = from the request's own tokens; draft = by a
@@ -102,7 +102,7 @@ class SpeculationSpec(Section):
         return self
 
 
-class EngineSpec(Section):
+class EngineSpec(SpecSection):
     """Sizes of the engine.
 
     On a role, only the values that are given count: they go over those of `spec.engine`.

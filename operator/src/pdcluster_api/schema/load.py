@@ -16,8 +16,8 @@ from pdcluster_api.errors import Fault, InvalidObjectError
 from pdcluster_api.schema.faults import UNKNOWN_FIELD, Location, faults_of
 from pdcluster_api.schema.pdcluster import KIND, PDCluster
 from pdcluster_api.schema.rules import json_size, too_long
-from pdcluster_api.schema.stock_engine import VLLM
 from pdcluster_api.schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
+from pdcluster_api.schema.vllm_engine import VLLM
 
 _SPEC_BYTES = "specBytes"
 """Field in place of a spec that is too long."""

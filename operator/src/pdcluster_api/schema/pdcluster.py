@@ -19,7 +19,7 @@ from pdcluster_api.schema.ranks import gpus_per_replica, misfit
 from pdcluster_api.schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
 from pdcluster_api.schema.rules import rule, spelled
 from pdcluster_api.schema.scheduling import scheduling_fault
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.sections import (
     MAX_ACCELERATORS,
     ROUTER,
@@ -33,13 +33,13 @@ from pdcluster_api.schema.sections import (
     RolloutSpec,
     ServiceSpec,
 )
-from pdcluster_api.schema.stock_engine import engine_faults
 from pdcluster_api.schema.values import Name, PodTemplate, SizeOfSpec
+from pdcluster_api.schema.vllm_engine import engine_faults
 
 KIND = "PDCluster"
 
 
-class Metadata(Section):
+class Metadata(SpecSection):
     """Name and namespace of the object; labels and annotations are the user's own."""
 
     name: Name
@@ -55,7 +55,7 @@ class Metadata(Section):
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
-class PDClusterSpec(Section):
+class PDClusterSpec(SpecSection):
     """The model and its servers.  accelerators: types by name, on top of and over those of
     accelerators.yaml.
     """
@@ -374,7 +374,7 @@ class PDClusterSpec(Section):
         return "mixed" if self.roles.mixed is not None else "decode"
 
 
-class PDCluster(Section):
+class PDCluster(SpecSection):
     """One cluster of prefill and decode (or mixed) workers."""
 
     api_version: Literal["pdcluster.io/v1alpha1"]

@@ -5,11 +5,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.values import Text
 
 
-class PlacementSpec(Section):
+class PlacementSpec(SpecSection):
     """Keep all workers of a revision on nodes with one value of a label, such as a rack.
 
     min_transfer_gbps: 10**9 bytes per second, below which KVTransferVerified is False
@@ -22,7 +22,7 @@ class PlacementSpec(Section):
     )
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_content(self) -> Self:
         if self.domain_label is None and self.min_transfer_gbps is None:
             raise rule("says nothing", "give domainLabel, minTransferGBps or both, or remove it")
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.values import Above0, Milliseconds, Natural, Positive, Text
 
 MAX_TENANTS = 1000
@@ -13,7 +13,7 @@ MAX_TENANTS = 1000
 Tier = Literal["high", "normal", "low"]
 
 
-class AdmissionSpec(Section):
+class AdmissionSpec(SpecSection):
     """Bounds of an ingress worker; beyond them a request is answered 503 (queue) or 413 (body).
 
     max_queued_requests: that wait for their first token
@@ -29,14 +29,14 @@ class AdmissionSpec(Section):
     worker_wait_seconds: Annotated[float, Field(ge=0.0, le=600.0)] = 0.0
 
 
-class SloSpec(Section):
+class SloSpec(SpecSection):
     """Latency objectives of requests that give none.  tpot_milliseconds: None = none"""
 
     ttft_milliseconds: Milliseconds = 500.0
     tpot_milliseconds: Milliseconds | None = None
 
 
-class EarlyRejectionSpec(Section):
+class EarlyRejectionSpec(SpecSection):
     """Fate of a request of low priority whose estimated TTFT or TPOT is over its SLO.
 
     enabled:                 estimate before any work
@@ -47,7 +47,7 @@ class EarlyRejectionSpec(Section):
     reject_on_slo_violation: bool = True
 
 
-class HighPrioritySpec(Section):
+class HighPrioritySpec(SpecSection):
     """offload_at_once: prompts go to a prefill worker whatever its queue and however idle the
     decode worker is.
     """
@@ -55,7 +55,7 @@ class HighPrioritySpec(Section):
     offload_at_once: bool = False
 
 
-class LowPrioritySpec(Section):
+class LowPrioritySpec(SpecSection):
     """Queues and workers for requests of low priority.
 
     threshold_milliseconds: of waiting for the first token beside other requests; None = any wait
@@ -69,14 +69,14 @@ class LowPrioritySpec(Section):
     prefill_workers: Literal["Allowed", "WhenCalm", "Barred"] = "Allowed"
 
 
-class SmallerModelSpec(Section):
+class SmallerModelSpec(SpecSection):
     """A model that is served elsewhere, named to those that are refused here.  url: of its API"""
 
     name: Text
     url: Text | None = None
 
 
-class DegradationSpec(Section):
+class DegradationSpec(SpecSection):
     """Losses of requests of low priority under load, before they are refused.
 
     at_pressure:       the share of its SLO at which an estimate counts as load
@@ -90,7 +90,7 @@ class DegradationSpec(Section):
     smaller_model: SmallerModelSpec | None = None
 
 
-class EstimationSpec(Section):
+class EstimationSpec(SpecSection):
     """Estimate of the time until a request is complete, and the effect of deadlines.
 
     estimator:               ema = the averages of earlyRejection alone; rwt, loadAware:
@@ -121,7 +121,7 @@ class EstimationSpec(Section):
         return self
 
 
-class TenantSpec(Section):
+class TenantSpec(SpecSection):
     """Limits of the requests with one API key; None = no limit.
 
     Each ingress worker lets through an even share.  Each choice of each prompt is a request.
@@ -139,7 +139,7 @@ class TenantSpec(Section):
     tokens_per_minute: Positive | None = None
 
 
-class QosSpec(Section):
+class QosSpec(SpecSection):
     """Policy: which requests are accepted, and when a stalled engine is given up.
 
     Takes effect without a restart.

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from pdcluster_api.schema.rules import rule
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 
 _FACTORS = {"": Decimal(1), "m": Decimal("0.001")} | {
     prefix + suffix: Decimal(base) ** power
@@ -43,7 +43,7 @@ def number_of(amount: int | str) -> Decimal:
     return Decimal(match[1]) * _FACTORS[match[2]]
 
 
-class ResourcesSpec(Section):
+class ResourcesSpec(SpecSection):
     """CPU, memory and the like of one worker, as in a container; accelerators are added from the
     pool's gpu.
     """

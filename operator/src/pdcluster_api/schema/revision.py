@@ -21,13 +21,13 @@ from typing import Any
 
 from pydantic import Field
 
+from pdcluster_api.schema.canonical import canonical, in_order
 from pdcluster_api.schema.engine import BY_DEVICE
 from pdcluster_api.schema.names import REVISION_LENGTH
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.placement import PlacementSpec
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.sections import ROUTER, RoleSpec
-from pdcluster_api.schema.spelling import in_order, one_spelling
 
 
 class RunningSpec(PDClusterSpec):
@@ -100,12 +100,12 @@ def _template_hash(same: _Same, *, is_router: bool) -> str:
     spec = same.spec
     if is_router:
         routers = {} if spec.roles.router is None else {ROUTER: spec.roles.router}
-        return _hash(one_spelling(_roles(spec, routers)))
+        return _hash(canonical(_roles(spec, routers)))
     shared, etcd = _shared(spec), spec.discovery.etcd
     image = shared["image"] | {"pull_secrets": in_order(spec.image.pull_secrets)}
     sets = {"image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}
     roles = _roles(spec, spec.roles.computing())
-    return _hash(one_spelling({**shared, **sets, "roles": roles}))
+    return _hash(canonical({**shared, **sets, "roles": roles}))
 
 
 def _hash(content: Any) -> str:
@@ -116,8 +116,8 @@ def _hash(content: Any) -> str:
 def _shared(spec: PDClusterSpec) -> dict[str, Any]:
     etcd = spec.discovery.etcd
     return {
-        "model": _given(spec.model),
-        "image": _given(spec.image),
+        "model": _set_fields(spec.model),
+        "image": _set_fields(spec.image),
         "etcd": [etcd.endpoints, etcd.tls_secret],
         "apiKeys": spec.service.api_key_secret,
         "placement": _placement(spec.placement),
@@ -131,9 +131,9 @@ def _roles(
 ) -> dict[str, Any]:
     return {
         name: {
-            "engine": _given(spec.engine_of(name))
+            "engine": _set_fields(spec.engine_of(name))
             | (_by_device(spec, name) if knows_devices else {}),
-            "resources": _given(role.resources),
+            "resources": _set_fields(role.resources),
             "podTemplate": role.pod_template,
         }
         for name, role in roles.items()
@@ -155,6 +155,6 @@ def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:
     return placement.model_dump(exclude_defaults=True, exclude={"min_transfer_gbps"})
 
 
-def _given(section: Section) -> dict[str, Any]:
+def _set_fields(section: SpecSection) -> dict[str, Any]:
     """The values that differ from the defaults."""
     return section.model_dump(exclude_defaults=True)

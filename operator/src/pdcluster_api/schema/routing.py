@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule
-from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.section import Many, SpecSection
 from pdcluster_api.schema.values import Natural, Positive, Weight
 
 DEFAULT_LENGTH_THRESHOLD = 256
@@ -23,7 +23,7 @@ SloMilliseconds = Annotated[float, Field(gt=0.0, le=600_000.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class OffloadScoreSpec(Section):
+class OffloadScoreSpec(SpecSection):
     """Weights of the policy `score`: a prompt goes when its score is over min_score.
 
     length_weight, decode_weight:  added while uncached length and running decodes are over
@@ -40,14 +40,14 @@ class OffloadScoreSpec(Section):
     min_score: Weight = 0.5
 
 
-class IslBoundingSpec(Section):
+class IslBoundingSpec(SpecSection):
     """A prompt stays when its uncached tokens, and their share of it, are below both."""
 
     max_tokens: Natural = 2048
     max_ratio: Share = 0.7
 
 
-class PrefillLoadSpec(Section):
+class PrefillLoadSpec(SpecSection):
     """A prompt stays when every prefill worker has over so many batches in hand; None = none is too
     busy.
     """
@@ -55,7 +55,7 @@ class PrefillLoadSpec(Section):
     busy_batches: Batches | None = None
 
 
-class SloFeedbackSpec(Section):
+class SloFeedbackSpec(SpecSection):
     """Bounds of the threshold that `sloFeedback` moves, and the objectives that it goes by.
 
     margin: by this share one side has to be better before the threshold moves
@@ -79,7 +79,7 @@ class SloFeedbackSpec(Section):
         return self
 
 
-class OffloadSpec(Section):
+class OffloadSpec(SpecSection):
     """Choice of the prompts that go to a prefill worker.
 
     policy: rule, measured (rule, but not to a side that is measured to be slower), score,
@@ -106,7 +106,7 @@ class OffloadSpec(Section):
     slo_feedback: SloFeedbackSpec = SloFeedbackSpec()
 
 
-class PrefillScoreSpec(Section):
+class PrefillScoreSpec(SpecSection):
     """Choice among prefill workers with credit, the lowest of a sum.
 
     loadWeight * queued tokens - prefixWeight * matched tokens + transferWeight * expected
@@ -118,14 +118,14 @@ class PrefillScoreSpec(Section):
     transfer_weight: Weight = 0.0
 
 
-class LatencyClassSpec(Section):
+class LatencyClassSpec(SpecSection):
     """Prompts of that priority or a more urgent one (lower goes first) wait for company so long."""
 
     priority: Annotated[int, Field(ge=-1000, le=1000)]
     window_milliseconds: Window
 
 
-class PrefillQueueSpec(Section):
+class PrefillQueueSpec(SpecSection):
     """Batching of prompts at a prefill worker, and the time it waits for them.
 
     mode: immediate = each as soon as there is room; latencyFirst = after a window that grows with
@@ -177,7 +177,7 @@ def _ascends(values: Sequence[int]) -> bool:
     return list(values) == sorted(set(values))
 
 
-class CreditsSpec(Section):
+class CreditsSpec(SpecSection):
     """Work that a prefill worker accepts ahead of its engine: batchesAhead * maxBatchedTokens
     tokens.
     """
@@ -185,7 +185,7 @@ class CreditsSpec(Section):
     batches_ahead: Batches = 2.0
 
 
-class MovingSpec(Section):
+class MovingSpec(SpecSection):
     """Policy of moving a request that has begun to another decode worker.
 
     enabled:   it moves when its worker is lost, stalls or drains
@@ -198,7 +198,7 @@ class MovingSpec(Section):
     after_preemptions: Natural = 0
 
 
-class RacingSpec(Section):
+class RacingSpec(SpecSection):
     """Policy of racing a request on two decode workers until one has made its first token.
 
     max_requests: most requests on either, waiting or running
@@ -210,7 +210,7 @@ class RacingSpec(Section):
     max_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
 
 
-class RelayingSpec(Section):
+class RelayingSpec(SpecSection):
     """Policy of routers that hand on the bytes of requests (docs/routing.md).
 
     enabled:      otherwise they tokenize
@@ -225,7 +225,7 @@ class RelayingSpec(Section):
     max_retries: Annotated[int, Field(ge=0, le=8)] = 2
 
 
-class KvAwareSpec(Section):
+class KvAwareSpec(SpecSection):
     """Weights of the policy kvAware, in KV blocks.
 
     overlap_credit:        of a cached block, against one that is computed
@@ -242,14 +242,14 @@ class KvAwareSpec(Section):
     track_prefill: bool = True
 
 
-class CapacityAwareSpec(Section):
+class CapacityAwareSpec(SpecSection):
     """Weights of the policy capacityAware: the simple latency cost."""
 
     occupancy_weight: Weight = 0.7
     active_weight: Weight = 0.3
 
 
-class LatencyAwareSpec(Section):
+class LatencyAwareSpec(SpecSection):
     """Weights of the policy latencyAware: the extended latency cost."""
 
     kv_occupancy_weight: Weight = 3.0
@@ -264,7 +264,7 @@ DecodePolicy = Literal[
 ]
 
 
-class DecodeScoreSpec(Section):
+class DecodeScoreSpec(SpecSection):
     """Choice of the decode or mixed worker that runs a request (docs/routing.md).
 
     temperature:        0 = the lowest cost; above, a draw by softmax over the costs
@@ -302,7 +302,7 @@ PREFILL_PARTS = ("offload", "prefill_score", "prefill_queue", "credits")
 """Sections that mean something beside prefill workers alone."""
 
 
-class RoutingSpec(Section):
+class RoutingSpec(SpecSection):
     """Policy: where a request and its prefill run; takes effect without a restart."""
 
     offload: OffloadSpec = OffloadSpec()

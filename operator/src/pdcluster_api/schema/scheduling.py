@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule
-from pdcluster_api.schema.section import Section
+from pdcluster_api.schema.section import SpecSection
 from pdcluster_api.schema.values import Positive
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "
 """Those that compute a prompt in one step, whatever its length."""
 
 
-class ChunkScheduleSpec(Section):
+class ChunkScheduleSpec(SpecSection):
     """Chunk sizes of a prompt: high at its start, low where its context is long.
 
     low, high:  tokens of a step that computes the last part of a prompt, and the first
@@ -62,14 +62,14 @@ def scheduling_fault(engine: "EngineSpec") -> SchedulingFault | None:
     if engine.type != "pdcluster":
         return None
     return (
-        _no_room(engine)
+        _budget_too_small(engine)
         or _of_another_scheduler(engine)
         or _wrong_size(engine)
         or _too_few_blocks(engine)
     )
 
 
-def _no_room(engine: "EngineSpec") -> SchedulingFault | None:
+def _budget_too_small(engine: "EngineSpec") -> SchedulingFault | None:
     if engine.max_batched_tokens >= engine.max_sequences:
         return None
     reason = (

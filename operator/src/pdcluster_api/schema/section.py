@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 Many = Field(strict=False)  # a list in YAML, a tuple here
 
 
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """Base of all sections."""
 
     model_config = ConfigDict(

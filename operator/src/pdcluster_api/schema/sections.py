@@ -16,7 +16,7 @@ from pdcluster_api.schema.engine import EngineSpec
 from pdcluster_api.schema.quantity import Quantity
 from pdcluster_api.schema.resources import ResourcesSpec
 from pdcluster_api.schema.rules import rule, spelled
-from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.section import Many, SpecSection
 from pdcluster_api.schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
 from pdcluster_api.schema.values import (
     MAX_SECONDS,
@@ -43,13 +43,13 @@ MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
 
 
-class PvcSpec(Section):
+class PvcSpec(SpecSection):
     """A volume that holds model folders; `model.path` is then below its root."""
 
     claim_name: ObjectName
 
 
-class HuggingFaceSpec(Section):
+class HuggingFaceSpec(SpecSection):
     """A repository of the Hugging Face hub, downloaded before a worker starts.
 
     revision:     a commit, tag or branch
@@ -69,7 +69,7 @@ class HuggingFaceSpec(Section):
     token_secret: ObjectName | None = None
 
 
-class ModelSpec(Section):
+class ModelSpec(SpecSection):
     """The model, and its Hugging Face folder: a path (in the image or on a volume) or the hub.
 
     name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
@@ -124,7 +124,7 @@ class ModelSpec(Section):
         return self
 
 
-class ImageSpec(Section):
+class ImageSpec(SpecSection):
     """The worker image.  name: None = the one that the operator was installed with, kept for the
     life of a revision.
     """
@@ -134,7 +134,7 @@ class ImageSpec(Section):
     pull_secrets: Annotated[tuple[ObjectName, ...], Many] = ()
 
 
-class AcceleratorSpec(Section):
+class AcceleratorSpec(SpecSection):
     """A type of accelerator that accelerators.yaml does not have, or in the place of one that it
     has.  Numbers are per accelerator, as in that file; None = not known.
 
@@ -154,7 +154,7 @@ class AcceleratorSpec(Section):
     fp4_flops: HardwareNumber | None = None
 
 
-class PoolSpec(Section):
+class PoolSpec(SpecSection):
     """Replicas of one role on one type of accelerator; min and max bound every later change of
     `replicas`.
 
@@ -192,7 +192,7 @@ class PoolSpec(Section):
         return self
 
 
-class RoleSpec(Section):
+class RoleSpec(SpecSection):
     """One role: its pools, its own engine values over `spec.engine`, and its pod template merged
     over `spec.podTemplate`.
     """
@@ -223,7 +223,7 @@ class RoleSpec(Section):
         return self
 
 
-class RolesSpec(Section):
+class RolesSpec(SpecSection):
     """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either,
     routers.
 
@@ -245,9 +245,11 @@ class RolesSpec(Section):
                 f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}",
                 "add the missing role or remove the others",
             )
-        asked = sum(pool.replicas for role in self.present().values() for pool in role.pools)
-        if asked > MAX_WORKERS:
-            reason = f"replicas of all pools must be at most {MAX_WORKERS} together, not {asked}"
+        requested = sum(pool.replicas for role in self.present().values() for pool in role.pools)
+        if requested > MAX_WORKERS:
+            reason = (
+                f"replicas of all pools must be at most {MAX_WORKERS} together, not {requested}"
+            )
             raise rule(reason, "lower some, or make another PDCluster")
         pools = sum(len(role.pools) for role in self.present().values())
         if pools > MAX_POOLS:
@@ -281,7 +283,7 @@ class RolesSpec(Section):
         return {name: role for name, role in roles.items() if role is not None}
 
 
-class StorageSpec(Section):
+class StorageSpec(SpecSection):
     """A volume for each member of the cluster's etcd.  retain: keep it when the PDCluster is
     deleted.
     """
@@ -291,7 +293,7 @@ class StorageSpec(Section):
     retain: bool = False
 
 
-class EtcdSpec(Section):
+class EtcdSpec(SpecSection):
     """The etcd that holds the workers' leased records: given endpoints, or one that is run for this
     cluster.
 
@@ -332,13 +334,13 @@ class EtcdSpec(Section):
         return self
 
 
-class DiscoverySpec(Section):
+class DiscoverySpec(SpecSection):
     """Discovery of the workers of a cluster by each other."""
 
     etcd: EtcdSpec = EtcdSpec()
 
 
-class ServiceSpec(Section):
+class ServiceSpec(SpecSection):
     """Service of the OpenAI API.
 
     port:           of the Service; with `pdctl`, of the first ingress worker
@@ -361,7 +363,7 @@ class ServiceSpec(Section):
     endpoint_picker: EndpointPickerSpec | None = None
 
 
-class RolloutSpec(Section):
+class RolloutSpec(SpecSection):
     """Replacement of the old revision by a new one.
 
     strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes
@@ -379,7 +381,7 @@ class RolloutSpec(Section):
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=MAX_SECONDS)] = 3600
 
 
-class NetworkPolicySpec(Section):
+class NetworkPolicySpec(SpecSection):
     """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports;
     HTTP stays open to all.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_api.schema.rules import rule, spelled
-from pdcluster_api.schema.section import Many, Section
+from pdcluster_api.schema.section import Many, SpecSection
 from pdcluster_api.schema.values import ObjectName, Port
 
 ANY = "*"
@@ -32,7 +32,7 @@ HeaderName = Annotated[
 ]
 
 
-class EndpointPickerSpec(Section):
+class EndpointPickerSpec(SpecSection):
     """Service of an endpoint picker, which chooses a worker for each request of a gateway.
 
     failure_mode: of the gateway while the picker does not answer: any worker, or none
@@ -43,7 +43,7 @@ class EndpointPickerSpec(Section):
     failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
 
 
-class CorsSpec(Section):
+class CorsSpec(SpecSection):
     """Rights that browsers give to pages of other origins with the API.
 
     allowed_origins:   as a browser sends them, or *; none = no page of another origin
@@ -76,7 +76,7 @@ class CorsSpec(Section):
         return self
 
 
-class HttpLimitsSpec(Section):
+class HttpLimitsSpec(SpecSection):
     """Bounds of one client: of its requests, and of the time that it may hold a connection open.
 
     max_header_bytes:   request line and header fields; beyond it 431

@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from pdcluster_api.apiserver.watching import SERVER_SECONDS, SILENCE_SECONDS
+from pdcluster_api.apiserver.watch import SERVER_SECONDS, SILENCE_SECONDS
 from pdcluster_api.schema import labels
 from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
 from pdcluster_operator.handlers.watch import Watch, register

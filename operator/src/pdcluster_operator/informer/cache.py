@@ -1,6 +1,6 @@
 """The informer cache: every PDCluster and every child, as the watches last delivered them, trimmed.
 
-Bodies are kept packed (`packing`): a hundred clusters are a few thousand
+Bodies are kept packed (`compressor`): a hundred clusters are a few thousand
 objects, which as dictionaries would take most of the operator's memory.  An
 older version never replaces a newer one, so answers to our own writes can be
 put in at once and the watch may repeat them late; and an answer that comes
@@ -23,7 +23,7 @@ from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.load import bounded
 from pdcluster_api.schema.pdcluster import KIND
-from pdcluster_operator.informer.packing import Packed, Packing
+from pdcluster_operator.informer.compression import CompressedBody, Compressor
 
 REMEMBER_SECONDS = 60.0
 """Time for which a deletion is remembered: an answer to a write comes within its time limit."""
@@ -63,7 +63,7 @@ class Name(NamedTuple):
     name: str
 
 
-class Version(NamedTuple):
+class ObjectVersion(NamedTuple):
     """Mark by which two bodies of one name differ: another object (uid), or another state of it."""
 
     uid: str
@@ -71,12 +71,12 @@ class Version(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _CacheEntry:
     """foreign: uids of its owners, of an object of which the identity alone is kept"""
 
-    version: Version
+    version: ObjectVersion
     owner: Key
-    packed: Packed
+    compressed: CompressedBody
     foreign: tuple[str, ...] = ()
 
 
@@ -91,8 +91,8 @@ class Cache:
     """
 
     clock: Callable[[], float] = time.monotonic
-    _packing: Packing = field(default_factory=Packing)
-    _entries: dict[Name, _Entry] = field(default_factory=dict)
+    _compressor: Compressor = field(default_factory=Compressor)
+    _entries: dict[Name, _CacheEntry] = field(default_factory=dict)
     _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
     _num_bytes: defaultdict[Key, int] = field(default_factory=lambda: defaultdict(int))
@@ -111,10 +111,10 @@ class Cache:
             return self.forget(name)
         foreign = () if kind in (KIND, "Pod") else self._foreign(owner, body)
         self._drop(name)
-        packed = self._pack(kind, body, owner, is_foreign=bool(foreign))
-        self._entries[name] = _Entry(version, owner, packed, foreign)
+        compressed = self._pack(kind, body, owner, is_foreign=bool(foreign))
+        self._entries[name] = _CacheEntry(version, owner, compressed, foreign)
         self._children[owner].add(name)
-        self._num_bytes[owner] += packed.num_bytes
+        self._num_bytes[owner] += compressed.num_bytes
         self._note_change(owner)
         return owner
 
@@ -131,7 +131,7 @@ class Cache:
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """One body; None when there is none."""
         entry = self._entries.get(Name(kind, namespace, name))
-        return None if entry is None else entry.packed.body()
+        return None if entry is None else entry.compressed.body()
 
     def children(self, key: Key, kinds: Collection[str] = ()) -> Iterator[Body]:
         """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
@@ -143,7 +143,7 @@ class Cache:
         for name in sorted(self._children.get(key, ())):
             entry = self._entries.get(name)
             if entry is not None and name.kind != KIND and (not kinds or name.kind in kinds):
-                yield entry.packed.body()
+                yield entry.compressed.body()
 
     def unread(self, key: Key) -> list[Name]:
         """Objects of a PDCluster of which the identity alone is kept: they came before it did."""
@@ -158,12 +158,12 @@ class Cache:
         """Every PDCluster."""
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
 
-    def version(self, name: Name) -> Version | None:
+    def version(self, name: Name) -> ObjectVersion | None:
         """Version of one body; None when there is none."""
         entry = self._entries.get(name)
         return None if entry is None else entry.version
 
-    def versions(self, kind: str) -> dict[Name, Version]:
+    def versions(self, kind: str) -> dict[Name, ObjectVersion]:
         """Bodies of one kind."""
         return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
 
@@ -176,13 +176,15 @@ class Cache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _pack(self, kind: str, body: Mapping[str, Any], owner: Key, *, is_foreign: bool) -> Packed:
+    def _pack(
+        self, kind: str, body: Mapping[str, Any], owner: Key, *, is_foreign: bool
+    ) -> CompressedBody:
         if not is_foreign:
-            packed = self._packing.pack(kind, trim(kind, body))
-            total = self._num_bytes[owner] + packed.num_bytes
+            compressed = self._compressor.compress(kind, trim(kind, body))
+            total = self._num_bytes[owner] + compressed.num_bytes
             if kind in (KIND, "Pod") or total <= MAX_BYTES:
-                return packed
-        return self._packing.pack(kind, identity_of(kind, body, owner, self._uid(owner)))
+                return compressed
+        return self._compressor.compress(kind, identity_of(kind, body, owner, self._uid(owner)))
 
     def _uid(self, key: Key) -> str | None:
         cluster = self._entries.get(Name(KIND, *key))
@@ -193,7 +195,7 @@ class Cache:
         uids = [reference["uid"] for reference in _references(owner.name, body)]
         return () if self._uid(owner) in uids else tuple(uids[:MAX_OWNERS])
 
-    def _remember_removed(self, version: Version) -> None:
+    def _remember_removed(self, version: ObjectVersion) -> None:
         now = self.clock()
         self._removed[version.uid] = version.resource_version, now
         self._removed.move_to_end(version.uid)
@@ -203,7 +205,7 @@ class Cache:
         ):
             self._removed.popitem(last=False)
 
-    def _is_removed(self, version: Version) -> bool:
+    def _is_removed(self, version: ObjectVersion) -> bool:
         """A newer version is of an object that left the watch's selection, and has come back
         into it.
         """
@@ -215,7 +217,7 @@ class Cache:
         if entry is None:
             return
         self._children[entry.owner].discard(name)
-        self._num_bytes[entry.owner] -= entry.packed.num_bytes
+        self._num_bytes[entry.owner] -= entry.compressed.num_bytes
         self._note_change(entry.owner)
         if not self._children[entry.owner]:
             del self._children[entry.owner], self._changes[entry.owner]
@@ -231,9 +233,9 @@ def name_of(kind: str, body: Mapping[str, Any]) -> Name:
     return Name(kind, sys.intern(body["metadata"]["namespace"]), body["metadata"]["name"])
 
 
-def version_of(body: Mapping[str, Any]) -> Version:
+def version_of(body: Mapping[str, Any]) -> ObjectVersion:
     """Its version; a number, since versions of one kind are ordered."""
-    return Version(body["metadata"]["uid"], int(body["metadata"]["resourceVersion"]))
+    return ObjectVersion(body["metadata"]["uid"], int(body["metadata"]["resourceVersion"]))
 
 
 def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -320,5 +322,5 @@ def _metadata_of_cluster(metadata: Mapping[str, Any]) -> Body:
     }
 
 
-def _is_newer(version: Version, known: Version) -> bool:
+def _is_newer(version: ObjectVersion, known: ObjectVersion) -> bool:
     return version.resource_version > known.resource_version

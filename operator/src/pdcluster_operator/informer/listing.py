@@ -7,7 +7,7 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, Kind
-from pdcluster_api.apiserver.watching import Selection
+from pdcluster_api.apiserver.watch import Selection
 from pdcluster_api.schema import labels
 from pdcluster_operator.informer.cache import Name
 
@@ -21,7 +21,7 @@ _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 
 
 @dataclass(frozen=True)
-class Listing:
+class ObjectLister:
     """Lists of all kinds.  namespaces: None in it = all
 
     versions: of the last whole list of each selection, from which a watch of it goes on

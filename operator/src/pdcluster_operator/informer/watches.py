@@ -16,10 +16,10 @@ from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, GoneError
 from pdcluster_api.apiserver.kinds import CHILDREN, POD
-from pdcluster_api.apiserver.watching import SILENCE_SECONDS, Selection, WatchEvent, watch
+from pdcluster_api.apiserver.watch import SILENCE_SECONDS, Selection, WatchEvent, watch
 from pdcluster_api.backoff import Backoff
 from pdcluster_operator.informer.cache import Cache, Name, name_of
-from pdcluster_operator.informer.listing import Listing, is_absent
+from pdcluster_operator.informer.listing import ObjectLister, is_absent
 
 logger = logging.getLogger(__name__)
 RETRY = Backoff(first=1.0, most=10.0)
@@ -41,7 +41,7 @@ class Watches:
     """
 
     client: ApiClient
-    listing: Listing
+    listing: ObjectLister
     cache: Cache
     add: Callable[[Key], None]
     silence_seconds: float = SILENCE_SECONDS

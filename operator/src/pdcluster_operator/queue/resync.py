@@ -17,9 +17,16 @@ from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.kinds import PDCLUSTER
-from pdcluster_operator.informer.cache import Cache, Name, Version, name_of, owner_of, version_of
-from pdcluster_operator.informer.listing import Listing
-from pdcluster_operator.queue.progress import Progress
+from pdcluster_operator.informer.cache import (
+    Cache,
+    Name,
+    ObjectVersion,
+    name_of,
+    owner_of,
+    version_of,
+)
+from pdcluster_operator.informer.listing import ObjectLister
+from pdcluster_operator.queue.health import QueueHealth
 
 logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0
@@ -32,10 +39,10 @@ class Resync:
     add: adds a key to the work queue
     """
 
-    listing: Listing
+    listing: ObjectLister
     cache: Cache
     add: Callable[[Key], None]
-    progress: Progress
+    progress: QueueHealth
     grace_seconds: float = GRACE_SECONDS
     _early: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -85,7 +92,7 @@ class Resync:
             logger.warning("a watch missed changes kind=%s", kind)
         return missed
 
-    async def _differences(self, kind: str) -> dict[Name, Version | None]:
+    async def _differences(self, kind: str) -> dict[Name, ObjectVersion | None]:
         """Objects whose listing differs from the cache, with the cache's version before it."""
         before = self.cache.versions(kind)
         bodies = self.listing.bodies(kind)
@@ -98,7 +105,7 @@ class Resync:
             if before.get(name) != listed.get(name)
         }
 
-    async def _repair(self, kind: str, suspects: Mapping[Name, Version | None]) -> bool:
+    async def _repair(self, kind: str, suspects: Mapping[Name, ObjectVersion | None]) -> bool:
         """Read again what no watch has delivered since; returns whether there was anything."""
         has_missed = False
         for name, version in suspects.items():

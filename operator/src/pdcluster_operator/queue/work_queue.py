@@ -35,7 +35,7 @@ class WorkQueue(Generic[Key]):
 
     backoff: Backoff = RETRY
     _due: "OrderedDict[Key, float]" = field(default_factory=OrderedDict)
-    _taken: dict[Key, float] = field(default_factory=dict)
+    _processing: dict[Key, float] = field(default_factory=dict)
     _dirty: set[Key] = field(default_factory=set)
     _later: dict[Key, float] = field(default_factory=dict)
     _times: list[tuple[float, int, Key]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class WorkQueue(Generic[Key]):
 
     def add(self, key: Key, now: float) -> None:
         """Enqueue a key now."""
-        if key in self._taken:
+        if key in self._processing:
             self._dirty.add(key)
         else:
             self._due.setdefault(key, now)
@@ -71,7 +71,7 @@ class WorkQueue(Generic[Key]):
         if not self._due:
             return None
         key, _ = self._due.popitem(last=False)
-        self._taken[key] = self._moved = now
+        self._processing[key] = self._moved = now
         self._later.pop(key, None)
         return key
 
@@ -96,7 +96,7 @@ class WorkQueue(Generic[Key]):
         return delay
 
     def _finish(self, key: Key, now: float) -> None:
-        del self._taken[key]
+        del self._processing[key]
         self._moved = now
         if key in self._dirty:
             self._dirty.remove(key)
@@ -121,4 +121,4 @@ class WorkQueue(Generic[Key]):
 
     def in_work(self, now: float) -> Iterator[tuple[Key, float]]:
         """Keys in work, each with the seconds since it was taken."""
-        return ((key, now - since) for key, since in self._taken.items())
+        return ((key, now - since) for key, since in self._processing.items())

@@ -23,21 +23,21 @@ from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Outcome
-from pdcluster_api.plan.cluster import asked_of
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.cluster import requested_sizes
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.text import address_of
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.reconcile.followed import Followed
+from pdcluster_operator.reconcile.autoscale_state import AutoscaleState
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Scraper
-from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 
 logger = logging.getLogger(__name__)
@@ -71,111 +71,109 @@ class Autoscaling:
     key: Key
     shared: Scaling
     enqueue: Callable[[], None]
-    _followed: Followed | None = None
+    _state: AutoscaleState | None = None
 
     @property
     def windows(self) -> Windows | None:
         """The newest numbers of its workers; None = it is not followed."""
-        return None if self._followed is None else self._followed.windows
+        return None if self._state is None else self._state.windows
 
     @property
     def has_decided(self) -> bool:
         """Return whether a decision waits for a reconcile."""
-        return self._followed is not None and self._followed.has_decided
+        return self._state is not None and self._state.has_decided
 
-    def follow(self, cluster: PDCluster, observed: Observed) -> Decision | None:
+    def follow(self, cluster: PDCluster, observed: Observed) -> ScalingDecision | None:
         """Scrape the workers from now on, as the spec says; with mode Off no longer.
 
         Returns the decision that a round has made on this state; None = there is none.
         """
-        followed, now = self._followed, self.shared.clock()
+        state, now = self._state, self.shared.clock()
         if cluster.spec.autoscale.mode == "Off":
             self.stop()
             return None
-        if followed is None:
-            followed = self._followed = Followed(cluster, observed, now, Windows(self.key))
-            followed.task = asyncio.create_task(self._run(followed), name=f"rounds of {self.key}")
+        if state is None:
+            state = self._state = AutoscaleState(cluster, observed, now, Windows(self.key))
+            state.task = asyncio.create_task(self._run(state), name=f"rounds of {self.key}")
             return None
-        before, followed.cluster, followed.observed = followed.spec, cluster, observed
-        if followed.spec != before:
-            followed.next_at = min(followed.next_at, now + followed.spec.interval_seconds)
-            followed.wake.set()
-        return self._take(followed)
+        before, state.cluster, state.observed = state.spec, cluster, observed
+        if state.spec != before:
+            state.next_at = min(state.next_at, now + state.spec.interval_seconds)
+            state.wake.set()
+        return self._pop(state)
 
     def stop(self) -> asyncio.Task[None] | None:
         """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.
 
         Returns its rounds, which are cancelled.
         """
-        followed, self._followed = self._followed, None
-        if followed is None or followed.task is None:
+        state, self._state = self._state, None
+        if state is None or state.task is None:
             return None
-        followed.task.cancel()
+        state.task.cancel()
         self.shared.scrapes.forget(self.key)
         self.shared.metrics.forget(self.key)
-        return followed.task
+        return state.task
 
-    def _take(self, followed: Followed) -> Decision | None:
-        outcome = followed.take()
+    def _pop(self, state: AutoscaleState) -> ScalingDecision | None:
+        outcome = state.pop()
         if outcome is None:
             return None
-        self._keep(followed, outcome)
+        self._keep(state, outcome)
         return outcome.decision
 
-    def _keep(self, followed: Followed, outcome: Outcome) -> None:
-        self.shared.metrics.show(self.key, outcome, followed.outcome)
-        followed.outcome = outcome
+    def _keep(self, state: AutoscaleState, outcome: Outcome) -> None:
+        self.shared.metrics.show(self.key, outcome, state.outcome)
+        state.outcome = outcome
 
-    def _decide(self, followed: Followed, scraped: Iterable[str]) -> bool:
+    def _decide(self, state: AutoscaleState, scraped: Iterable[str]) -> bool:
         """Decide on a round; returns whether a reconcile has to write the decision.
 
         scraped: pods of the round
         """
-        followed.drop()
+        state.drop()
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None:
             return False
         # As the last reconcile has left it.
-        observed = replace(followed.observed, status=body.get("status", {}))
+        observed = replace(state.observed, status=body.get("status", {}))
         clock = Clock(self.shared.clock(), self.shared.now())
-        seen = Seen(frozenset(scraped), followed.waits(observed, clock.now))
-        facts = pool_facts(asked_of(followed.cluster, observed), observed, seen)
-        followed.leaving = frozenset[str]().union(*(each.leaving for each in facts))
-        followed.windows.leave(followed.leaving)
-        windows = followed.windows.pools()
-        outcome = decide(followed.cluster.spec, facts, windows, followed.memory, clock)
-        if has_changed(followed.spec, replace(observed, decision=outcome.decision)):
-            followed.hand(outcome, observed)
+        scrape_state = ScrapeState(frozenset(scraped), state.waits(observed, clock.now))
+        facts = pool_facts(requested_sizes(state.cluster, observed), observed, scrape_state)
+        state.leaving = frozenset[str]().union(*(each.leaving for each in facts))
+        state.windows.leave(state.leaving)
+        windows = state.windows.pools()
+        outcome = decide(state.cluster.spec, facts, windows, state.memory, clock)
+        if has_changed(state.spec, replace(observed, decision=outcome.decision)):
+            state.put(outcome, observed)
             return True
-        self._keep(followed, outcome)
+        self._keep(state, outcome)
         return False
 
-    async def _run(self, followed: Followed) -> None:
+    async def _run(self, state: AutoscaleState) -> None:
         """Run one round after the other, each when it is due."""
         while True:
             now = self.shared.clock()
-            if followed.next_at <= now:
-                followed.next_at = max(followed.next_at + followed.spec.interval_seconds, now)
-                await self._round(followed)
+            if state.next_at <= now:
+                state.next_at = max(state.next_at + state.spec.interval_seconds, now)
+                await self._round(state)
                 continue
-            followed.wake.clear()
+            state.wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(followed.next_at - now):
-                    await followed.wake.wait()
+                async with asyncio.timeout(state.next_at - now):
+                    await state.wake.wait()
 
-    async def _round(self, followed: Followed) -> None:
+    async def _round(self, state: AutoscaleState) -> None:
         try:
-            targets = self._targets(followed.leaving)
+            targets = self._targets(state.leaving)
             scraper, scrapes = self.shared.scraper, self.shared.scrapes
-            await scrape_round(
-                scraper, scrapes, followed.windows, targets, followed.spec.stale_after
-            )
-            if self._decide(followed, [target.pod for target in targets]):
+            await scrape_round(scraper, scrapes, state.windows, targets, state.spec.stale_after)
+            if self._decide(state, [target.pod for target in targets]):
                 self.enqueue()
         except Exception:  # its next round goes on
             logger.exception("round of scrapes failed key=%s", self.key)
 
-    def _targets(self, leaving: frozenset[str]) -> Sequence[Target]:
+    def _targets(self, leaving: frozenset[str]) -> Sequence[ScrapeTarget]:
         cache = self.shared.cache
         body = cache.get(PDCLUSTER.name, *self.key)
         if body is None:
@@ -186,7 +184,7 @@ class Autoscaling:
             None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
         )
         return [
-            Target(
+            ScrapeTarget(
                 self.key,
                 workload.role,
                 workload.pool,

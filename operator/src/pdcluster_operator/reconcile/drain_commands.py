@@ -18,31 +18,31 @@ The pod may be terminating already, and the watch brings that later.
 class DrainCommands:
     """Wanted commands, and those that are left over.
 
-    _asked: per pod that should drain, the start of its drain
+    _requested: per pod that should drain, the start of its drain
     _spare: per pod with a command that should serve again, since when
     """
 
-    _asked: dict[str, float] = field(default_factory=dict)
+    _requested: dict[str, float] = field(default_factory=dict)
     _spare: dict[str, float] = field(default_factory=dict)
 
     def ask(self, drain: Collection[str], commanded: Iterable[str], now: float) -> None:
         """Want commands for exactly these pods.  commanded: pods that have one"""
-        self._asked = {pod: self._asked.get(pod, now) for pod in drain}
+        self._requested = {pod: self._requested.get(pod, now) for pod in drain}
         self._spare = {pod: self._spare.get(pod, now) for pod in commanded if pod not in drain}
 
     def learn(self, ages: Mapping[str, float], now: float) -> None:
         """Take over commands that were found, with the seconds since their start."""
         for pod, age in ages.items():
-            self._asked.setdefault(pod, now - max(0.0, age))
+            self._requested.setdefault(pod, now - max(0.0, age))
 
     @property
     def is_any(self) -> bool:
         """Return whether there is any command, or one that is left over."""
-        return bool(self._asked or self._spare)
+        return bool(self._requested or self._spare)
 
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since the start of each drain."""
-        return {pod: now - since for pod, since in self._asked.items()}
+        return {pod: now - since for pod, since in self._requested.items()}
 
     def missing(self, commanded: Collection[str], now: float) -> dict[str, float]:
         """Wanted commands that are not written, with the seconds since the start of the drain."""

@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENT_READS = 8
 """Background reads at a time: an operator that starts has to read for all clusters."""
 
-MAX_WAITING = 2
+MAX_FIRST_READS = 2
 """Reconciles that wait for a first answer at a time: more would take all runners, and an answer
 enqueues its cluster anyway.
 """
 
-FIRST_ANSWER_TIMEOUT_SECONDS = 4.0
+FIRST_READ_TIMEOUT_SECONDS = 4.0
 """Longest wait of a cluster's first reconcile for an answer, so that its first status need not
 be corrected.
 """
@@ -39,7 +39,7 @@ BACKGROUND_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Slots:
+class ReadLimits:
     """Bounds that all PDClusters share.
 
     reads:   background reads; of given etcds all are read at once, so that dead ones hold up none
@@ -49,7 +49,7 @@ class Slots:
     reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)
     )
-    waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING))
+    waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FIRST_READS))
 
 
 @dataclass
@@ -58,16 +58,16 @@ class EtcdReader:
 
     requests: EtcdRequests
     enqueue: Callable[[], None]
-    slots: Slots
+    slots: ReadLimits
     clock: Callable[[], float]
     now: Callable[[], datetime]
     reading: asyncio.Task[None] | None = None
 
-    async def first_answer(self) -> None:
+    async def first_read(self) -> None:
         """Wait a while for the read that is under way, unless others do."""
         if self.reading is not None and not self.slots.waiting.locked():
             async with self.slots.waiting:
-                await asyncio.wait({self.reading}, timeout=FIRST_ANSWER_TIMEOUT_SECONDS)
+                await asyncio.wait({self.reading}, timeout=FIRST_READ_TIMEOUT_SECONDS)
 
     def read_if_due(self, known: KnownRecords, seconds: float) -> None:
         """Start a read, unless one is under way or has ended less than so many seconds ago."""
@@ -80,7 +80,7 @@ class EtcdReader:
     async def _read_behind(self, known: KnownRecords) -> None:
         before = known.seen
         try:
-            async with contextlib.nullcontext() if known.target.is_given else self.slots.reads:
+            async with contextlib.nullcontext() if known.target.is_external else self.slots.reads:
                 await self.read(known, BACKGROUND_TIMEOUT_SECONDS)
         finally:
             if self.reading is asyncio.current_task():
@@ -93,16 +93,16 @@ class EtcdReader:
         seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
         turn = known.next_turn()
 
-        async def answer() -> None:
+        async def read_once() -> None:
             found = await self.requests.registered(known.target)
-            known.looks += 1
+            known.reads += 1
             if turn > known.known_turn:
                 known.last, known.known_turn = found, turn
 
-        error = await error_of(known.target, answer(), seconds)
+        error = await error_of(known.target, read_once(), seconds)
         if error is not None:
             if turn > known.known_turn:  # else a later read has answered
-                is_cut = isinstance(error, Late) and seconds < BACKGROUND_TIMEOUT_SECONDS
+                is_cut = isinstance(error, TimeoutMessage) and seconds < BACKGROUND_TIMEOUT_SECONDS
                 self.fail(known, error, is_down=known.is_down if is_cut else True)
             return
         if known.error is not None:
@@ -123,7 +123,7 @@ class EtcdReader:
         return reading
 
 
-class Late(str):
+class TimeoutMessage(str):
     """The error of a request that took too long; it reads as that of any other."""
 
 
@@ -139,7 +139,7 @@ async def error_of(
         async with asyncio.timeout(seconds):
             await request
     except TimeoutError:
-        return Late(target.silence)
+        return TimeoutMessage(target.silence)
     except EtcdUnreachableError as e:
         logger.debug("etcd not read key=%s reason=%r", target.key, e.reason)
         return str(e)

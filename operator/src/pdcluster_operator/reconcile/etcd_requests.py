@@ -10,7 +10,7 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.apiserver.kinds import POD, SECRET
-from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.discovery.addresses import resolve
 from pdcluster_api.discovery.commands import (
     Registered,
@@ -31,13 +31,13 @@ class EtcdTarget:
 
     key:        of the PDCluster, below whose keys everything is, and in whose namespace the Secret
     tls_secret: None = it speaks no TLS
-    is_given:   it is the user's own, and not run for the cluster
+    is_external: it is the user's own, and not run for the cluster
     """
 
     key: Key
     endpoints: tuple[str, ...]
     tls_secret: str | None = None
-    is_given: bool = False
+    is_external: bool = False
 
     @classmethod
     def of(cls, cluster: PDCluster) -> "EtcdTarget":
@@ -46,7 +46,7 @@ class EtcdTarget:
             cluster.spec.discovery.etcd,
             Key(cluster.metadata.namespace, cluster.metadata.name),
         )
-        return cls(key, etcd_endpoints(cluster), etcd.tls_secret, is_given=bool(etcd.endpoints))
+        return cls(key, etcd_endpoints(cluster), etcd.tls_secret, is_external=bool(etcd.endpoints))
 
     @property
     def silence(self) -> str:
@@ -122,7 +122,7 @@ class EtcdRequests:
 
     async def _endpoints(self, target: EtcdTarget) -> Sequence[Endpoint]:
         """Those of a user where they lead, which is judged; our own as they are."""
-        if not target.is_given:
+        if not target.is_external:
             return target.endpoints
         found = [
             await resolve(each, may_be_loopback=self.may_be_loopback) for each in target.endpoints
@@ -136,7 +136,7 @@ class EtcdRequests:
         if target.tls_secret is None:
             return None
         try:
-            secret = Stored.of(
+            secret = StoredSecret.of(
                 await self.client.find(SECRET, target.key.namespace, target.tls_secret)
             )
         except ClusterError as e:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
-from pdcluster_operator.reconcile.etcd_reader import EtcdReader, Slots, error_of
+from pdcluster_operator.reconcile.etcd_reader import EtcdReader, ReadLimits, error_of
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
 from pdcluster_operator.reconcile.known_records import KnownRecords
 
@@ -48,7 +48,7 @@ class EtcdView:
 
     requests: EtcdRequests
     enqueue: Callable[[], None]
-    slots: Slots = field(default_factory=Slots)
+    slots: ReadLimits = field(default_factory=ReadLimits)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _known: KnownRecords | None = None
@@ -57,11 +57,11 @@ class EtcdView:
     def __post_init__(self) -> None:
         self.reader = EtcdReader(self.requests, self.enqueue, self.slots, self.clock, self.now)
 
-    def follow(self, target: EtcdTarget, *, is_wanted: bool) -> None:
+    def follow(self, target: EtcdTarget, *, is_tracked: bool) -> None:
         """Read between reconciles too: no Kubernetes event comes with a change of a worker
         record.
         """
-        self._of(target).is_followed = is_wanted
+        self._of(target).is_tracked = is_tracked
 
     async def error(self, target: EtcdTarget) -> str | None:
         """Error of a given etcd that answers no read; None = it does.
@@ -69,10 +69,10 @@ class EtcdView:
         A first read is waited for.
         """
         known = self._of(target)
-        if not known.has_answer:
+        if not known.has_result:
             self.reader.read_if_due(known, 0.0)
-            await self.reader.first_answer()
-        if not known.has_answer:
+            await self.reader.first_read()
+        if not known.has_result:
             return target.silence
         return known.error if known.is_down else None
 
@@ -93,8 +93,8 @@ class EtcdView:
             known.is_away = True
             found = known.records(workloads, self.clock())
             return found and replace(found, again_seconds=None)
-        is_odd = known.has_mismatch(workloads)
-        self.reader.read_if_due(known, ACTIVE_POLL_SECONDS if is_odd else known.idle_seconds)
+        is_mismatched = known.has_mismatch(workloads)
+        self.reader.read_if_due(known, ACTIVE_POLL_SECONDS if is_mismatched else known.idle_seconds)
         return known.records(workloads, self.clock())
 
     async def fresh(
@@ -121,11 +121,11 @@ class EtcdView:
         known.commands.ask(drain, known.last.commands if known.last else (), now)
         if known.last is None or known.error is not None:
             return
-        wanted = known.commands.missing(known.last.commands, now)
+        desired = known.commands.missing(known.last.commands, now)
         serve = known.commands.removable(now)
-        if not wanted and not serve:
+        if not desired and not serve:
             return
-        added = {pod: self.now() - timedelta(seconds=age) for pod, age in wanted.items()}
+        added = {pod: self.now() - timedelta(seconds=age) for pod, age in desired.items()}
         logger.info(
             "commands key=%s drain=%s serve=%s",
             target.key,
@@ -157,7 +157,7 @@ class EtcdView:
         known = self._known
         if known is None:
             return ()
-        return None if known.odd or known.commands.is_any else known.seen
+        return None if known.mismatched or known.commands.is_any else known.seen
 
     def read_if_due(self) -> None:
         """Start a read that a reconcile would start."""
@@ -172,8 +172,8 @@ class EtcdView:
         known = self._known
         if known is None:
             return
-        if known.target.is_given or (
-            known.is_followed and (known.error is not None or not known.is_away)
+        if known.target.is_external or (
+            known.is_tracked and (known.error is not None or not known.is_away)
         ):
             self.reader.read_if_due(known, known.idle_seconds)
 

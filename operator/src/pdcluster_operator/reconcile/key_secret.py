@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_api.apiserver.kinds import SECRET
-from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 
@@ -31,7 +31,7 @@ class KeySecret:
         if name is None:
             return None
         try:
-            secret = Stored.of(await self.client.find(SECRET, namespace, name))
+            secret = StoredSecret.of(await self.client.find(SECRET, namespace, name))
         except UnavailableError:
             raise
         except ClusterError as e:

@@ -11,16 +11,21 @@ from datetime import datetime
 
 from pdcluster_api.backoff import Backoff
 from pdcluster_api.discovery.commands import Registered
-from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    WorkerDevice,
+    WorkerDisaggregation,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.plan.status.disaggregating import digest
-from pdcluster_api.plan.status.insync import odd_ones
+from pdcluster_api.plan.status.in_sync import find_mismatches
 from pdcluster_operator.reconcile.drain_commands import DrainCommands
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 
 IDLE_POLL_SECONDS = 60.0
 """Between two reads of workers without a mismatch."""
 
-GIVEN_POLL_SECONDS = 15.0
+EXTERNAL_POLL_SECONDS = 15.0
 """Between two reads of a given etcd, whether it answers or not."""
 
 RETRY = Backoff(first=10.0, most=300.0)
@@ -35,10 +40,10 @@ class KnownRecords:
     error: of the last read or command; None = it answered
     is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
              that as it was: `Ready` would follow each of them, and the next whole read
-    odd:   per pod, since when a record has no pod or a pod no record
+    mismatched: per pod, since when a record has no pod or a pod no record
     is_away: unreachable since the last successful read; mismatch timers restart
-    looks: reads so far; judged: the reads that `odd` is based on: a change since is no mismatch yet
-    is_followed: it is read between reconciles too
+    reads: so far; judged: those that `mismatched` is based on: a change since is no mismatch yet
+    is_tracked: it is read between reconciles too
     turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
            overwrite
     """
@@ -50,10 +55,10 @@ class KnownRecords:
     is_down: bool = True
     num_failures: int = 0
     commands: DrainCommands = field(default_factory=DrainCommands)
-    odd: dict[str, float] = field(default_factory=dict)
+    mismatched: dict[str, float] = field(default_factory=dict)
     is_away: bool = False
-    is_followed: bool = False
-    looks: int = 0
+    is_tracked: bool = False
+    reads: int = 0
     judged: int = 0
     turn: int = 0
     known_turn: int = 0
@@ -64,21 +69,21 @@ class KnownRecords:
         return self.turn
 
     @property
-    def has_answer(self) -> bool:
+    def has_result(self) -> bool:
         """Return whether a read has ended, with an answer or an error."""
         return self.last is not None or self.error is not None
 
     @property
     def retry_seconds(self) -> float:
         """Between two reads after a failed one."""
-        return GIVEN_POLL_SECONDS if self.target.is_given else RETRY.after(self.num_failures)
+        return EXTERNAL_POLL_SECONDS if self.target.is_external else RETRY.after(self.num_failures)
 
     @property
     def idle_seconds(self) -> float:
         """Between two reads when nothing is to be expected."""
         if self.error is not None:
             return self.retry_seconds
-        return GIVEN_POLL_SECONDS if self.target.is_given else IDLE_POLL_SECONDS
+        return EXTERNAL_POLL_SECONDS if self.target.is_external else IDLE_POLL_SECONDS
 
     @property
     def seen(self) -> tuple[object, ...]:
@@ -98,12 +103,12 @@ class KnownRecords:
         """Return whether, by the last answer, a record has no pod or a pod no record."""
         if self.error is not None or self.last is None:
             return False
-        return bool(odd_ones(_states(self.last), workloads))
+        return bool(find_mismatches(_states(self.last), workloads))
 
     def answered(self, at: float, now: datetime) -> None:
         """Note a read that succeeded.  now: wall-clock time, by which commands hold theirs."""
         if self.is_away:
-            self.odd = {}
+            self.mismatched = {}
         self.error, self.num_failures, self.at = None, 0, at
         self.is_away = self.is_down = False
         starts = self.last.commands if self.last else {}
@@ -120,38 +125,44 @@ class KnownRecords:
 
     def records(self, workloads: Iterable[WorkloadState], now: float) -> WorkerRecords | None:
         """The last answer, or error, as a plan takes it; None = neither yet."""
-        asked = self.commands.ages(now)
+        requested = self.commands.ages(now)
         if self.error is not None:
-            return WorkerRecords(asked=asked, error=self.error, again_seconds=self.retry_seconds)
+            return WorkerRecords(
+                requested=requested, error=self.error, again_seconds=self.retry_seconds
+            )
         if self.last is None:
             return None
         states, last = _states(self.last), self.last
-        self._judge(odd_ones(states, workloads), now)
+        self._judge(find_mismatches(states, workloads), now)
         return WorkerRecords(
             states,
             frozenset(last.commands),
-            asked,
-            {pod: now - since for pod, since in self.odd.items()},
+            requested,
+            {pod: now - since for pod, since in self.mismatched.items()},
             devices=_devices(last),
             disaggregation=_disaggregation(last),
         )
 
-    def _judge(self, odd: Iterable[str], now: float) -> None:
+    def _judge(self, mismatched: Iterable[str], now: float) -> None:
         """Keep since when each mismatch lasts; one that no read has shown is none yet."""
-        is_new = self.looks != self.judged
-        self.judged = self.looks
-        self.odd = {pod: self.odd.get(pod, now) for pod in odd if is_new or pod in self.odd}
+        is_new = self.reads != self.judged
+        self.judged = self.reads
+        self.mismatched = {
+            pod: self.mismatched.get(pod, now)
+            for pod in mismatched
+            if is_new or pod in self.mismatched
+        }
 
 
 def _states(registered: Registered) -> dict[str, str]:
     return {pod: stored.record.state for pod, stored in registered.records.items()}
 
 
-def _devices(registered: Registered) -> dict[str, Device]:
+def _devices(registered: Registered) -> dict[str, WorkerDevice]:
     records = {pod: stored.record for pod, stored in registered.records.items()}
     return {pod: record.device for pod, record in records.items() if record.device is not None}
 
 
-def _disaggregation(registered: Registered) -> dict[str, Disaggregation]:
+def _disaggregation(registered: Registered) -> dict[str, WorkerDisaggregation]:
     found = {pod: stored.record.disaggregation for pod, stored in registered.records.items()}
-    return {pod: said for pod, said in found.items() if said is not None}
+    return {pod: report for pod, report in found.items() if report is not None}

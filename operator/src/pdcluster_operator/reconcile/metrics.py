@@ -31,7 +31,7 @@ metric of its own.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class LoopMetrics:
+class ControllerMetrics:
     """The queue, the work on one PDCluster, leadership, and how many PDClusters are ready."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -15,14 +15,14 @@ from pdcluster_api.manifests.child_names import (
     ChildNames,
     child_names,
     mounts,
-    names_of_before,
+    older_names,
     runs_as,
 )
 
 
 def service_accounts_in_use(live: Live) -> tuple[str, ...]:
     """Names of the ServiceAccounts that there should be: the new one, and an older one in use."""
-    now, before = child_names(live.key.name).service_account, names_of_before(live.key.name)
+    now, before = child_names(live.key.name).service_account, older_names(live.key.name)
     is_used = any(
         _is_older(body, before) and runs_as(spec, before.service_account)
         for body, spec in _templates(live)
@@ -35,7 +35,7 @@ def service_accounts_in_use(live: Live) -> tuple[str, ...]:
 
 def certificates_in_use(live: Live) -> tuple[ChildNames, ...]:
     """Names of the Secrets that there should be; those of older workloads, which work, first."""
-    now, before = child_names(live.key.name), names_of_before(live.key.name)
+    now, before = child_names(live.key.name), older_names(live.key.name)
     is_used = any(mounts(spec, before.certificates) for _, spec in _templates(live))
     return (before, now) if is_used else (now,)
 
@@ -45,7 +45,7 @@ def names_of_revision(cluster: str, records: Iterable[Body], revision: str) -> C
 
     Its workers trust one authority, so all have their files from one Secret.
     """
-    before = names_of_before(cluster)
+    before = older_names(cluster)
     of_revision = [
         record
         for record in records

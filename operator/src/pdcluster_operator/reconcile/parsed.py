@@ -15,7 +15,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 logger = logging.getLogger(__name__)
 MAX_PARSED = 128
 
-Version = tuple[str, int]
+SpecVersion = tuple[str, int]
 """Uid and generation."""
 
 
@@ -23,7 +23,7 @@ Version = tuple[str, int]
 class ParsedClusters:
     """The last `MAX_PARSED` PDClusters that were asked for."""
 
-    _parsed: "OrderedDict[Version, PDCluster]" = field(default_factory=OrderedDict)
+    _parsed: "OrderedDict[SpecVersion, PDCluster]" = field(default_factory=OrderedDict)
 
     def of(self, live: Live) -> PDCluster:
         """The object, parsed.  Raises InvalidObjectError."""

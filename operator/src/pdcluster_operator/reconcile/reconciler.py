@@ -17,21 +17,26 @@ from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.plan.result import ClusterPlan, Event
+from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.plan.status.serving import serving_replicas
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.queue.runner import Done
-from pdcluster_operator.reconcile.act import Acted, Actor
-from pdcluster_operator.reconcile.at_rest import AtRest
+from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
 from pdcluster_operator.reconcile.key_secret import KeySecret
-from pdcluster_operator.reconcile.look import Look, look, look_closer, read_unread
-from pdcluster_operator.reconcile.metrics import LoopMetrics
+from pdcluster_operator.reconcile.metrics import ControllerMetrics
+from pdcluster_operator.reconcile.observation import (
+    Observation,
+    observe_cluster,
+    read_unread,
+    refresh_records,
+)
 from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.slices import in_slices
 from pdcluster_operator.reconcile.tls import certificates_end
+from pdcluster_operator.reconcile.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +45,10 @@ logger = logging.getLogger(__name__)
 class Reconciler:
     """Reconciles PDClusters; what it remembers of one is in its session."""
 
-    actor: Actor
+    actor: PlanApplier
     sessions: Sessions
     key_secret: KeySecret
-    metrics: LoopMetrics
+    metrics: ControllerMetrics
     parsed: ParsedClusters = field(default_factory=ParsedClusters)
 
     async def reconcile(self, key: Key) -> Done:
@@ -57,19 +62,21 @@ class Reconciler:
     async def _still_at_rest(self, key: Key) -> Done | None:
         """Result of the reconcile of a PDCluster that is at rest; None = it may be none."""
         session, now = self.sessions.find(key), self.actor.now()
-        rest = None if session is None else session.rest
-        if session is None or rest is None or session.autoscaling.has_decided:
+        unchanged = None if session is None else session.unchanged
+        if session is None or unchanged is None or session.autoscaling.has_decided:
             return None
         change = self.actor.cache.change(key)
-        if session.verifying.has_news or not rest.holds(change, session.etcd.standing, now):
+        if session.verification.has_outcome or not unchanged.holds(
+            change, session.etcd.standing, now
+        ):
             return None
-        if await self.key_secret.fault(key.namespace, rest.key_secret):
+        if await self.key_secret.fault(key.namespace, unchanged.key_secret):
             return None
         faults, seconds = await session.pod_faults.again(key.namespace)
-        if faults != rest.faults:
+        if faults != unchanged.faults:
             return None
         session.etcd.read_if_due()
-        left = rest.seconds_left(now)
+        left = unchanged.seconds_left(now)
         return Done(requeue_after_seconds=left if seconds is None else min(seconds, left))
 
     async def _reconcile(self, key: Key) -> Done:
@@ -81,11 +88,11 @@ class Reconciler:
             self._forget(key)
             return Done()
         session = self._session(live)
-        session.has_learnt, session.rest = False, None
+        session.needs_requeue, session.unchanged = False, None
         done = await self._reconcile_live(live, session, change)
         return (
             replace(done, requeue_after_seconds=0.0, try_again=False)
-            if session.has_learnt
+            if session.needs_requeue
             else done
         )
 
@@ -94,7 +101,7 @@ class Reconciler:
             cluster = as_it_runs(self.parsed.of(live), live)
         except InvalidObjectError as e:
             session.autoscaling.stop()
-            session.verifying.stop()
+            session.verification.stop()
             observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
             plan = plan_invalid(e.faults, observed, self._stamp())
             return Done(wrote=await self._report(live, session, plan.status, plan.events))
@@ -103,7 +110,7 @@ class Reconciler:
     async def _reconcile_valid(
         self, live: Live, cluster: PDCluster, session: Session, change: int
     ) -> Done:
-        found = await look(live, cluster, session, self.key_secret)
+        found = await observe_cluster(live, cluster, session, self.key_secret)
         standing = session.etcd.standing
         plan = plan_cluster(cluster, found.observed, self._stamp())
         # recorded before anything follows it, so that the next reconcile knows it
@@ -111,39 +118,50 @@ class Reconciler:
             await self._report(live, session, plan.status, plan.events)
             return Done(requeue_after_seconds=0.0, wrote=True)
         if plan.needs_worker_records:
-            found = await look_closer(found, session)
+            found = await refresh_records(found, session)
             plan = plan_cluster(cluster, found.observed, self._stamp())
         self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
         self.metrics.show_certificates(live.key, certificates_end(live))
-        acted = await self.actor.act(found, plan, session)
-        self.metrics.drains_cut.labels(*live.key).inc(len(acted.cut))
-        if _is_just_made(found, acted, session):
+        result = await self.actor.act(found, plan, session)
+        self.metrics.drains_cut.labels(*live.key).inc(len(result.cut))
+        if _is_just_made(found, result, session):
             return Done(wrote=True)
-        if acted.failures != session.failures:
+        if result.failures != session.failures:
             # in the status of this reconcile, and of the next ones
-            session.failures = acted.failures
+            session.failures = result.failures
             plan = plan_cluster(
-                cluster, replace(found.observed, failures=acted.failures), self._stamp()
+                cluster, replace(found.observed, failures=result.failures), self._stamp()
             )
-        events = (*plan.events, *cut_short(acted.cut), *acted.events)
+        events = (*plan.events, *cut_short(result.cut), *result.events)
         is_reported = await self._report(live, session, plan.status, events)
-        if acted.conflict is not None:
-            raise acted.conflict
-        planned = _earliest(plan.requeue_after_seconds, session.verifying.ask(plan.verify, live))
-        due = _earliest(acted.requeue_after_seconds, planned)
-        settled = session.settled
-        if settled and standing is not None and not is_reported and _is_quiet(found, plan, session):
+        if result.conflict is not None:
+            raise result.conflict
+        planned = _earliest(
+            plan.requeue_after_seconds, session.verification.verify(plan.verify, live)
+        )
+        due = _earliest(result.requeue_after_seconds, planned)
+        fingerprint = session.fingerprint
+        if (
+            fingerprint
+            and standing is not None
+            and not is_reported
+            and _is_quiet(found, plan, session)
+        ):
             key_secret = cluster.spec.service.api_key_secret
-            rest = AtRest(change, standing, found.faults, key_secret, settled.until)
-            session.rest = rest.due_within(planned, self.actor.now())
+            unchanged = Unchanged(change, standing, found.faults, key_secret, fingerprint.until)
+            session.unchanged = unchanged.due_within(planned, self.actor.now())
         return Done(
             requeue_after_seconds=_earliest(found.requeue_after_seconds, due),
-            try_again=bool(acted.failures),
-            wrote=acted.wrote or is_reported,
+            try_again=bool(result.failures),
+            wrote=result.wrote or is_reported,
         )
 
     async def _report(
-        self, live: Live, session: Session, status: Mapping[str, Any], events: Iterable[Event]
+        self,
+        live: Live,
+        session: Session,
+        status: Mapping[str, Any],
+        events: Iterable[PlannedEvent],
     ) -> bool:
         """Write status and events that are new; returns whether there were any."""
         ready = next(
@@ -182,20 +200,20 @@ class Reconciler:
         return self.actor.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _is_just_made(found: Look, acted: Acted, session: Session) -> bool:
+def _is_just_made(found: Observation, result: ApplyResult, session: Session) -> bool:
     """Return whether a new PDCluster has its children now: its first status is written by the next
     reconcile, which follows at once and knows them.
     """
-    is_whole = not (acted.failures or acted.conflict or acted.events or acted.cut)
+    is_whole = not (result.failures or result.conflict or result.events or result.cut)
     is_new = not (found.live.children or found.observed.status.get("conditions"))
-    return is_new and session.has_learnt and is_whole
+    return is_new and session.needs_requeue and is_whole
 
 
-def _is_quiet(found: Look, plan: ClusterPlan, session: Session) -> bool:
+def _is_quiet(found: Observation, plan: ClusterPlan, session: Session) -> bool:
     """Return whether a reconcile that has written nothing wants nothing either."""
-    is_busy = plan.commands or plan.ghosts or plan.events or plan.needs_worker_records
-    is_odd = session.has_learnt or session.failures or found.observed.key_fault is not None
-    return not (is_busy or is_odd)
+    is_busy = plan.commands or plan.stale_records or plan.events or plan.needs_worker_records
+    is_unsettled = session.needs_requeue or session.failures or found.observed.key_fault is not None
+    return not (is_busy or is_unsettled)
 
 
 def _earliest(*seconds: float | None) -> float | None:

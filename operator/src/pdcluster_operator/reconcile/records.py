@@ -91,9 +91,9 @@ class Snapshots:
         return next(
             (
                 each
-                for wanted in hashes
+                for expected in hashes
                 for each in found
-                if each["metadata"]["labels"].get(TEMPLATE_HASH) == wanted
+                if each["metadata"]["labels"].get(TEMPLATE_HASH) == expected
             ),
             None,
         )

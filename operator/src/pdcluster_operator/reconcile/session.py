@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.plan.observed.state import Failure
-from pdcluster_operator.reconcile.at_rest import AtRest
+from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
-from pdcluster_operator.reconcile.contested import Contested
 from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
+from pdcluster_operator.reconcile.fingerprint import Fingerprint
 from pdcluster_operator.reconcile.pod_faults import PodFaults
-from pdcluster_operator.reconcile.settled import Settled
-from pdcluster_operator.reconcile.verifying import Verifying
+from pdcluster_operator.reconcile.unchanged import Unchanged
+from pdcluster_operator.reconcile.verification import VerificationRunner
+from pdcluster_operator.reconcile.write_conflicts import WriteConflicts
 
 
 @dataclass
@@ -25,27 +25,27 @@ class Session:
 
     uid:        of the object that it is about; another one of its name begins with none of it
     failures:   refused writes of the last reconcile
-    settled:    inputs with which it had nothing to write; None = it wrote, or failed to
-    rest:       what it started from, where it had nothing to do; None = it had
+    fingerprint: inputs with which it had nothing to write; None = it wrote, or failed to
+    unchanged:  what it started from, where it had nothing to do; None = it had
     ready:      status of its Ready condition; None = not known yet
-    has_learnt: the running reconcile has learnt something that no event will bring
+    needs_requeue: the running reconcile has learnt something that no event will bring
     """
 
     etcd: EtcdView
     pod_faults: PodFaults
     autoscaling: Autoscaling
-    verifying: Verifying
-    contested: Contested = field(default_factory=Contested)
+    verification: VerificationRunner
+    write_conflicts: WriteConflicts = field(default_factory=WriteConflicts)
     uid: str | None = None
-    failures: tuple[Failure, ...] = ()
-    settled: Settled | None = None
-    rest: AtRest | None = None
+    failures: tuple[WriteFailure, ...] = ()
+    fingerprint: Fingerprint | None = None
+    unchanged: Unchanged | None = None
     ready: str | None = None
-    has_learnt: bool = False
+    needs_requeue: bool = False
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel every task of it; returns them."""
-        stopped = self.etcd.stop(), self.autoscaling.stop(), *self.verifying.stop()
+        stopped = self.etcd.stop(), self.autoscaling.stop(), *self.verification.stop()
         return [task for task in stopped if task is not None]
 
 

@@ -15,7 +15,7 @@ from pdcluster_api.apiserver.errors import (
 )
 from pdcluster_api.apiserver.kinds import POOL_SCALER, Kind
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.plan.observed.state import Failure
+from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_operator.informer.cache import Cache, name_of
 from pdcluster_operator.reconcile.session import Session
@@ -36,7 +36,7 @@ class Scalers:
     """
 
     wrote: bool = False
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[WriteFailure, ...] = ()
     conflict: ConflictError | None = None
 
 
@@ -62,9 +62,9 @@ class Statuses:
             is_new = self.cache.put(kind.name, written) is not None
             # the answer came before the event
             if is_new and written["metadata"].get("generation") != metadata.get("generation"):
-                session.has_learnt = True
+                session.needs_requeue = True
             return True
-        session.has_learnt = True
+        session.needs_requeue = True
         found = await self.client.find(kind, metadata["namespace"], metadata["name"])
         if found is None:  # the watch has not delivered that yet
             self.cache.forget(name_of(kind.name, body))
@@ -74,7 +74,7 @@ class Statuses:
 
     async def write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> Scalers:
         """The status of the scalers that exist; one that was just made follows."""
-        wrote, refused, conflict = False, list[Failure](), None
+        wrote, refused, conflict = False, list[WriteFailure](), None
         bodies = {
             (body["spec"]["role"], body["spec"]["pool"]): body
             for body in live.own(POOL_SCALER.name).values()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.certificates.reading import Stored
-from pdcluster_api.certificates.rotation import Step, carry_out, next_step
+from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
+from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.manifests.child_names import ChildNames
 from pdcluster_api.manifests.render import Owner, render_tls_secrets
 from pdcluster_api.schema import labels
@@ -45,7 +45,9 @@ def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
 def certificates_end(live: Live) -> datetime | None:
     """Time when the first of the certificates that workers show ends; None = none can be read."""
     secrets = live.own("Secret")
-    stored = [Stored.of(secrets.get(names.certificates)) for names in certificates_in_use(live)]
+    stored = [
+        StoredSecret.of(secrets.get(names.certificates)) for names in certificates_in_use(live)
+    ]
     ends = [end for each in stored if each and (end := each.certificate_end)]
     return min(ends, default=None)
 
@@ -56,12 +58,12 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
         # it can be made again when it is gone, and the other must not go ahead of it
         return TlsStep()
-    ca, tls = (Stored.of(secrets.get(name)) for name in names)
-    asked = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
-    decision = next_step(ca, tls, now, asked)
-    if decision.step is Step.KEEP:
+    ca, tls = (StoredSecret.of(secrets.get(name)) for name in names)
+    requested = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
+    decision = next_step(ca, tls, now, requested)
+    if decision.step is RotationStep.KEEP:
         return TlsStep(requeue_after_seconds=decision.requeue_after_seconds)
-    made = carry_out(decision.step, ca, tls, now, asked)
+    made = carry_out(decision.step, ca, tls, now, requested)
     manifests = render_tls_secrets(
         owner,
         called,

@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss
+from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeResult
 from pdcluster_operator.scrape.windows import Windows
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -73,12 +73,12 @@ class ScrapeMetrics(Collector):
         self._clock = clock
         registry.register(self)
 
-    def count(self, answers: Sequence[Answer]) -> None:
+    def count(self, results: Sequence[ScrapeResult]) -> None:
         """Count the answers of a round."""
-        for answer in answers:
-            self._seconds.observe(answer.seconds)
-            if isinstance(answer.result, Miss):
-                self._misses.labels(*answer.target.cluster, answer.result.reason.value).inc()
+        for result in results:
+            self._seconds.observe(result.seconds)
+            if isinstance(result.result, Miss):
+                self._misses.labels(*result.target.cluster, result.result.reason.value).inc()
 
     def forget(self, cluster: ClusterKey) -> None:
         """Remove what is counted for a cluster."""

@@ -28,7 +28,7 @@ class PageError(OperatorError):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsPage:
     """The wanted numbers of one page.
 
     Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress)
@@ -79,10 +79,10 @@ _MOST = {
 }
 _OPTIONAL = ("gpu_utilization_ratio", "prompt_tokens_created")
 _PREFIX = "pdcluster_"
-_WANTED = {f"{_PREFIX}{name}".encode(): (name, most) for name, most in _MOST.items()}
+_KNOWN = {f"{_PREFIX}{name}".encode(): (name, most) for name, most in _MOST.items()}
 
 
-def parse_page(body: bytes) -> Page:
+def parse_page(body: bytes) -> MetricsPage:
     """The numbers of a page in Prometheus' text format.
 
     Raises PageError for a page that ends in the middle of a line or lacks a metric, and for a
@@ -94,13 +94,13 @@ def parse_page(body: bytes) -> Page:
             f"it ends in the middle of a line, after {len(body)} bytes: {body[-_SHOWN_BYTES:]!r}"
         )
     numbers: dict[str, float] = {}
-    wanted_of = _WANTED.get
+    metric_of = _KNOWN.get
     for line in body.split(b"\n"):
         name, _, text = line.partition(b" ")
-        wanted = wanted_of(name)
-        if wanted is None:
+        metric = metric_of(name)
+        if metric is None:
             continue
-        field, most = wanted
+        field, most = metric
         if field in numbers:
             raise PageError(f"{name.decode()} stands there twice")
         numbers[field] = _number(name.decode(), text, most)
@@ -111,7 +111,7 @@ def parse_page(body: bytes) -> Page:
         raise PageError(
             f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
-    return Page(**numbers)
+    return MetricsPage(**numbers)
 
 
 def _number(name: str, text: bytes, most: float) -> float:

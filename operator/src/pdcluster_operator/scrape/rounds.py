@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
-from pdcluster_operator.scrape.values import ClusterKey, Miss, Target
+from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 
 logger = logging.getLogger(__name__)
@@ -15,17 +15,17 @@ async def scrape_round(
     scraper: Scraper,
     metrics: ScrapeMetrics,
     windows: Windows,
-    targets: Sequence[Target],
+    targets: Sequence[ScrapeTarget],
     stale_after: int,
 ) -> None:
     """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
 
     One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
     """
-    answers = await scraper.scrape(targets)
+    results = await scraper.scrape(targets)
     before = windows.stale().keys() & {target.pod for target in targets}
-    windows.add(scraper.clock(), answers, stale_after)
-    metrics.count(answers)
+    windows.add(scraper.clock(), results, stale_after)
+    metrics.count(results)
     _log_changes(windows.cluster, before, windows.stale())
 
 

@@ -10,7 +10,7 @@ is not in `_GAUGES` counts as a counter.
 from dataclasses import dataclass, fields
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_operator.scrape.page import Page
+from pdcluster_operator.scrape.page import MetricsPage
 
 _GAUGES = (
     "num_requests_running",
@@ -22,7 +22,9 @@ _GAUGES = (
     "gpu_utilization_ratio",
 )
 _COUNTERS = tuple(
-    field.name for field in fields(Page) if field.name not in (*_GAUGES, "prompt_tokens_created")
+    field.name
+    for field in fields(MetricsPage)
+    if field.name not in (*_GAUGES, "prompt_tokens_created")
 )
 
 
@@ -31,13 +33,13 @@ class Reading:
     """A page, and when it came, in seconds of a clock that never jumps."""
 
     at: float
-    page: Page
+    page: MetricsPage
 
 
 def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSample:
     """Sample of the worker at `now`; rates and means since `before`, None = there is none."""
     gauges = {name: getattr(now.page, name) for name in _GAUGES}
-    if before is None or not _is_same_life(now, before):
+    if before is None or not _is_same_process(now, before):
         return WorkerSample(pod, **gauges)
     grown = {name: getattr(now.page, name) - getattr(before.page, name) for name in _COUNTERS}
     seconds = now.at - before.at
@@ -58,7 +60,7 @@ def worker_sample(pod: str, now: Reading, before: Reading | None) -> WorkerSampl
     )
 
 
-def _is_same_life(now: Reading, before: Reading) -> bool:
+def _is_same_process(now: Reading, before: Reading) -> bool:
     if now.at <= before.at or now.page.prompt_tokens_created != before.page.prompt_tokens_created:
         return False
     return all(getattr(now.page, name) >= getattr(before.page, name) for name in _COUNTERS)

@@ -16,8 +16,8 @@ import aiohttp
 from yarl import URL
 
 from pdcluster_api.text import one_line
-from pdcluster_operator.scrape.page import Page, PageError, parse_page
-from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
+from pdcluster_operator.scrape.page import MetricsPage, PageError, parse_page
+from pdcluster_operator.scrape.values import Miss, Reason, ScrapeResult, ScrapeTarget
 
 _PATH = "/metrics"
 # less than the workers keep an idle connection, so that this side closes first
@@ -26,7 +26,7 @@ _MAX_REASON = 200  # characters: it goes into a log and a status
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScrapeLimits:
     """Bounds of the scraper.
 
     concurrency:     scrapes at one time, over all clusters
@@ -50,9 +50,9 @@ class Scraper:
     """
 
     def __init__(
-        self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self, limits: ScrapeLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limits = limits or Limits()
+        self._limits = limits or ScrapeLimits()
         self.clock = clock
         self._turns = asyncio.Semaphore(self._limits.concurrency)
 
@@ -74,21 +74,21 @@ class Scraper:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def scrape(self, targets: Sequence[Target]) -> list[Answer]:
+    async def scrape(self, targets: Sequence[ScrapeTarget]) -> list[ScrapeResult]:
         """Scrape all workers of one cluster; an answer for each target, in their order."""
         own = asyncio.Semaphore(self._limits.of_one_cluster)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._scrape_one(target, own)) for target in targets]
         return [task.result() for task in tasks]
 
-    async def _scrape_one(self, target: Target, own: asyncio.Semaphore) -> Answer:
+    async def _scrape_one(self, target: ScrapeTarget, own: asyncio.Semaphore) -> ScrapeResult:
         async with own, self._turns:
             started = self.clock()
             result = await self._page_or_miss(target.address)
             ended = self.clock()
-        return Answer(target, ended, ended - started, result)
+        return ScrapeResult(target, ended, ended - started, result)
 
-    async def _page_or_miss(self, address: str) -> Page | Miss:
+    async def _page_or_miss(self, address: str) -> MetricsPage | Miss:
         url = _metrics_url(address)
         if url is None:
             return Miss(
@@ -104,7 +104,9 @@ class Scraper:
         except aiohttp.ClientConnectorError as e:
             return Miss(Reason.CONNECT, f"no connection to {address}: {e.strerror}")
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            return Miss(Reason.BROKEN, f"the connection broke or did not speak HTTP: {_said(e)}")
+            return Miss(
+                Reason.BROKEN, f"the connection broke or did not speak HTTP: {_error_text(e)}"
+            )
 
     async def _fetch(self, url: URL) -> bytes | Miss:
         """The body.  Raises what aiohttp raises, and TimeoutError."""
@@ -132,6 +134,6 @@ def _metrics_url(address: str) -> URL | None:
     return url if f"{url.host_subcomponent}:{url.explicit_port}" == address.lower() else None
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
     return one_line(str(error), _MAX_REASON) or type(error).__name__

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pdcluster_operator.scrape.page import Page
+from pdcluster_operator.scrape.page import MetricsPage
 
 ClusterKey = tuple[str, str]
 """(namespace, name) of a PDCluster."""
 
 
 @dataclass(frozen=True)
-class Target:
+class ScrapeTarget:
     """One ready worker.  address: `host:port` of its HTTP listener; an IPv6 host is in brackets."""
 
     cluster: ClusterKey
@@ -41,14 +41,14 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScrapeResult:
     """Result of one scrape.
 
     at:      when it ended, in seconds of a clock that never jumps
     seconds: how long it took, without the wait for a slot
     """
 
-    target: Target
+    target: ScrapeTarget
     at: float
     seconds: float
-    result: Page | Miss
+    result: MetricsPage | Miss

@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_api.plan.autoscale.values import Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
 from pdcluster_api.schema.workload import PoolKey
 from pdcluster_operator.scrape.sample import Reading, worker_sample
-from pdcluster_operator.scrape.values import Answer, ClusterKey, Miss, Target
+from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeResult, ScrapeTarget
 
 MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
 
 @dataclass
-class _Worker:
+class _WorkerWindow:
     """One pod at one address.
 
     num_misses: in a row, up to now
@@ -35,13 +35,13 @@ class _Worker:
     miss: Miss | None = None
     is_stale: bool = False
 
-    def take(self, answer: Answer, stale_after: int) -> None:
+    def take(self, result: ScrapeResult, stale_after: int) -> None:
         """Count one answer."""
-        if isinstance(answer.result, Miss):
-            self._count(answer.result, stale_after)
+        if isinstance(result.result, Miss):
+            self._count(result.result, stale_after)
             return
-        now = Reading(answer.at, answer.result)
-        self.sample = worker_sample(answer.target.pod, now, self.reading)
+        now = Reading(result.at, result.result)
+        self.sample = worker_sample(result.target.pod, now, self.reading)
         self.reading, self.num_misses, self.miss, self.is_stale = now, 0, None, False
 
     def _count(self, miss: Miss, stale_after: int) -> None:
@@ -62,23 +62,23 @@ class Windows:
     """
 
     cluster: ClusterKey
-    _workers: dict[tuple[str, str, str], _Worker] = field(default_factory=dict)
-    _rounds: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+    _workers: dict[tuple[str, str, str], _WorkerWindow] = field(default_factory=dict)
+    _rounds: dict[PoolKey, deque[PoolSample]] = field(default_factory=dict)
     _leaving: frozenset[str] = frozenset()
 
-    def add(self, at: float, answers: Sequence[Answer], stale_after: int) -> None:
+    def add(self, at: float, results: Sequence[ScrapeResult], stale_after: int) -> None:
         """Add one round: an answer for each ready worker of the cluster, and none of others.
 
         at:          when the round ended; not before that of the round before
         stale_after: misses in a row that a worker may have and still count with its last numbers
         """
-        workers: dict[tuple[str, str, str], _Worker] = {}
-        for answer in sorted(answers, key=lambda answer: _place(answer.target)):
-            worker = self._workers.get(_place(answer.target))
-            if worker is None or worker.address != answer.target.address:
-                worker = _Worker(answer.target.address)
-            worker.take(answer, stale_after)
-            workers[_place(answer.target)] = worker
+        workers: dict[tuple[str, str, str], _WorkerWindow] = {}
+        for result in sorted(results, key=lambda result: _place(result.target)):
+            worker = self._workers.get(_place(result.target))
+            if worker is None or worker.address != result.target.address:
+                worker = _WorkerWindow(result.target.address)
+            worker.take(result, stale_after)
+            workers[_place(result.target)] = worker
         self._workers = workers
         self._add_samples(at)
 
@@ -86,7 +86,7 @@ class Windows:
         """Note that exactly these pods drain: only their part of the queue is exported."""
         self._leaving = frozenset(pods)
 
-    def pools(self) -> dict[PoolKey, tuple[Sample, ...]]:
+    def pools(self) -> dict[PoolKey, tuple[PoolSample, ...]]:
         """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without
         any are absent.
         """
@@ -105,7 +105,7 @@ class Windows:
         """Pods of the cluster that drain, some of which are in the rounds."""
         return self._leaving
 
-    def newest(self) -> dict[PoolKey, Sample]:
+    def newest(self) -> dict[PoolKey, PoolSample]:
         """The newest round of every pool."""
         return {pool: rounds[-1] for pool, rounds in self._rounds.items()}
 
@@ -124,12 +124,14 @@ class Windows:
         pools = {place[:2] for place in self._workers}
         self._rounds = {pool: self._rounds.get(pool) or deque(maxlen=MAX_ROUNDS) for pool in pools}
         for pool, rounds in self._rounds.items():
-            here = [
+            members = [
                 (place[2], worker) for place, worker in self._workers.items() if place[:2] == pool
             ]
-            fresh = tuple(worker.sample for _, worker in here if worker.sample is not None)
-            rounds.append(Sample(at, fresh, tuple(pod for pod, worker in here if worker.is_stale)))
+            fresh = tuple(worker.sample for _, worker in members if worker.sample is not None)
+            rounds.append(
+                PoolSample(at, fresh, tuple(pod for pod, worker in members if worker.is_stale))
+            )
 
 
-def _place(target: Target) -> tuple[str, str, str]:
+def _place(target: ScrapeTarget) -> tuple[str, str, str]:
     return target.role, target.pool, target.pod

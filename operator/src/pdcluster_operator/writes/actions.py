@@ -52,7 +52,7 @@ class Action:
     desired: the prepared manifest; empty for DELETE
     uid:     of the live object; None for CREATE and REFUSE
     patch:   for PATCH
-    asked:   the content of a KEPT object is to be written too
+    rewrite: the content of a KEPT object is to be written too
     foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
                 gone
     """
@@ -64,7 +64,7 @@ class Action:
     desired: Mapping[str, Any]
     uid: str | None = None
     patch: Mapping[str, Any] | None = None
-    asked: bool = False
+    rewrite: bool = False
     foreground: bool = False
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
 
-def is_held(action: Action) -> bool:
+def is_deferred(action: Action) -> bool:
     """Return whether an action is a deletion that waits for what is made.
 
     An old disruption budget does not wait: no pod under two budgets is ever evicted.
@@ -96,7 +96,7 @@ def is_early(action: Action) -> bool:
 
 def _stage(action: Action) -> tuple[bool, int]:
     makes_pods = action.kind in MAKE_PODS
-    if is_held(action):
+    if is_deferred(action):
         return True, int(not makes_pods)
     if makes_pods:
         return False, 0

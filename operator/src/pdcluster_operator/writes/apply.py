@@ -28,10 +28,10 @@ from pdcluster_api.apiserver.errors import (
     failure_of,
 )
 from pdcluster_api.apiserver.kinds import SECRET, SERVICE
-from pdcluster_api.plan.observed.state import Failure
-from pdcluster_operator.writes import held_back
-from pdcluster_operator.writes.actions import Action, is_early, is_held, stages
-from pdcluster_operator.writes.one_action import OnAnswer, carry_out
+from pdcluster_api.plan.observed.state import WriteFailure
+from pdcluster_operator.writes import blocked
+from pdcluster_operator.writes.actions import Action, is_deferred, is_early, stages
+from pdcluster_operator.writes.one_action import OnResponse, carry_out
 
 logger = logging.getLogger(__name__)
 
@@ -40,38 +40,42 @@ MAX_AT_ONCE = 8
 
 
 async def apply(
-    client: ApiClient, actions: Iterable[Action], on_answer: OnAnswer = lambda kind, body: None
-) -> list[Failure]:
+    client: ApiClient, actions: Iterable[Action], on_response: OnResponse = lambda kind, body: None
+) -> list[WriteFailure]:
     """Apply all actions; returns what the API server refused, in the order of the stages.
 
-    on_answer: called with every object as the API server returned it after a write, for a cache
+    on_response: called with every object as the API server returned it after a write, for a cache
     Raises UnavailableError when the server cannot be used, having begun nothing more; and
     UnsettledError at the end when an object kept changing: in both cases reconcile again.
     """
-    failures: list[Failure] = []
+    failures: list[WriteFailure] = []
     conflict: ConflictError | None = None
     hold_deletes = False
-    lacking: list[held_back.Lacking] = []
+    missing: list[blocked.MissingDependency] = []
     left = stages(actions)
     while left:
         stage, *left = left
-        if hold_deletes and is_held(stage[0]):
+        if hold_deletes and is_deferred(stage[0]):
             continue
-        waiting = [failure for action in stage if (failure := held_back.waiting(action, lacking))]
+        waiting = [
+            failure for action in stage if (failure := blocked.blocked_failure(action, missing))
+        ]
         failures += waiting
         held = {failure.object for failure in waiting}
-        run = _Stage(client, [action for action in stage if str(action) not in held], on_answer)
+        run = _Stage(client, [action for action in stage if str(action) not in held], on_response)
         for action, error, unwritten in await run.run():
-            is_lacking = held_back.is_lacking(action, error)
+            is_missing = blocked.is_missing_dependency(action, error)
             failure = failure_of(error, str(action))
-            lacking += [
-                held_back.Lacking(each, failure) for each in (action, *unwritten) if is_lacking
+            missing += [
+                blocked.MissingDependency(each, failure)
+                for each in (action, *unwritten)
+                if is_missing
             ]
-            hold_deletes |= action.kind is SERVICE or is_lacking
+            hold_deletes |= action.kind is SERVICE or is_missing
             if isinstance(error, ConflictError):
                 conflict = error
             else:
-                failures.append(held_back.naming_what_waits(failure) if is_lacking else failure)
+                failures.append(blocked.naming_dependents(failure) if is_missing else failure)
                 logger.warning(
                     "refused verb=%s object=%s namespace=%s error=%s",
                     action.verb.value,
@@ -97,7 +101,7 @@ class _Stage:
 
     client: ApiClient
     actions: Sequence[Action]
-    on_answer: OnAnswer
+    on_response: OnResponse
     postponed: list[Action] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
     _errors: dict[int, ClusterError] = field(default_factory=dict)
@@ -142,11 +146,11 @@ class _Stage:
     async def _carry_out(self, action: Action) -> Action | None:
         """Returns what is left of it for a later stage."""
         if not is_early(action):
-            return await carry_out(self.client, action, self.on_answer)
+            return await carry_out(self.client, action, self.on_response)
         if self._unmade is not None:
             raise UnmadeServiceError(f"waits for another Service: {self._unmade}")
         try:
-            return await carry_out(self.client, action, self.on_answer)
+            return await carry_out(self.client, action, self.on_response)
         except UnavailableError as e:
             self._unmade = e
             raise UnmadeServiceError(str(e)) from e

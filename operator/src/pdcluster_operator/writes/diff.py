@@ -10,7 +10,7 @@ is no action: a steady state writes nothing.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, Kind, Manner
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy, Kind
 from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
@@ -35,8 +35,8 @@ def compare(
     foreground: objects to delete in the foreground, if they are deleted
     Raises ValueError for a desired manifest of a kind that `kinds.CHILDREN` does not have.
     """
-    wanted = {_name_of(manifest): manifest for manifest in desired}
-    unknown = sorted({name.kind for name in wanted} - CHILD_OF_NAME.keys())
+    by_name = {_name_of(manifest): manifest for manifest in desired}
+    unknown = sorted({name.kind for name in by_name} - CHILD_OF_NAME.keys())
     if unknown:
         raise ValueError(
             f"no rule for children of kind {', '.join(unknown)}: add it to apiserver/kinds.py"
@@ -45,22 +45,22 @@ def compare(
     unwanted = [
         body
         for name, body in sorted(found.items(), key=_for_deletion)
-        if name not in wanted and name not in leave
+        if name not in by_name and name not in leave
     ]
-    for name, manifest in sorted(wanted.items(), key=_by_kind):
-        yield decide(_marked(prepared(manifest)), found.get(name), asked=name in rewrite)
+    for name, manifest in sorted(by_name.items(), key=_by_kind):
+        yield decide(_marked(prepared(manifest)), found.get(name), rewrite=name in rewrite)
     for body in unwanted:
         if _may_go(body, owner_uid):
             yield _deletion(body, foreground=_name_of(body) in foreground)
 
 
-def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> Action | None:
+def decide(desired: Manifest, live: Manifest | None, *, rewrite: bool = False) -> Action | None:
     """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
     kind = CHILD_OF_NAME[desired["kind"]]
     metadata = desired["metadata"]
     if live is None:
         return Action(
-            Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, asked=asked
+            Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, rewrite=rewrite
         )
     if live["metadata"].get("deletionTimestamp"):  # it will be created again when it is gone
         waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(
@@ -76,16 +76,20 @@ def decide(desired: Manifest, live: Manifest | None, *, asked: bool = False) -> 
             else _refusal(kind, desired)
         )
     uid = live["metadata"]["uid"]
-    if kind.manner is Manner.REQUEST:
+    if kind.strategy is ApplyStrategy.REQUEST:
         return _patch(desired, live, desired)
-    if kind.manner is Manner.RECORD or (kind.manner is Manner.KEPT and not asked):
+    if kind.strategy is ApplyStrategy.RECORD or (
+        kind.strategy is ApplyStrategy.KEPT and not rewrite
+    ):
         # by which it is found
         return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})
-    verb = _verb(desired, live, is_kept=kind.manner is Manner.KEPT)
+    verb = _verb(desired, live, is_kept=kind.strategy is ApplyStrategy.KEPT)
     return (
         None
         if verb is None
-        else Action(verb, kind, metadata["namespace"], metadata["name"], desired, uid, asked=asked)
+        else Action(
+            verb, kind, metadata["namespace"], metadata["name"], desired, uid, rewrite=rewrite
+        )
     )
 
 
@@ -100,7 +104,9 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
 def _marked(manifest: Manifest) -> Manifest:
     """With the digest of what is applied, where that is what is compared."""
     return (
-        manifest if CHILD_OF_NAME[manifest["kind"]].manner is Manner.REQUEST else stamped(manifest)
+        manifest
+        if CHILD_OF_NAME[manifest["kind"]].strategy is ApplyStrategy.REQUEST
+        else stamped(manifest)
     )
 
 
@@ -169,7 +175,11 @@ def _deletion(body: Manifest, *, foreground: bool = False) -> Action:
 
 def _may_go(body: Manifest, owner_uid: str) -> bool:
     kind = CHILD_OF_NAME.get(body["kind"])
-    if kind is None or kind.manner is Manner.KEPT or body["metadata"].get("deletionTimestamp"):
+    if (
+        kind is None
+        or kind.strategy is ApplyStrategy.KEPT
+        or body["metadata"].get("deletionTimestamp")
+    ):
         return False
     return is_owned(body, owner_uid)
 

@@ -34,7 +34,7 @@ _IDENTITY = frozenset({"apiVersion", "kind"})
 _SENT_METADATA = frozenset(
     {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 )
-_ASIDE = frozenset({"metadata", "status"})
+_EXCLUDED = frozenset({"metadata", "status"})
 _IDENTITY_METADATA = frozenset({"name", "namespace"})
 _SCALARS = frozenset({str, int, float, bool})
 
@@ -94,7 +94,7 @@ def writers(live: Manifest) -> list[str]:
     )
 
 
-def rivals(live: Manifest, desired: Manifest) -> list[str]:
+def conflicting_managers(live: Manifest, desired: Manifest) -> list[str]:
     """Those of `writers` that have set a field which the manifest sets."""
     return sorted(
         {
@@ -107,34 +107,34 @@ def rivals(live: Manifest, desired: Manifest) -> list[str]:
     )
 
 
-def meets(fields: Fields, wanted: Any) -> bool:
+def meets(fields: Fields, desired: Any) -> bool:
     """Return whether a set of fields and a value have a field in common."""
     if not fields:
         return True
-    if isinstance(wanted, Mapping):
+    if isinstance(desired, Mapping):
         return any(
             f"f:{key}" in fields and meets(fields[f"f:{key}"], value)
-            for key, value in wanted.items()
+            for key, value in desired.items()
         )
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return any(map(_Items(fields).meet, wanted))
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        return any(map(_Items(fields).meet, desired))
     return False
 
 
-def owns(fields: Fields, wanted: Any) -> bool:
+def owns(fields: Fields, desired: Any) -> bool:
     """Return whether a set of fields holds all of a value.
 
     A set that is empty is a leaf: a scalar, or a list or map that changes owner as a whole.
     """
-    if not fields or wanted in ({}, []):
+    if not fields or desired in ({}, []):
         return True
-    if isinstance(wanted, Mapping):
+    if isinstance(desired, Mapping):
         return all(
             value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value))
-            for key, value in wanted.items()
+            for key, value in desired.items()
         )
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return all(map(_Items(fields).own, wanted))
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        return all(map(_Items(fields).own, desired))
     return True
 
 
@@ -211,11 +211,11 @@ def _is_foreign(entry: Mapping[str, Any]) -> bool:
 
 
 def _content(manifest: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key not in _ASIDE}
+    return {key: value for key, value in manifest.items() if key not in _EXCLUDED}
 
 
 def _has_content(entry: Mapping[str, Any]) -> bool:
-    return bool((entry.get("fieldsV1") or {}).keys() - {f"f:{name}" for name in _ASIDE})
+    return bool((entry.get("fieldsV1") or {}).keys() - {f"f:{name}" for name in _EXCLUDED})
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:

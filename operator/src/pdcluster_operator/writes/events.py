@@ -17,7 +17,7 @@ from typing import Any
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError
 from pdcluster_api.apiserver.kinds import EVENT
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.schema.labels import FIELD_MANAGER
 from pdcluster_api.text import shortened_bytes
 
@@ -31,7 +31,7 @@ _Posted = tuple[str, str, str]
 
 
 @dataclass
-class Events:
+class EventRecorder:
     """Posts events.
 
     instance: the operator process, usually its pod's name
@@ -45,7 +45,7 @@ class Events:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _posted: "OrderedDict[_Posted, float]" = field(default_factory=OrderedDict)
 
-    async def post(self, about: Mapping[str, Any], event: Event) -> bool:
+    async def post(self, about: Mapping[str, Any], event: PlannedEvent) -> bool:
         """Post an event about an object (with apiVersion and kind); returns whether it was
         posted now.
         """
@@ -79,19 +79,19 @@ class Events:
 
 
 def event_object(
-    about: Mapping[str, Any], event: Event, instance: str, now: datetime
+    about: Mapping[str, Any], event: PlannedEvent, instance: str, now: datetime
 ) -> dict[str, Any]:
     """The Event object; its name comes from its content and time, so that a retry makes no
     second one.
     """
     metadata = about["metadata"]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    said = f"{metadata['uid']} {event.reason} {event.message} {stamp}"
+    identity = f"{metadata['uid']} {event.reason} {event.message} {stamp}"
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.name,
         "metadata": {
-            "name": f"{metadata['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name']}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}",
             "namespace": metadata["namespace"],
         },
         "eventTime": stamp,

@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.errors import (
     NameTakenError,
     NotFoundError,
 )
-from pdcluster_api.apiserver.kinds import Kind, Manner
+from pdcluster_api.apiserver.kinds import ApplyStrategy, Kind
 from pdcluster_operator.writes.actions import Action, Verb, is_early
 from pdcluster_operator.writes.diff import decide
 
@@ -29,10 +29,10 @@ NO_VERSION = "1"
 it makes, or is a conflict.
 """
 
-OnAnswer = Callable[[Kind, Mapping[str, Any]], None]
+OnResponse = Callable[[Kind, Mapping[str, Any]], None]
 
 
-async def carry_out(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+async def carry_out(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
     """One action, decided again as often as the object turns out to be another than was thought.
 
     Returns what is left for a later stage: a Service that was to be made, and is there, changes
@@ -45,7 +45,7 @@ async def carry_out(client: ApiClient, action: Action, on_answer: OnAnswer) -> A
         logger.info(
             "%s object=%s namespace=%s", following.verb.value, following, following.namespace
         )
-        following = await _once_or_anew(client, following, on_answer)
+        following = await _with_retry(client, following, on_response)
     if following is not None:
         raise ConflictError(f"{action} was changed by others again and again")
     return None
@@ -56,44 +56,44 @@ def _is_too_early(action: Action, following: Action) -> bool:
     return is_early(action) and following.verb not in (Verb.CREATE, Verb.REFUSE)
 
 
-async def _once_or_anew(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+async def _with_retry(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
     """Carry out an action; returns what is still to be done, as when the object is another by
     now.
     """
     try:
-        return await _once(client, action, on_answer)
+        return await _once(client, action, on_response)
     except ConflictError as e:
         logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
     except NotFoundError as e:
         if action.verb is Verb.CREATE and action.kind.is_optional:
-            said = f"the API server has no kind {action.kind} ({action.kind.api_version})"
-            raise MissingKindError(said) from e
+            message = f"the API server has no kind {action.kind} ({action.kind.api_version})"
+            raise MissingKindError(message) from e
         if action.verb is Verb.CREATE:
             raise
     live = await client.find(action.kind, action.namespace, action.name)
     if live is not None:
-        on_answer(action.kind, live)
-    is_seed = action.kind.manner is Manner.REQUEST and action.verb is Verb.CREATE
+        on_response(action.kind, live)
+    is_seed = action.kind.strategy is ApplyStrategy.REQUEST and action.verb is Verb.CREATE
     return decide(
         _without_request(action.desired) if is_seed and live else action.desired,
         live,
-        asked=action.asked,
+        rewrite=action.rewrite,
     )
 
 
-async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
+async def _once(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
     """Returns what is still to be done."""
     match action.verb:
         case Verb.CREATE:
-            return await _create(client, action, on_answer)
+            return await _create(client, action, on_response)
         case Verb.APPLY:
-            on_answer(action.kind, await client.apply(action.kind, _with_uid(action)))
+            on_response(action.kind, await client.apply(action.kind, _with_uid(action)))
         case Verb.PATCH:
             patch = {
                 **(action.patch or {}),
                 "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid},
             }
-            on_answer(
+            on_response(
                 action.kind,
                 await client.merge_patch(action.kind, action.namespace, action.name, patch),
             )
@@ -101,27 +101,27 @@ async def _once(client: ApiClient, action: Action, on_answer: OnAnswer) -> Actio
             await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
             return replace(action, verb=Verb.CREATE, uid=None)
         case Verb.DELETE:
-            await _delete(client, action, on_answer)
+            await _delete(client, action, on_response)
         case Verb.REFUSE:
             raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
     return None
 
 
-async def _create(client: ApiClient, action: Action, on_answer: OnAnswer) -> Action | None:
-    if action.kind.manner in (Manner.REQUEST, Manner.RECORD):
-        on_answer(action.kind, await client.create(action.kind, action.desired))
+async def _create(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
+    if action.kind.strategy in (ApplyStrategy.REQUEST, ApplyStrategy.RECORD):
+        on_response(action.kind, await client.create(action.kind, action.desired))
         return None
     # Drift is found by the managed fields of an apply.  It alone would quietly add to a foreign
     # object, and none of them is among the children that were observed.
     metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
-    on_answer(
+    on_response(
         action.kind,
         await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False),
     )
     return None
 
 
-async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> None:
+async def _delete(client: ApiClient, action: Action, on_response: OnResponse) -> None:
     try:
         left = await client.delete(
             action.kind,
@@ -134,7 +134,7 @@ async def _delete(client: ApiClient, action: Action, on_answer: OnAnswer) -> Non
         logger.debug("another object has that name now object=%s", action)
         return
     if left is not None:
-        on_answer(action.kind, left)
+        on_response(action.kind, left)
 
 
 def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 
 from pdcluster_api.errors import Fault, InvalidObjectError, StartError
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdctl.bench.answers import Run, percentile
-from pdctl.bench.datasets import Lengths, Sampling, random_asks
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Pace, Target, poisson_arrivals, run_load
-from pdctl.bench.measure import Local, warm_up
+from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, LoadTarget, poisson_arrivals, run_load
+from pdctl.bench.measure import LocalCluster, warm_up
 from pdctl.bench.openai import OpenAIServer, http_session
+from pdctl.bench.request_results import LoadResult, percentile
 from pdctl.bench.started import started_cluster
-from pdctl.bench.tuning import Found, Limits, Seen, Sizes, Trial, search
+from pdctl.bench.tuning import LatencyTargets, SearchResult, Sizes, Trial, TrialResult, search
 
 FIELDS = {
     "maxBatchedTokens": "max_batched_tokens",
@@ -38,8 +38,8 @@ held to.
 class Tuning:
     """Fields to tune, and the load."""
 
-    local: Local
-    limits: Limits
+    local: LocalCluster
+    limits: LatencyTargets
     lengths: Lengths
     num_prompts: int
     rate: float
@@ -70,7 +70,7 @@ def start_sizes(cluster: PDCluster) -> Sizes:
     return Sizes(engine.max_batched_tokens, engine.max_sequences, engine.scheduler)
 
 
-def engine_values(sizes: Sizes, limits: Limits) -> dict[str, Any]:
+def engine_values(sizes: Sizes, limits: LatencyTargets) -> dict[str, Any]:
     """Values of FIELDS; None = left out."""
     slo = round(TBT_SHARE * limits.itl_p99_ms, 3) if sizes.scheduler == "sarathi" else None
     return {
@@ -81,14 +81,14 @@ def engine_values(sizes: Sizes, limits: Limits) -> dict[str, Any]:
     }
 
 
-async def autotune(tuning: Tuning, start: Sizes, say: Callable[[str], None]) -> Found:
+async def autotune(tuning: Tuning, start: Sizes, echo: Callable[[str], None]) -> SearchResult:
     """Search until it ends.
 
-    say: a line for each trial.  Raises StartError when a cluster does not start.
+    echo: a line for each trial.  Raises StartError when a cluster does not start.
     """
     steps = search(start, tuning.rate, tuning.limits, tuning.max_trials)
     async with AsyncExitStack() as stack:
-        target: Target | None = None
+        target: LoadTarget | None = None
         up: Sizes | None = None
         trial, number = next(steps), 1
         while True:
@@ -97,80 +97,86 @@ async def autotune(tuning: Tuning, start: Sizes, say: Callable[[str], None]) -> 
                     await stack.aclose()
                     up, target = trial.sizes, None
                     target = await _start(tuning, trial.sizes, stack)
-                seen = seen_in(await _load(tuning, target, trial, number))
+                result = result_of(await _load(tuning, target, trial, number))
             except StartError as e:
                 if number == 1:
                     raise
-                say(str(e))  # these sizes do not run here; others did
-                seen = Seen(math.inf, math.inf, tuning.num_prompts)
-            say(trial_line(number, trial, seen, tuning.limits))
+                echo(str(e))  # these sizes do not run here; others did
+                result = TrialResult(math.inf, math.inf, tuning.num_prompts)
+            echo(trial_line(number, trial, result, tuning.limits))
             try:
-                trial = steps.send(seen)
+                trial = steps.send(result)
             except StopIteration as e:
-                found: Found = e.value
+                found: SearchResult = e.value
                 return found
             number += 1
 
 
-async def _start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> Target:
+async def _start(tuning: Tuning, sizes: Sizes, stack: AsyncExitStack) -> LoadTarget:
     local = tuning.local
     engine = engine_values(sizes, tuning.limits)
     cluster = await stack.enter_async_context(started_cluster(local.file, local.model, engine))
     session = await stack.enter_async_context(http_session())
     target = OpenAIServer(session, cluster.base_url, cluster.model)
     seed = f"{tuning.seed} warm-up {sizes}"
-    asks = random_asks(2, tuning.lengths, tuning.vocab_size, seed, Sampling())
-    await warm_up(target, asks, tuning.request_limit_seconds)
+    requests = random_requests(2, tuning.lengths, tuning.vocab_size, seed, DatasetSampling())
+    await warm_up(target, requests, tuning.request_limit_seconds)
     return target
 
 
-async def _load(tuning: Tuning, target: Target, trial: Trial, number: int) -> Run:
+async def _load(tuning: Tuning, target: LoadTarget, trial: Trial, number: int) -> LoadResult:
     seed = f"{tuning.seed} {number}"
-    asks = random_asks(tuning.num_prompts, tuning.lengths, tuning.vocab_size, seed, Sampling())
-    arrivals = poisson_arrivals(trial.rate, len(asks), seed)
-    return await run_load(target, asks, Pace(arrivals, limit_seconds=tuning.request_limit_seconds))
+    requests = random_requests(
+        tuning.num_prompts, tuning.lengths, tuning.vocab_size, seed, DatasetSampling()
+    )
+    arrivals = poisson_arrivals(trial.rate, len(requests), seed)
+    return await run_load(
+        target, requests, Arrivals(arrivals, limit_seconds=tuning.request_limit_seconds)
+    )
 
 
-def seen_in(run: Run) -> Seen:
+def result_of(run: LoadResult) -> TrialResult:
     """The two latencies of a run.  Raises StartError when no answer was complete."""
     latencies = run.latencies_seconds
     if not latencies["ttft"]:
         raise StartError(f"no answer was complete, the first: {run.failures[0]}", exit_code=1)
     gaps = latencies["itl"] or [0.0]  # answers of one token have none
-    return Seen(
+    return TrialResult(
         1e3 * percentile(latencies["ttft"], 90), 1e3 * percentile(gaps, 99), len(run.failures)
     )
 
 
-def trial_line(number: int, trial: Trial, seen: Seen, limits: Limits) -> str:
+def trial_line(number: int, trial: Trial, result: TrialResult, limits: LatencyTargets) -> str:
     """Trials and their results."""
     sizes = trial.sizes
-    verdict = "inside the limits" if seen.meets(limits) else "over"
-    failed = f", {seen.num_failed} failed" if seen.num_failed else ""
+    verdict = "inside the limits" if result.meets(limits) else "over"
+    failed = f", {result.num_failed} failed" if result.num_failed else ""
     return (
         f"trial {number}: maxBatchedTokens {sizes.max_batched_tokens}, "
         f"maxSequences {sizes.max_sequences}, {sizes.scheduler}, {trial.rate:.3g} requests/s: "
-        f"TTFT p90 {seen.ttft_p90_ms:.0f} ms, ITL p99 {seen.itl_p99_ms:.0f} ms{failed}: {verdict}"
+        f"TTFT p90 {result.ttft_p90_ms:.0f} ms, ITL p99 {result.itl_p99_ms:.0f} ms"
+        f"{failed}: {verdict}"
     )
 
 
-def found_text(found: Found, limits: Limits) -> str:
+def result_text(found: SearchResult, limits: LatencyTargets) -> str:
     """The section to paste, or how near the nearest came."""
     if found.best is None:
         near = found.closest(limits)
         return (
             f"no trial was inside TTFT p90 {limits.ttft_p90_ms:g} ms and ITL p99 "
-            f"{limits.itl_p99_ms:g} ms; the closest: {near.seen.ttft_p90_ms:.0f} ms and "
-            f"{near.seen.itl_p99_ms:.0f} ms at {near.trial.rate:.3g} requests/s; "
+            f"{limits.itl_p99_ms:g} ms; the closest: {near.result.ttft_p90_ms:.0f} ms and "
+            f"{near.result.itl_p99_ms:.0f} ms at {near.trial.rate:.3g} requests/s; "
             "raise a limit, lower --request-rate, or send shorter requests"
         )
-    seen = found.best.seen
+    result = found.best.result
     values = engine_values(found.best.trial.sizes, limits).items()
     lines = [f"    {field}: {value}" for field, value in values if value is not None]
     return "\n".join(
         [
-            f"# {found.best.trial.rate:.3g} requests/s with TTFT p90 {seen.ttft_p90_ms:.0f} ms and "
-            f"ITL p99 {seen.itl_p99_ms:.0f} ms, after {len(found.tried)} trials",
+            f"# {found.best.trial.rate:.3g} requests/s with TTFT p90 "
+            f"{result.ttft_p90_ms:.0f} ms and "
+            f"ITL p99 {result.itl_p99_ms:.0f} ms, after {len(found.tried)} trials",
             "spec:",
             "  engine:",
             *lines,

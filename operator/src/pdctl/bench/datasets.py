@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdcluster_api.errors import Fault, InvalidTraceError
-from pdctl.bench.load import Ask
+from pdctl.bench.load import BenchRequest
 
 Name = Literal["random", "custom", "sharegpt"]
 FIRST_PLAIN_TOKEN = 256
@@ -41,16 +41,16 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class DatasetSampling:
     """The same for every request."""
 
     temperature: float = 0.0
     ignore_eos: bool = True
 
 
-def random_asks(
-    count: int, lengths: Lengths, vocab_size: int, seed: str, sampling: Sampling
-) -> list[Ask]:
+def random_requests(
+    count: int, lengths: Lengths, vocab_size: int, seed: str, sampling: DatasetSampling
+) -> list[BenchRequest]:
     """Prompts of uniformly random token ids."""
     source = random.Random(f"random dataset {seed}")
 
@@ -62,7 +62,7 @@ def random_asks(
 
     prefix = tokens(lengths.prefix_len)
     return [
-        Ask(
+        BenchRequest(
             prefix + tokens(drawn(lengths.input_len)),
             drawn(lengths.output_len),
             sampling.temperature,
@@ -77,7 +77,9 @@ def _bounds(length: int, ratio: float) -> tuple[int, int]:
     return max(1, int(length * (1 - ratio))), max(1, int(length * (1 + ratio)))
 
 
-def file_asks(path: Path, name: Name, count: int, output_len: int, sampling: Sampling) -> list[Ask]:
+def file_requests(
+    path: Path, name: Name, count: int, output_len: int, sampling: DatasetSampling
+) -> list[BenchRequest]:
     """The first `count` prompts of a file, from its start again where it has fewer.
 
     custom:   JSON lines, each `{"prompt": TEXT}` with `"output_tokens": N` where it differs from
@@ -97,7 +99,7 @@ def file_asks(path: Path, name: Name, count: int, output_len: int, sampling: Sam
         raise InvalidTraceError([Fault("", "has no prompt", _FIXES[name])])
     chosen = [prompts[index % len(prompts)] for index in range(count)]
     return [
-        Ask(prompt, num_tokens, sampling.temperature, sampling.ignore_eos)
+        BenchRequest(prompt, num_tokens, sampling.temperature, sampling.ignore_eos)
         for prompt, num_tokens in chosen
     ]
 

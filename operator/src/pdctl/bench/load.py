@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from pdcluster_api.errors import IncompleteAnswerError
-from pdctl.bench.answers import Answer, Run
+from pdctl.bench.request_results import LoadResult, RequestResult
 
 REQUEST_LIMIT_SECONDS = 180.0
 """Time limit of one answer, by default."""
@@ -24,7 +24,7 @@ OnChunk = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class BenchRequest:
     """One request.
 
     prompt:            token ids, or text
@@ -40,7 +40,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class TokenUsage:
     """Tokens of one answer, as the server counts them."""
 
     num_output_tokens: int
@@ -48,7 +48,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Arrivals:
     """Arrivals of requests.
 
     arrivals_seconds: of each request, from the start; None = as soon as there is room
@@ -61,10 +61,10 @@ class Pace:
     limit_seconds: float = REQUEST_LIMIT_SECONDS
 
 
-class Target(Protocol):
+class LoadTarget(Protocol):
     """Anything that answers a prompt."""
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, request: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         """Answer it; call on_chunk as each chunk arrives.  Raises IncompleteAnswerError."""
         ...
 
@@ -79,45 +79,51 @@ def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
     return [time * scale for time in times]
 
 
-async def run_load(target: Target, asks: Sequence[Ask], pace: Pace) -> Run:
+async def run_load(
+    target: LoadTarget, requests: Sequence[BenchRequest], pace: Arrivals
+) -> LoadResult:
     """Send all and wait for every answer.
 
     A request is due at its arrival time, also where it then waits for room;
     without arrival times it is due when there is room for it.
     """
     cpu_seconds, start = time.process_time(), time.monotonic()
-    room = asyncio.Semaphore(pace.max_concurrency) if pace.max_concurrency else nullcontext()
+    slots = asyncio.Semaphore(pace.max_concurrency) if pace.max_concurrency else nullcontext()
 
-    async def client(index: int, ask: Ask) -> Answer:
+    async def client(index: int, request: BenchRequest) -> RequestResult:
         due = None if pace.arrivals_seconds is None else start + pace.arrivals_seconds[index]
         if due is not None:
             await asyncio.sleep(due - time.monotonic())
-        async with room:
-            return await _ask(
-                target, ask, time.monotonic() if due is None else due, pace.limit_seconds
+        async with slots:
+            return await _send(
+                target, request, time.monotonic() if due is None else due, pace.limit_seconds
             )
 
-    answers = await asyncio.gather(*(client(index, ask) for index, ask in enumerate(asks)))
-    return Run(tuple(answers), time.monotonic() - start, time.process_time() - cpu_seconds)
+    results = await asyncio.gather(
+        *(client(index, request) for index, request in enumerate(requests))
+    )
+    return LoadResult(tuple(results), time.monotonic() - start, time.process_time() - cpu_seconds)
 
 
-async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float) -> Answer:
+async def _send(
+    target: LoadTarget, request: BenchRequest, scheduled: float, limit_seconds: float
+) -> RequestResult:
     chunk_seconds: list[float] = []
     started = time.monotonic()
-    counted, failure = Counted(0), None
+    counted, failure = TokenUsage(0), None
     try:
         async with asyncio.timeout(limit_seconds):
-            counted = await target.answer(ask, lambda: chunk_seconds.append(time.monotonic()))
+            counted = await target.send(request, lambda: chunk_seconds.append(time.monotonic()))
     except TimeoutError:
         failure = f"no complete answer in {limit_seconds:g} s"
     except IncompleteAnswerError as e:
         failure = str(e)
     if failure is None:
-        failure = _shortfall(ask, counted.num_output_tokens, len(chunk_seconds))
+        failure = _shortfall(request, counted.num_output_tokens, len(chunk_seconds))
     num_prompt_tokens = counted.num_prompt_tokens or (
-        0 if isinstance(ask.prompt, str) else len(ask.prompt)
+        0 if isinstance(request.prompt, str) else len(request.prompt)
     )
-    return Answer(
+    return RequestResult(
         scheduled,
         started,
         tuple(chunk_seconds),
@@ -127,9 +133,11 @@ async def _ask(target: Target, ask: Ask, scheduled: float, limit_seconds: float)
     )
 
 
-def _shortfall(ask: Ask, num_tokens: int, num_chunks: int) -> str | None:
+def _shortfall(request: BenchRequest, num_tokens: int, num_chunks: int) -> str | None:
     """Fault of an answer that ended well; None where it is as asked for."""
-    is_complete = num_tokens == ask.num_output_tokens or (not ask.ignore_eos and num_tokens)
+    is_complete = num_tokens == request.num_output_tokens or (not request.ignore_eos and num_tokens)
     if is_complete and num_chunks:
         return None
-    return f"{num_tokens} tokens in {num_chunks} chunks, expected {ask.num_output_tokens} tokens"
+    return (
+        f"{num_tokens} tokens in {num_chunks} chunks, expected {request.num_output_tokens} tokens"
+    )

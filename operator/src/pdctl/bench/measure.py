@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.answers import Run
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, Target, run_load
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, LoadTarget, run_load
 from pdctl.bench.openai import COMPLETIONS, OpenAIServer, http_session
+from pdctl.bench.request_results import LoadResult
 from pdctl.bench.started import started_cluster
 
 
@@ -29,14 +29,14 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalCluster:
     """A cluster to start: a PDCluster's file and its model's folder."""
 
     file: Path
     model: Path
 
 
-Batch = Callable[[int], Sequence[Ask]]
+BatchPrompts = Callable[[int], Sequence[BenchRequest]]
 """Requests of an iteration by its number: other prompts in each, so that no prefix cache
 answers.
 """
@@ -52,7 +52,7 @@ async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
 
 
 @asynccontextmanager
-async def started(local: Local) -> AsyncIterator[OpenAIServer]:
+async def started(local: LocalCluster) -> AsyncIterator[OpenAIServer]:
     """The same of a cluster that is up for so long."""
     async with started_cluster(local.file, local.model) as cluster, http_session() as session:
         yield OpenAIServer(session, cluster.base_url, cluster.model)
@@ -75,19 +75,21 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
 
 
 async def warm_up(
-    target: Target, asks: Sequence[Ask], limit_seconds: float = REQUEST_LIMIT_SECONDS
+    target: LoadTarget,
+    requests: Sequence[BenchRequest],
+    limit_seconds: float = REQUEST_LIMIT_SECONDS,
 ) -> None:
     """Send these, one at a time, each with this limit.
 
     Raises StartError for the first failure: a load would only repeat it.
     """
-    run = await run_load(target, asks, Pace(max_concurrency=1, limit_seconds=limit_seconds))
+    run = await run_load(target, requests, Arrivals(max_concurrency=1, limit_seconds=limit_seconds))
     if run.failures:
         raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
 
 
 async def batch_latencies(
-    target: Target, batch: Batch, num_warmup: int, num_iters: int, pace: Pace
+    target: LoadTarget, batch: BatchPrompts, num_warmup: int, num_iters: int, pace: Arrivals
 ) -> list[float]:
     """Seconds of each iteration: all requests of a batch at once, to the end of the last answer.
 
@@ -101,10 +103,10 @@ async def batch_latencies(
     return seconds
 
 
-def checked(run: Run) -> Run:
+def checked(run: LoadResult) -> LoadResult:
     """The run.  Raises StartError when an answer failed."""
     if run.failures:
-        count = f"{len(run.failures)} of {len(run.answers)} requests failed"
+        count = f"{len(run.failures)} of {len(run.results)} requests failed"
         raise StartError(f"{count}, the first: {run.failures[0]}", exit_code=1)
     return run
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from pdcluster_api.errors import IncompleteAnswerError
-from pdctl.bench.load import Ask, Counted, OnChunk
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -45,35 +45,35 @@ class OpenAIServer:
     model: str
     endpoint: str = COMPLETIONS
 
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, request: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         """See `load.Target`."""
         try:
-            return await self._stream(self.body(ask), on_chunk)
+            return await self._stream(self.body(request), on_chunk)
         except aiohttp.ClientError as e:
             raise IncompleteAnswerError(f"connection failed: {e!r}") from e
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, request: BenchRequest) -> dict[str, Any]:
         """The request's JSON."""
         text = (
-            {"messages": [{"role": "user", "content": ask.prompt}]}
+            {"messages": [{"role": "user", "content": request.prompt}]}
             if self.endpoint == CHAT
-            else {"prompt": ask.prompt}
+            else {"prompt": request.prompt}
         )
         body = {
             "model": self.model,
             **text,
-            "max_tokens": ask.num_output_tokens,
-            "temperature": ask.temperature,
+            "max_tokens": request.num_output_tokens,
+            "temperature": request.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if ask.ignore_eos:
+        if request.ignore_eos:
             body["ignore_eos"] = True
-        if ask.seed is not None:
-            body["seed"] = ask.seed
+        if request.seed is not None:
+            body["seed"] = request.seed
         return body
 
-    async def _stream(self, body: dict[str, Any], on_chunk: OnChunk) -> Counted:
+    async def _stream(self, body: dict[str, Any], on_chunk: OnChunk) -> TokenUsage:
         counted, is_done = None, False
         async with self.session.post(self.base_url + self.endpoint, json=body) as response:
             if response.status != 200:
@@ -88,7 +88,9 @@ class OpenAIServer:
                     if any(_shows_output(choice) for choice in event["choices"]):
                         on_chunk()
                     if usage := event.get("usage"):
-                        counted = Counted(usage["completion_tokens"], usage.get("prompt_tokens", 0))
+                        counted = TokenUsage(
+                            usage["completion_tokens"], usage.get("prompt_tokens", 0)
+                        )
                 except (LookupError, TypeError, AttributeError) as e:
                     raise IncompleteAnswerError(
                         f"an event is not of this API ({e!r}): {data[:100]!r}"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from pdctl.bench.answers import Run, Slo, percentile
+from pdctl.bench.request_results import LatencyLimits, LoadResult, percentile
 
 NAMES = {
     "ttft": "Time to First Token",
@@ -32,15 +32,17 @@ class Reporting:
 
     metrics: Sequence[str] = ("ttft", "tpot", "itl")
     percentiles: Sequence[float] = (99.0,)
-    slo: Slo | None = None
+    slo: LatencyLimits | None = None
     detailed: bool = False
 
 
-def serve_result(run: Run, setting: Mapping[str, Any], reporting: Reporting) -> dict[str, Any]:
+def serve_result(
+    run: LoadResult, setting: Mapping[str, Any], reporting: Reporting
+) -> dict[str, Any]:
     """The result of a load.  setting: what it was, put first."""
     seconds = run.duration_seconds
-    num_input = sum(answer.num_prompt_tokens for answer in run.complete)
-    num_output = sum(answer.num_tokens for answer in run.complete)
+    num_input = sum(each_result.num_prompt_tokens for each_result in run.complete)
+    num_output = sum(each_result.num_tokens for each_result in run.complete)
     slo = reporting.slo
     result = {
         "date": f"{datetime.now(UTC):%Y%m%d-%H%M%S}",
@@ -71,15 +73,15 @@ def _spread(name: str, seconds: Sequence[float], percentiles: Sequence[float]) -
     return found | {f"p{p:g}_{name}_ms": percentile(values, p) for p in percentiles}
 
 
-def _details(run: Run) -> dict[str, Any]:
+def _details(run: LoadResult) -> dict[str, Any]:
     """Lists in the order of the requests; of a failed one: no times, and its error."""
     return {
-        "input_lens": [answer.num_prompt_tokens for answer in run.answers],
-        "output_lens": [answer.num_tokens for answer in run.answers],
-        "start_times": [answer.started_seconds for answer in run.answers],
-        "ttfts": [0.0 if one.failure else one.ttft_seconds for one in run.answers],
-        "itls": [[] if one.failure else one.gaps_seconds for one in run.answers],
-        "errors": [answer.failure or "" for answer in run.answers],
+        "input_lens": [each_result.num_prompt_tokens for each_result in run.results],
+        "output_lens": [each_result.num_tokens for each_result in run.results],
+        "start_times": [each_result.started_seconds for each_result in run.results],
+        "ttfts": [0.0 if one.failure else one.ttft_seconds for one in run.results],
+        "itls": [[] if one.failure else one.gaps_seconds for one in run.results],
+        "errors": [each_result.failure or "" for each_result in run.results],
     }
 
 
@@ -128,10 +130,10 @@ def latency_result(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def throughput_result(run: Run) -> dict[str, Any]:
+def throughput_result(run: LoadResult) -> dict[str, Any]:
     """As vLLM's `bench throughput` writes it, and the output tokens by themselves."""
-    num_output = sum(answer.num_tokens for answer in run.complete)
-    num_tokens = num_output + sum(answer.num_prompt_tokens for answer in run.complete)
+    num_output = sum(each_result.num_tokens for each_result in run.complete)
+    num_tokens = num_output + sum(each_result.num_prompt_tokens for each_result in run.complete)
     return {
         "elapsed_time": run.duration_seconds,
         "num_requests": len(run.complete),

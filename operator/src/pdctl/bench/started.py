@@ -30,7 +30,7 @@ _READY = re.compile(r"^ready: (http://[^/\s]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedCluster:
     """A cluster that serves.
 
     base_url:      of its ingress, without a path
@@ -51,7 +51,7 @@ class Started:
 @asynccontextmanager
 async def started_cluster(
     file: Path, model: Path, engine: Mapping[str, Any] | None = None
-) -> AsyncIterator[Started]:
+) -> AsyncIterator[StartedCluster]:
     """`pdctl up FILE` on a free port; state and logs are in a folder that goes with it.
 
     model:  the model's folder
@@ -82,7 +82,7 @@ async def started_cluster(
             base_url = await _ready_url(process, file)
             start_seconds = time.monotonic() - start
             state = json.loads(next(Path(folder).glob("*/*/state.json")).read_text())
-            yield Started(base_url, start_seconds, state)
+            yield StartedCluster(base_url, start_seconds, state)
         finally:
             await end_process(process)
 

@@ -63,7 +63,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LatencyTargets:
     """In milliseconds."""
 
     ttft_p90_ms: float
@@ -79,46 +79,46 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TrialResult:
     """Result of a trial.  num_failed: answers that were not complete"""
 
     ttft_p90_ms: float
     itl_p99_ms: float
     num_failed: int = 0
 
-    def meets(self, limits: Limits) -> bool:
+    def meets(self, limits: LatencyTargets) -> bool:
         """Every answer was complete, and both latencies are inside."""
         return self.num_failed == 0 and self.excess(limits) <= 1.0
 
-    def excess(self, limits: Limits) -> float:
+    def excess(self, limits: LatencyTargets) -> float:
         """The worse of both latencies as a multiple of its limit."""
         return max(self.ttft_p90_ms / limits.ttft_p90_ms, self.itl_p99_ms / limits.itl_p99_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class CompletedTrial:
     """A trial and what it showed."""
 
     trial: Trial
-    seen: Seen
+    result: TrialResult
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The end of a search.  best: None = no trial met the limits"""
 
-    best: Tried | None
-    tried: Sequence[Tried]
+    best: CompletedTrial | None
+    tried: Sequence[CompletedTrial]
 
-    def closest(self, limits: Limits) -> Tried:
+    def closest(self, limits: LatencyTargets) -> CompletedTrial:
         """The trial that missed the limits least."""
-        return min(self.tried, key=lambda one: (one.seen.num_failed, one.seen.excess(limits)))
+        return min(self.tried, key=lambda one: (one.result.num_failed, one.result.excess(limits)))
 
 
-Search = Generator[Trial, Seen, Found]
+Search = Generator[Trial, TrialResult, SearchResult]
 
 
-def search(start: Sizes, rate: float, limits: Limits, max_trials: int) -> Search:
+def search(start: Sizes, rate: float, limits: LatencyTargets, max_trials: int) -> Search:
     """Yield trials, be sent what each showed, return what was found.
 
     rate: of the first trial, a second; a trial more often of the same sizes comes right after the
@@ -127,25 +127,25 @@ def search(start: Sizes, rate: float, limits: Limits, max_trials: int) -> Search
     climb = _Climb(limits, max_trials)
     yield from climb.settle(start, rate)
     if climb.best is None:
-        return Found(None, climb.tried)
+        return SearchResult(None, climb.tried)
     for rival in start.rivals():
         if not climb.is_spent:
             yield from climb.compete(replace(climb.best.trial.sizes, scheduler=rival.scheduler))
-    looked_at = {climb.best.trial.sizes}
-    while waiting := [s for s in climb.best.trial.sizes.neighbours() if s not in looked_at]:
+    visited = {climb.best.trial.sizes}
+    while waiting := [s for s in climb.best.trial.sizes.neighbours() if s not in visited]:
         if climb.is_spent:
             break
-        looked_at.add(waiting[0])
+        visited.add(waiting[0])
         yield from climb.challenge(waiting[0])
-    return Found(climb.best, climb.tried)
+    return SearchResult(climb.best, climb.tried)
 
 
 class _Climb:
     """The best so far, and every trial."""
 
-    def __init__(self, limits: Limits, max_trials: int) -> None:
-        self.best: Tried | None = None
-        self.tried: list[Tried] = []
+    def __init__(self, limits: LatencyTargets, max_trials: int) -> None:
+        self.best: CompletedTrial | None = None
+        self.tried: list[CompletedTrial] = []
         self._limits, self._max_trials = limits, max_trials
 
     @property
@@ -153,7 +153,7 @@ class _Climb:
         """No further trial may run."""
         return len(self.tried) >= self._max_trials
 
-    def settle(self, sizes: Sizes, rate: float) -> Generator[Trial, Seen, None]:
+    def settle(self, sizes: Sizes, rate: float) -> Generator[Trial, TrialResult, None]:
         """The first sizes: down until a rate holds, then up from there."""
         while not (yield from self._holds(Trial(sizes, rate))):
             rate /= 2
@@ -162,13 +162,13 @@ class _Climb:
         if len(self.tried) == 1:  # else twice this rate is known to fail
             yield from self._rise(sizes)
 
-    def challenge(self, sizes: Sizes) -> Generator[Trial, Seen, None]:
+    def challenge(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:
         """Other sizes: only what holds more than the best is looked into."""
         assert self.best is not None
         if (yield from self._holds(Trial(sizes, self.best.trial.rate * GAIN))):
             yield from self._rise(sizes)
 
-    def compete(self, rival: Sizes) -> Generator[Trial, Seen, None]:
+    def compete(self, rival: Sizes) -> Generator[Trial, TrialResult, None]:
         """Another scheduler: it is taken where it holds a rate that the best does not.
 
         The best has to hold what the rival holds, since its own rate is a step away from its limit.
@@ -183,7 +183,7 @@ class _Climb:
                 yield from self._rise(rival)
                 return
 
-    def _rise(self, sizes: Sizes) -> Generator[Trial, Seen, None]:
+    def _rise(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:
         assert self.best is not None
         for _ in range(MAX_RISES):
             if self.is_spent or not (
@@ -191,10 +191,10 @@ class _Climb:
             ):
                 return
 
-    def _holds(self, trial: Trial) -> Generator[Trial, Seen, bool]:
-        seen = yield trial
-        self.tried.append(Tried(trial, seen))
-        if not seen.meets(self._limits):
+    def _holds(self, trial: Trial) -> Generator[Trial, TrialResult, bool]:
+        result = yield trial
+        self.tried.append(CompletedTrial(trial, result))
+        if not result.meets(self._limits):
             return False
         self.best = self.tried[-1]
         return True

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from pdctl.bench.answers import Run
-from pdctl.bench.autotune import Tuning, autotune, found_text, start_sizes
-from pdctl.bench.datasets import Lengths, Sampling, file_asks, random_asks
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, run_load
+from pdctl.bench.autotune import Tuning, autotune, result_text, start_sizes
+from pdctl.bench.datasets import DatasetSampling, Lengths, file_requests, random_requests
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, run_load
 from pdctl.bench.measure import batch_latencies, checked, started, vocab_size, warm_up
+from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import latency_result, throughput_result
 from pdctl.bench.svg import Curve, Panel
-from pdctl.bench.tuning import Found, Limits
+from pdctl.bench.tuning import LatencyTargets, SearchResult
 from pdctl.cli import bench_input as given
 from pdctl.cli.bench_output import draw, latency_panels, reported, run, write_result
 from pdctl.cli.bench_serve import serve_command
@@ -47,12 +47,12 @@ def latency_command(
     with reported(file):
         lengths = Lengths(input_len, output_len)
         local = given.checked_file(file, model_path, lengths).local
-        vocab, sampling = vocab_size(local.model), Sampling(temperature)
+        vocab, sampling = vocab_size(local.model), DatasetSampling(temperature)
 
-        def batch(number: int) -> list[Ask]:
-            return random_asks(batch_size, lengths, vocab, f"{seed} {number}", sampling)
+        def batch(number: int) -> list[BenchRequest]:
+            return random_requests(batch_size, lengths, vocab, f"{seed} {number}", sampling)
 
-        pace = Pace(limit_seconds=request_timeout)
+        pace = Arrivals(limit_seconds=request_timeout)
 
         async def measure() -> list[float]:
             async with started(local) as target:
@@ -90,19 +90,21 @@ def throughput_command(
         lengths = Lengths(input_len, output_len)
         local = given.checked_file(file, model_path, lengths if is_random else None).local
         vocab = vocab_size(local.model)
-        sampling = Sampling(temperature, ignore_eos=is_random)
+        sampling = DatasetSampling(temperature, ignore_eos=is_random)
         if is_random:
-            asks = random_asks(num_prompts, lengths, vocab, str(seed), sampling)
+            requests = random_requests(num_prompts, lengths, vocab, str(seed), sampling)
         else:
-            asks = file_asks(
+            requests = file_requests(
                 given.required(dataset_path), dataset_name, num_prompts, output_len, sampling
             )
-        first = random_asks(2, Lengths(16, 4), vocab, f"{seed} warm-up", Sampling())
+        first = random_requests(2, Lengths(16, 4), vocab, f"{seed} warm-up", DatasetSampling())
 
-        async def measure() -> Run:
+        async def measure() -> LoadResult:
             async with started(local) as target:
                 await warm_up(target, first, request_timeout)
-                return checked(await run_load(target, asks, Pace(limit_seconds=request_timeout)))
+                return checked(
+                    await run_load(target, requests, Arrivals(limit_seconds=request_timeout))
+                )
 
         whole = run(measure())
         result = throughput_result(whole)
@@ -141,7 +143,7 @@ def autotune_command(
     Prints the section to paste; ends with 1 where no trial was inside the limits.
     """
     with reported(file):
-        lengths, limits = Lengths(input_len, output_len), Limits(ttft_p90, itl_p99)
+        lengths, limits = Lengths(input_len, output_len), LatencyTargets(ttft_p90, itl_p99)
         found_file = given.checked_file(file, model_path, lengths)
         tuning = Tuning(
             found_file.local,
@@ -155,7 +157,7 @@ def autotune_command(
             request_timeout,
         )
         sizes = start_sizes(found_file.cluster)
-        found: Found = run(autotune(tuning, sizes, lambda line: typer.echo(line, err=True)))
-        typer.echo(found_text(found, limits), err=found.best is None)
+        found: SearchResult = run(autotune(tuning, sizes, lambda line: typer.echo(line, err=True)))
+        typer.echo(result_text(found, limits), err=found.best is None)
     if found.best is None:
         raise typer.Exit(1)

@@ -10,9 +10,9 @@ import typer
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema.load import load
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdctl.bench.answers import Slo
 from pdctl.bench.datasets import Lengths
-from pdctl.bench.measure import Local
+from pdctl.bench.measure import LocalCluster
+from pdctl.bench.request_results import LatencyLimits
 from pdctl.bench.result import NAMES
 from pdctl.local.model import find_model
 
@@ -61,7 +61,7 @@ class Checked:
     """A cluster to start for a measurement, and its model's folder."""
 
     cluster: PDCluster
-    local: Local
+    local: LocalCluster
 
 
 def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -> Checked:
@@ -77,14 +77,14 @@ def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -
             f"spec.engine.maxModelLen is {limit}; lower them, or raise it in {file}"
         )
         raise StartError(message, exit_code=2)
-    return Checked(cluster, Local(file, find_model(cluster, file, model_path).path))
+    return Checked(cluster, LocalCluster(file, find_model(cluster, file, model_path).path))
 
 
-def slo_of(pairs: Sequence[str]) -> Slo | None:
+def slo_of(pairs: Sequence[str]) -> LatencyLimits | None:
     """Parse `ttft:2000`, several in one text too.  Raises StartError.
 
     >>> slo_of(["ttft:2000 tpot:100"])
-    Slo(ttft_seconds=2.0, tpot_seconds=0.1, e2e_seconds=None)
+    LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1, e2e_seconds=None)
     """
     limits: dict[str, float] = {}
     for pair in " ".join(pairs).replace(",", " ").split():
@@ -94,7 +94,7 @@ def slo_of(pairs: Sequence[str]) -> Slo | None:
             fix = "write ttft:MS, tpot:MS or e2el:MS with milliseconds above 0"
             raise StartError(f"--goodput: {pair!r} is no limit; {fix}", exit_code=2)
         limits[_LIMITS[name]] = seconds
-    return Slo(**limits) if limits else None
+    return LatencyLimits(**limits) if limits else None
 
 
 def _seconds(text: str) -> float | None:

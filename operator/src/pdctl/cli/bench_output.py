@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import typer
 
 from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartError
-from pdctl.bench.answers import Run
+from pdctl.bench.request_results import LoadResult
 from pdctl.bench.svg import Panel, distribution, picture
 from pdctl.cli.refusals import failed, refused
 
@@ -65,7 +65,7 @@ def draw(path: Path | None, title: str, panels: list[Panel]) -> None:
         path.write_text(picture(title, panels))
 
 
-def latency_panels(whole: Run) -> list[Panel]:
+def latency_panels(whole: LoadResult) -> list[Panel]:
     """Distributions of the three latencies."""
     return [
         Panel(

@@ -10,11 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.answers import Run
-from pdctl.bench.datasets import Lengths, Name, Sampling, file_asks, random_asks
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Ask, Pace, poisson_arrivals, run_load
+from pdctl.bench.datasets import DatasetSampling, Lengths, Name, file_requests, random_requests
+from pdctl.bench.load import (
+    REQUEST_LIMIT_SECONDS,
+    Arrivals,
+    BenchRequest,
+    poisson_arrivals,
+    run_load,
+)
 from pdctl.bench.measure import Server, connected, warm_up
 from pdctl.bench.openai import CHAT, COMPLETIONS
+from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import Reporting, serve_result, serve_text
 from pdctl.cli import bench_input as given
 from pdctl.cli.bench_output import draw, latency_panels, reported, run, write_result
@@ -47,19 +53,19 @@ class Requests:
     path: Path | None
     lengths: Lengths
     vocab_size: int
-    sampling: Sampling
+    sampling: DatasetSampling
     seed: int
 
-    def asks(self, count: int, endpoint: str) -> list[Ask]:
+    def bench_requests(self, count: int, endpoint: str) -> list[BenchRequest]:
         """Raises StartError, InvalidTraceError."""
         if self.dataset != "random":
             path, output_len = given.required(self.path), self.lengths.output_len
-            return file_asks(path, self.dataset, count, output_len, self.sampling)
+            return file_requests(path, self.dataset, count, output_len, self.sampling)
         if endpoint == CHAT:
             fix = f"use --dataset-name custom or sharegpt, or --endpoint {COMPLETIONS}"
             message = f"--endpoint {CHAT}: takes no token ids, which random prompts are; {fix}"
             raise StartError(message, exit_code=2)
-        return random_asks(count, self.lengths, self.vocab_size, str(self.seed), self.sampling)
+        return random_requests(count, self.lengths, self.vocab_size, str(self.seed), self.sampling)
 
 
 def serve_command(
@@ -97,11 +103,11 @@ def serve_command(
     """
     with reported(dataset_path or base_url):
         lengths = Lengths(input_len, output_len, random_prefix_len, random_range_ratio)
-        sampling = Sampling(temperature, ignore_eos)
+        sampling = DatasetSampling(temperature, ignore_eos)
         requests = Requests(dataset_name, dataset_path, lengths, vocab_size, sampling, seed)
         _check_endpoint(endpoint)
         # No prompt is sent twice: a prefix cache would answer.
-        asks = requests.asks(num_warmups + num_prompts, endpoint)
+        bench_requests = requests.bench_requests(num_warmups + num_prompts, endpoint)
         names, percents = (
             given.metrics_of(percentile_metrics),
             given.percentiles_of(metric_percentiles),
@@ -111,7 +117,9 @@ def serve_command(
             _pace(request_rate, max_concurrency, num_prompts, seed), limit_seconds=request_timeout
         )
         server = Server(base_url, model, endpoint)
-        measured, name = run(_measure(server, asks[:num_warmups], asks[num_warmups:], pace))
+        measured, name = run(
+            _measure(server, bench_requests[:num_warmups], bench_requests[num_warmups:], pace)
+        )
         setting = _setting(endpoint, name, num_prompts, request_rate, max_concurrency)
         result = serve_result(measured, setting, reporting)
         typer.echo(serve_text(result, measured.failures))
@@ -123,12 +131,12 @@ def serve_command(
 
 
 async def _measure(
-    server: Server, first: list[Ask], asks: list[Ask], pace: Pace
-) -> tuple[Run, str]:
+    server: Server, first: list[BenchRequest], bench_requests: list[BenchRequest], pace: Arrivals
+) -> tuple[LoadResult, str]:
     """The run, and the model's name."""
     async with connected(server) as target:
         await warm_up(target, first, pace.limit_seconds)
-        return await run_load(target, asks, pace), target.model
+        return await run_load(target, bench_requests, pace), target.model
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -137,12 +145,12 @@ def _check_endpoint(endpoint: str) -> None:
         raise StartError(message, exit_code=2)
 
 
-def _pace(rate: float, max_concurrency: int | None, count: int, seed: int) -> Pace:
+def _pace(rate: float, max_concurrency: int | None, count: int, seed: int) -> Arrivals:
     if math.isnan(rate) or rate <= 0:
         message = f"--request-rate: is {rate:g}; give requests a second above 0, or inf"
         raise StartError(message, exit_code=2)
     arrivals = None if math.isinf(rate) else poisson_arrivals(rate, count, str(seed))
-    return Pace(arrivals, max_concurrency)
+    return Arrivals(arrivals, max_concurrency)
 
 
 def _setting(

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from yaml import YAMLError
 
 from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError
 from pdcluster_api.apiserver.kinds import (
@@ -30,13 +30,13 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError
 from pdcluster_api.schema import labels
 
-_LIMITS = Limits(timeout_seconds=10.0, tries=2)
+_LIMITS = ClientLimits(timeout_seconds=10.0, tries=2)
 _CHILDREN = (STATEFUL_SET, POD, POOL_SCALER, CONTROLLER_REVISION, SERVICE)
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Place:
+class KubeContext:
     """Kubernetes context and namespace.
 
     None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context and namespace.
@@ -97,21 +97,21 @@ class Place:
         return str(chosen.get("context", {}).get("namespace") or "default")
 
 
-def read_object(place: Place, name: str) -> Body | None:
+def read_object(kube_context: KubeContext, name: str) -> Body | None:
     """The PDCluster; None = there is none.
 
     Raises StartError when the API server cannot be asked.
     """
-    namespace = place.in_namespace()
-    return ask(place, lambda client: client.find(PDCLUSTER, namespace, name))
+    namespace = kube_context.in_namespace()
+    return with_client(kube_context, lambda client: client.find(PDCLUSTER, namespace, name))
 
 
-def read_live(place: Place, name: str) -> Live | None:
+def read_live(kube_context: KubeContext, name: str) -> Live | None:
     """The PDCluster and the children that sizes and revisions follow from; None = there is none.
 
     Raises StartError as above.
     """
-    namespace = place.in_namespace()
+    namespace = kube_context.in_namespace()
 
     async def read(client: ApiClient) -> Live | None:
         body = await client.find(PDCLUSTER, namespace, name)
@@ -125,16 +125,18 @@ def read_live(place: Place, name: str) -> Live | None:
             ]
         return Live(body, children)
 
-    return ask(place, read)
+    return with_client(kube_context, read)
 
 
-def ask(place: Place, question: Callable[[ApiClient], Awaitable[Result]]) -> Result:
+def with_client(
+    kube_context: KubeContext, call: Callable[[ApiClient], Awaitable[Result]]
+) -> Result:
     """The answer of the API server.  Raises StartError when it cannot be asked."""
 
     async def connected() -> Result:
-        connection = await connect(place.file(), place.context)
+        connection = await connect(kube_context.file(), kube_context.context)
         async with ApiClient(connection, ApiMetrics(CollectorRegistry()), _LIMITS) as client:
-            return await question(client)
+            return await call(client)
 
     try:
         return asyncio.run(connected())

@@ -12,7 +12,7 @@ import typer
 from pdcluster_api.errors import InvalidObjectError, StartError
 from pdcluster_api.schema.revision import revision_of
 from pdctl.cli.bench import app as bench
-from pdctl.cli.explaining import autoscale, plan_command, why_command
+from pdctl.cli.explain import autoscale, plan_command, why_command
 from pdctl.cli.refusals import failed, load_file, refused
 from pdctl.cli.status import find_directory, render_status
 from pdctl.cli.verify import verify_command

@@ -11,7 +11,7 @@ from typing import Any
 
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.autoscale.bounds import bounds_of
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_api.schema import conditions as words
@@ -25,17 +25,19 @@ _COLUMNS = ("POOL", *_SHOWN, "BOUNDS", "LAST CHANGE")
 _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 
 
-def present_lines(body: Mapping[str, Any], records: Sequence[Decision], now: datetime) -> list[str]:
+def present_lines(
+    body: Mapping[str, Any], records: Sequence[ScalingDecision], now: datetime
+) -> list[str]:
     """A table of the pools, then what stands in the way; empty where the status says nothing.
 
     now: for schedules
     """
     rows = list(_rows(body, records, now))
     lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
-    return [*lines, *_in_the_way(body)]
+    return [*lines, *_blockers(body)]
 
 
-def _in_the_way(body: Mapping[str, Any]) -> list[str]:
+def _blockers(body: Mapping[str, Any]) -> list[str]:
     """Obstacles of the autoscaler, desired workers and draining pods, by the conditions'
     messages.
     """
@@ -53,10 +55,12 @@ def _in_the_way(body: Mapping[str, Any]) -> list[str]:
     ]
     stalled = [each for each in conditions if each.get("type") == words.STALLED and _is_true(each)]
     # what says why, and the way out
-    given_up = [each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED]
+    rolled_back = [
+        each for each in stalled if each.get("reason") == words.PROGRESS_DEADLINE_EXCEEDED
+    ]
     return [
         line
-        for each in (*of_scaling, *given_up, *(below or ([] if given_up else stalled)))
+        for each in (*of_scaling, *rolled_back, *(below or ([] if rolled_back else stalled)))
         for line in _condition(each)
     ]
 
@@ -76,7 +80,7 @@ def _condition(condition: Mapping[str, Any]) -> list[str]:
 
 
 def _rows(
-    body: Mapping[str, Any], records: Sequence[Decision], now: datetime
+    body: Mapping[str, Any], records: Sequence[ScalingDecision], now: datetime
 ) -> Iterator[tuple[str, ...]]:
     status, spec = _section(body, "status"), _spec(body)
     decided = recorded(status, str(_section(status, FIELD).get("mode"))) or {}
@@ -105,7 +109,7 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
     return f"{low} to {high}" + (f" ({source})" if source.startswith("schedule ") else "")
 
 
-def _last_change(key: PoolKey, records: Sequence[Decision]) -> str:
+def _last_change(key: PoolKey, records: Sequence[ScalingDecision]) -> str:
     """The newest decision, of those that are remembered, that gave a pool another size.
 
     records: the newest first

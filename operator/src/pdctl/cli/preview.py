@@ -13,7 +13,7 @@ from pdcluster_api.schema.load import parse_stored
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.text import shortened
 from pdctl.cli.table import WIDTH, table
-from pdctl.preview.preview import Effect, Preview, preview, settled
+from pdctl.preview.preview import Effect, Preview, preview, steady_state
 
 _MAX_VALUE = 24  # characters of a value in the table
 _STRATEGIES = {
@@ -25,7 +25,7 @@ _STRATEGIES = {
 
 def preview_of_files(new: PDCluster, old: PDCluster) -> Preview:
     """Against a file, as if all were as that file says."""
-    return preview(new, old, settled(old), _now())
+    return preview(new, old, steady_state(old), _now())
 
 
 def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str | None]:
@@ -42,7 +42,7 @@ def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str 
             "compared",
         )
     new = as_it_runs(new, live)
-    state = DiscoveryState(managed=not new.spec.discovery.etcd.endpoints, ready=1, wanted=1)
+    state = DiscoveryState(managed=not new.spec.discovery.etcd.endpoints, ready=1, desired=1)
     return preview(new, old, observe(live, discovery=state, faults={}), _now()), remark
 
 
@@ -73,8 +73,8 @@ def _blocks(found: Preview) -> Iterator[str]:
     if found.before is not None:
         yield textwrap.fill(_revision(found), WIDTH)
     yield _pools(found)
-    if said := _scaling(found):
-        yield said
+    if text := _scaling(found):
+        yield text
     yield _accelerators(found)
 
 

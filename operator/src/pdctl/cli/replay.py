@@ -12,7 +12,7 @@ from pdctl.cli.why import record_lines
 from pdctl.replay.plot import draw, require_matplotlib
 from pdctl.replay.run import Moment, replay
 from pdctl.replay.speeds import ESTIMATED, Speeds
-from pdctl.replay.summary import said, summarize
+from pdctl.replay.summary import summarize, summary_lines
 from pdctl.replay.table import write_table
 from pdctl.replay.trace import read_trace
 
@@ -37,7 +37,7 @@ def run_replay(request: ReplayRequest) -> list[str]:
         require_matplotlib()
     spec = request.cluster.spec
     moments = list(replay(spec, read_trace(request.trace), request.speeds))
-    lines = said(summarize(moments, float(spec.autoscale.interval_seconds)))
+    lines = summary_lines(summarize(moments, float(spec.autoscale.interval_seconds)))
     lines += _speeds_remark(spec, request.speeds)
     if request.out is None:
         return lines

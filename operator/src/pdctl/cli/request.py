@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
-from pdctl.cli.journey_text import journey_lines
-from pdctl.cli.journeys import Found, known, of_addresses, of_cluster
-from pdctl.cli.live import Place
+from pdctl.cli.live import KubeContext
 from pdctl.cli.status import find_run
+from pdctl.cli.trace_text import trace_lines
+from pdctl.cli.traces import WorkerTraces, known, of_addresses, of_cluster
 from pdctl.local.run_directory import runs
 
 
 @dataclass(frozen=True)
-class AskedRequest:
+class TraceQuery:
     """A request, and what narrows the search.  name: of a cluster; url: of one worker."""
 
     request_id: str
@@ -24,25 +24,25 @@ class AskedRequest:
     state_dir: Path
 
 
-def render_request(asked: AskedRequest, place: Place) -> str:
+def render_request(query: TraceQuery, kube_context: KubeContext) -> str:
     """Journeys of the request, by worker.  Raises StartError when no worker knows it."""
-    journeys = known(_found(asked, place), asked.request_id)
-    return "\n\n".join("\n".join(journey_lines(worker, journey)) for worker, journey in journeys)
+    traces = known(_worker_traces(query, kube_context), query.request_id)
+    return "\n\n".join("\n".join(trace_lines(worker, trace)) for worker, trace in traces)
 
 
-def _found(asked: AskedRequest, place: Place) -> list[Found]:
-    if asked.url is not None:
-        return of_addresses({asked.url: asked.url}, asked.request_id, asked.api_key)
-    if any(run.is_alive for run in runs(asked.state_dir, asked.name or "*")):
-        workers = find_run(asked.state_dir, asked.name)["workers"]
+def _worker_traces(query: TraceQuery, kube_context: KubeContext) -> list[WorkerTraces]:
+    if query.url is not None:
+        return of_addresses({query.url: query.url}, query.request_id, query.api_key)
+    if any(run.is_alive for run in runs(query.state_dir, query.name or "*")):
+        workers = find_run(query.state_dir, query.name)["workers"]
         addresses = {
             worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]
         }
-        return of_addresses(addresses, asked.request_id, asked.api_key)
-    if asked.name is None:
+        return of_addresses(addresses, query.request_id, query.api_key)
+    if query.name is None:
         message = (
             "which cluster? none runs on this machine: give the NAME of one in Kubernetes, or "
             "--url of a worker"
         )
         raise StartError(message, exit_code=2)
-    return of_cluster(place, asked.name, asked.request_id)
+    return of_cluster(kube_context, query.name, query.request_id)

@@ -19,7 +19,7 @@ def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
     return find_directory(state_dir, name)[1]
 
 
-def names_here(state_dir: Path) -> list[str]:
+def local_names(state_dir: Path) -> list[str]:
     """Names of the clusters that run here."""
     return sorted({state["name"] for _, state in _running(state_dir, None)})
 
@@ -70,10 +70,10 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
         f"{state['name']}  revision {state['revision']}  etcd "
         f"{','.join(state['etcd']['endpoints'])}"
     )
-    together = _together(state.get("disaggregation"))
+    disaggregation = _disaggregation(state.get("disaggregation"))
     remarks = state.get("remarks", ())
     ready = _ready(state["workers"])
-    return "\n".join([head, *lines, ready, *together, *transfer_line(state), *remarks])
+    return "\n".join([head, *lines, ready, *disaggregation, *transfer_line(state), *remarks])
 
 
 def transfer_line(status: Mapping[str, Any]) -> list[str]:
@@ -88,14 +88,14 @@ def _ready(workers: Sequence[Mapping[str, Any]]) -> str:
     """Ready workers of each role and how many there should be, as the columns of
     `kubectl get pdc`.
     """
-    wanted = Counter(worker["role"] for worker in workers)
+    desired = Counter(worker["role"] for worker in workers)
     ready = Counter(worker["role"] for worker in workers if worker["state"] == "ready")
     return "ready: " + ", ".join(
-        f"{role} {ready[role]}/{number}" for role, number in sorted(wanted.items())
+        f"{role} {ready[role]}/{number}" for role, number in sorted(desired.items())
     )
 
 
-def _together(found: dict[str, Any] | None) -> list[str]:
+def _disaggregation(found: dict[str, Any] | None) -> list[str]:
     """State of disaggregation; empty for mixed workers, or for an older `pdctl up`."""
     return (
         [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"]

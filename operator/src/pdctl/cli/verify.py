@@ -27,13 +27,13 @@ from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema import labels
 from pdcluster_api.schema.workload import PoolPair
-from pdctl.cli.here import found_here
-from pdctl.cli.live import Place, ask
+from pdctl.cli.live import KubeContext, with_client
+from pdctl.cli.local_run import find_local_run
 from pdctl.cli.refusals import failed
 from pdctl.cli.status import transfer_line
 from pdctl.cli.table import table
 from pdctl.local.run_directory import RunDirectory, default_state_dir
-from pdctl.local.verified import RunTransfers, content_of, has_prefill
+from pdctl.local.verification import RunTransfers, content_of, has_prefill
 
 _HEADER = ("PREFILL", "DECODE", "RESULT", "TRANSPORT", "MOVED", "RATE", "TOKENS", "WORKERS")
 _NUMBERS = (4, 5, 6)
@@ -42,7 +42,7 @@ _NOTHING = "has no prefill workers, so that no KV moves between its workers"
 
 
 @dataclass(frozen=True)
-class Patience:
+class VerifyTimeouts:
     """Time for an answer, in seconds.
 
     operator: for every outcome of one in Kubernetes, which asks its workers
@@ -84,15 +84,15 @@ def verify_command(
 
     Exit code 0 = it does; 1 = it does not, or nothing could be verified.
     """
-    request, place = _new_request(), Place(kubeconfig, context, namespace)
+    request, kube_context = _new_request(), KubeContext(kubeconfig, context, namespace)
     try:
-        found = found_here(state_dir or default_state_dir(), name, place)
+        found = find_local_run(state_dir or default_state_dir(), name, kube_context)
         if found is not None:
             status = asyncio.run(verify_run(found[0], request))
         elif name is None:
             raise StartError("which cluster? none runs here: give its NAME", exit_code=2)
         else:
-            status = verify_object(place, name, request)
+            status = verify_object(kube_context, name, request)
     except StartError as e:
         raise failed(e) from e
     typer.echo("\n".join(rendered(status)))
@@ -101,19 +101,19 @@ def verify_command(
 
 
 async def verify_run(
-    run: RunDirectory, request: str, patience: Patience | None = None
+    run: RunDirectory, request: str, patience: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
     """Ask the workers of a run until each pair has an outcome; returns what its status would have.
 
     Raises StartError when some pair has none in time.
     """
-    patience = patience or Patience()
+    patience = patience or VerifyTimeouts()
     if not has_prefill(run.read_state() or {"workers": ()}):
         raise StartError(f"the cluster {_NOTHING}", exit_code=2)
     async with Verifier() as verifier:
         transfers, deadline = RunTransfers(run, verifier), time.monotonic() + patience.worker
         while True:
-            found = await transfers.look(request)
+            found = await transfers.verify_due(request)
             if not found.due:
                 return content_of(found)
             if time.monotonic() >= deadline:
@@ -122,13 +122,13 @@ async def verify_run(
 
 
 def verify_object(
-    place: Place, name: str, request: str, patience: Patience | None = None
+    kube_context: KubeContext, name: str, request: str, patience: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
     """Annotate the PDCluster and wait for the operator's answer; returns the status then.
 
     Raises StartError when there is no such object, or not every pair has an outcome in time.
     """
-    namespace, waiting = place.in_namespace(), patience or Patience()
+    namespace, waiting = kube_context.in_namespace(), patience or VerifyTimeouts()
 
     async def annotate_and_wait(client: ApiClient) -> Mapping[str, Any]:
         patch = {"metadata": {"annotations": {labels.VERIFY: request}}}
@@ -147,7 +147,7 @@ def verify_object(
             body = await client.get(PDCLUSTER, namespace, name)
         return _status(body)
 
-    return ask(place, annotate_and_wait)
+    return with_client(kube_context, annotate_and_wait)
 
 
 def is_answered(status: Mapping[str, Any], request: str) -> bool:

@@ -12,8 +12,8 @@ import yaml
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, summary
-from pdcluster_api.plan.observed.decision import Decision
-from pdctl.cli.live import Place, read_object
+from pdcluster_api.plan.observed.decision import ScalingDecision
+from pdctl.cli.live import KubeContext, read_object
 from pdctl.cli.present import present_lines
 from pdctl.cli.source import read_text
 from pdctl.cli.table import table
@@ -31,11 +31,11 @@ _TextTimes.yaml_implicit_resolvers = {
 }
 
 
-def object_of_cluster(place: Place, name: str) -> Body:
+def object_of_cluster(kube_context: KubeContext, name: str) -> Body:
     """The PDCluster of a name.  Raises StartError when there is none."""
-    body = read_object(place, name)
+    body = read_object(kube_context, name)
     if body is None:
-        namespace = place.in_namespace()
+        namespace = kube_context.in_namespace()
         message = (
             f"no PDCluster {name} in namespace {namespace}; `kubectl get pdc -A` lists all, -n "
             "names another namespace"
@@ -102,7 +102,7 @@ def render_why(body: Body, last: int, now: datetime) -> str:
     )
 
 
-def render_why_here(state: Mapping[str, Any]) -> str:
+def render_why_local(state: Mapping[str, Any]) -> str:
     """Explanation of the pools of a run of this machine, from its state file."""
     sizes = Counter((worker["role"], worker["pool"]) for worker in state["workers"])
     return "\n".join(
@@ -115,7 +115,7 @@ def render_why_here(state: Mapping[str, Any]) -> str:
     )
 
 
-def _decisions(written: Body) -> Iterator[tuple[Decision, object]]:
+def _decisions(written: Body) -> Iterator[tuple[ScalingDecision, object]]:
     """Decisions with the mode that they were taken in, the newest first; None = not known."""
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -150,7 +150,7 @@ def _nothing(name: str, mode: object) -> str:
     )
 
 
-def record_lines(name: str, mode: object, record: Decision) -> Iterator[str]:
+def record_lines(name: str, mode: object, record: ScalingDecision) -> Iterator[str]:
     """One decision: a line with its time and what changed, and the table.
 
     mode: that it was taken in, None = not known

@@ -19,13 +19,13 @@ from pdctl.local.machine import free_port
 from pdctl.local.processes import Launch
 
 START_SECONDS = 15.0
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 
 
 def find_etcd() -> Path:
     """The etcd beside this Python, else the one in PATH.  Raises StartError when there is none."""
-    beside = Path(sys.executable).with_name("etcd")
-    found = str(beside) if beside.exists() else shutil.which("etcd")
+    sibling = Path(sys.executable).with_name("etcd")
+    found = str(sibling) if sibling.exists() else shutil.which("etcd")
     if found is None:
         raise StartError(
             "no etcd program found; run `make setup`, or name one of yours in "
@@ -68,7 +68,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
                 raise StartError(
                     f"etcd did not start within {START_SECONDS:g} s; its log is {log}", exit_code=1
                 ) from e
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _wait_until_listening(endpoint: str, deadline: float) -> None:
@@ -82,7 +82,7 @@ async def _wait_until_listening(endpoint: str, deadline: float) -> None:
         try:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         else:
             writer.close()
             with contextlib.suppress(OSError):

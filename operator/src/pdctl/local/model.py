@@ -82,15 +82,15 @@ def _own_path(model: ModelSpec, source: Path) -> Path | None:
 
 def _tried(model: ModelSpec, own: Path | None) -> str:
     if model.hugging_face is not None:
-        object_says = "spec.model.huggingFace is downloaded on Kubernetes only"
+        object_text = "spec.model.huggingFace is downloaded on Kubernetes only"
     elif model.pvc is not None:
-        object_says = f"spec.model.path is a folder of the volume {model.pvc.claim_name}"
+        object_text = f"spec.model.path is a folder of the volume {model.pvc.claim_name}"
     else:
-        object_says = f"there is none at spec.model.path, {own}"
+        object_text = f"there is none at spec.model.path, {own}"
         if own is not None and own.is_file():
-            object_says = f"of spec.model.path {_no_folder(own).partition(';')[0]}"
+            object_text = f"of spec.model.path {_no_folder(own).partition(';')[0]}"
     return (
-        f"--model-path is not given, {object_says}, and the cache has none at {cached_model(model)}"
+        f"--model-path is not given, {object_text}, and the cache has none at {cached_model(model)}"
     )
 
 

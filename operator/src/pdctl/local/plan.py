@@ -14,7 +14,7 @@ from pdcluster_api.schema.names import process_name
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.stock_engine import VLLM
+from pdcluster_api.schema.vllm_engine import VLLM
 
 Slot = tuple[str, PoolSpec, int]
 """Role, pool and ordinal of a worker."""
@@ -23,7 +23,7 @@ MAX_PROCESSES = 64  # each loads the model again; more is a slip of the pen rath
 
 
 @dataclass(frozen=True)
-class SharedCores:
+class CpuShare:
     """A worker's place among those that lend each other their cores while they are idle.
 
     place: in `threads`, which are each one's own.  cores: of all of them together.
@@ -49,7 +49,7 @@ class ProcessSpec:
     engine: EngineSpec
     http_port: int
     owns_cores: bool
-    shared_cores: SharedCores | None = None
+    shared_cores: CpuShare | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
     port: where the first ingress worker serves; 0 = any free port
     Raises InvalidObjectError for a spec that is right but cannot run on one machine.
     """
-    _check_runs_here(cluster)
+    _check_runs_locally(cluster)
     slots = [
         (role, pool, ordinal)
         for role, spec in cluster.spec.roles.present().items()
@@ -113,7 +113,7 @@ def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
 
 def _shared_cores(
     cluster: PDCluster, engines: Mapping[Slot, EngineSpec], cores: int
-) -> dict[Slot, SharedCores]:
+) -> dict[Slot, CpuShare]:
     """Places of the workers that share cores: those with one engine of ours, of one process, whose
     spec leaves the number of threads to us.
     """
@@ -124,7 +124,7 @@ def _shared_cores(
     }
     fixed = sum(engine.threads for slot, engine in engines.items() if slot not in sharing)
     threads = tuple(sharing.values())
-    return {slot: SharedCores(place, threads, cores - fixed) for place, slot in enumerate(sharing)}
+    return {slot: CpuShare(place, threads, cores - fixed) for place, slot in enumerate(sharing)}
 
 
 def _may_share(engine: EngineSpec) -> bool:
@@ -136,7 +136,7 @@ def _may_share(engine: EngineSpec) -> bool:
     return engine.type != VLLM and not engine.threads and processes == (1, 1, 1)
 
 
-def _check_runs_here(cluster: PDCluster) -> None:
+def _check_runs_locally(cluster: PDCluster) -> None:
     roles = cluster.spec.roles.present()
     faults = [
         Fault(

@@ -15,10 +15,10 @@ from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_api.schema.load import load
 from pdcluster_api.schema.pdcluster import PDCluster
-from pdctl.local.idle import idle_remarks, without_idle
+from pdctl.local.ineffective import ineffective_remarks, without_ineffective
 from pdctl.local.run_directory import write_yaml
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _POLICY_SECTIONS = ("routing", "qos")
 _POLICY_OF_SERVICE = ("sharedPrefixCache", "cors", "limits")
 _Stamp = tuple[int, int, int]
@@ -34,12 +34,12 @@ class PolicyWatcher:
         target: Path,
         report: Callable[[str], None],
         *,
-        taken: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Make one.  taken: called after `cluster` has become another one."""
         self.cluster = cluster
         self._source = source
-        self._taken = taken
+        self._on_change = on_change
         self._target = target
         self._report = report
         # so that the first look finds an edit made since the cluster was loaded
@@ -48,10 +48,10 @@ class PolicyWatcher:
     async def run(self) -> None:
         """Look once a second, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            self.look()
+            await asyncio.sleep(_POLL_SECONDS)
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take in an edit, if there is one."""
         stamp = _stamp(self._source)
         # missing: an editor may be putting the new one in place
@@ -83,10 +83,10 @@ class PolicyWatcher:
             write_yaml(self._target, policy_file(edited))
             self._report("policy updated")
         self.cluster = edited
-        self._taken()
-        said = idle_remarks(before)
-        for remark in idle_remarks(edited):
-            if remark not in said:
+        self._on_change()
+        reported = ineffective_remarks(before)
+        for remark in ineffective_remarks(edited):
+            if remark not in reported:
                 self._report(remark)
 
 
@@ -106,7 +106,9 @@ def _fixed_part(cluster: PDCluster) -> dict[str, Any]:
     return {
         "metadata": identity,
         "spec": {
-            key: value for key, value in without_idle(spec).items() if key not in _POLICY_SECTIONS
+            key: value
+            for key, value in without_ineffective(spec).items()
+            if key not in _POLICY_SECTIONS
         },
     }
 

@@ -18,7 +18,7 @@ _SECONDS = 10.0
 
 
 async def watch_remarks(
-    run: RunDirectory, ready: asyncio.Event, say: Callable[[str], None]
+    run: RunDirectory, ready: asyncio.Event, echo: Callable[[str], None]
 ) -> None:
     """Once every worker is ready, say and keep what they remark."""
     await ready.wait()
@@ -29,7 +29,7 @@ async def watch_remarks(
     remarks = remarks_of(dict(zip(addresses, found, strict=True)))
     run.write_remarks(remarks)
     for remark in remarks:
-        say(remark)
+        echo(remark)
 
 
 async def _version(session: aiohttp.ClientSession, address: str) -> Mapping[str, Any]:

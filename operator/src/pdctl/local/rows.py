@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdcluster_api.discovery.etcd import WorkerRecord
-from pdcluster_api.plan.observed.state import Disaggregation
-from pdctl.local.keeper import Keeper
+from pdcluster_api.discovery.etcd import RegisteredWorker
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
+from pdctl.local.managed_process import ManagedProcess
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Row:
     num_restarts: int
     log: Path
     addresses: Mapping[str, str] = field(default_factory=dict)
-    disaggregation: Disaggregation | None = None
+    disaggregation: WorkerDisaggregation | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -39,66 +39,72 @@ class Row:
         return self.state == "ready"
 
 
-class LifeLedger:
+class RestartLedger:
     """Engine ids by life of each process; lives count from 1."""
 
-    def __init__(self, left_over: Mapping[str, WorkerRecord]) -> None:
+    def __init__(self, left_over: Mapping[str, RegisteredWorker]) -> None:
         """left_over: records of an earlier run, found before any process was started."""
-        self._lives: dict[str, dict[str, int]] = {
+        self._starts: dict[str, dict[str, int]] = {
             name: {record.engine_id: 0} for name, record in left_over.items()
         }
 
-    def current(self, name: str, record: WorkerRecord | None, life: int) -> WorkerRecord | None:
+    def current(
+        self, name: str, record: RegisteredWorker | None, start: int
+    ) -> RegisteredWorker | None:
         """The record if it was first seen in this life of its process, else None."""
         # none, or one whose engine has not loaded: it says "starting" in any life
         if record is None or not record.engine_id:
             return record
         return (
             record
-            if self._lives.setdefault(name, {}).setdefault(record.engine_id, life) == life
+            if self._starts.setdefault(name, {}).setdefault(record.engine_id, start) == start
             else None
         )
 
-    def has_announced(self, name: str, life: int) -> bool:
+    def has_announced(self, name: str, start: int) -> bool:
         """Return whether a loaded engine was ever announced in this life."""
-        return life in self._lives.get(name, {}).values()
+        return start in self._starts.get(name, {}).values()
 
 
 def make_rows(
-    workers: Sequence[tuple[str, str, Keeper]],
-    records: Mapping[str, WorkerRecord],
-    ledger: LifeLedger,
+    workers: Sequence[tuple[str, str, ManagedProcess]],
+    records: Mapping[str, RegisteredWorker],
+    ledger: RestartLedger,
 ) -> tuple[Row, ...]:
     """One row per (role, pool, keeper); `records` is by process name."""
     return tuple(
-        _row(role, pool, keeper, records.get(keeper.launch.name), ledger)
-        for role, pool, keeper in workers
+        _row(role, pool, managed, records.get(managed.launch.name), ledger)
+        for role, pool, managed in workers
     )
 
 
 def _row(
-    role: str, pool: str, keeper: Keeper, found: WorkerRecord | None, ledger: LifeLedger
+    role: str,
+    pool: str,
+    managed: ManagedProcess,
+    found: RegisteredWorker | None,
+    ledger: RestartLedger,
 ) -> Row:
-    name = keeper.launch.name
-    record = ledger.current(name, found, keeper.num_lives)
+    name = managed.launch.name
+    record = ledger.current(name, found, managed.num_starts)
     return Row(
         name=name,
         role=role,
         pool=pool,
-        state=_state(keeper, record, has_announced=ledger.has_announced(name, keeper.num_lives)),
-        pid=keeper.pid,
-        num_restarts=max(0, keeper.num_lives - 1),
-        log=keeper.launch.log,
-        addresses=record.addresses if record and keeper.phase == "running" else {},
-        disaggregation=record.disaggregation if record and keeper.phase == "running" else None,
+        state=_state(managed, record, has_announced=ledger.has_announced(name, managed.num_starts)),
+        pid=managed.pid,
+        num_restarts=max(0, managed.num_starts - 1),
+        log=managed.launch.log,
+        addresses=record.addresses if record and managed.phase == "running" else {},
+        disaggregation=record.disaggregation if record and managed.phase == "running" else None,
     )
 
 
-def _state(keeper: Keeper, record: WorkerRecord | None, *, has_announced: bool) -> str:
-    if keeper.phase == "waiting":
-        return "restarting" if keeper.num_lives else "starting"
-    if keeper.phase != "running":
-        return keeper.phase
+def _state(managed: ManagedProcess, record: RegisteredWorker | None, *, has_announced: bool) -> str:
+    if managed.phase == "waiting":
+        return "restarting" if managed.num_starts else "starting"
+    if managed.phase != "running":
+        return managed.phase
     if record is not None:
         return record.state
     return "unregistered" if has_announced else "starting"

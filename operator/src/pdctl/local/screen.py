@@ -1,6 +1,6 @@
 """Output of a run: a live table of workers on a terminal, plain lines in pipes and logs.
 
-Both say the same things through `show` and `say`; colours follow NO_COLOR.
+Both say the same things through `show` and `echo`; colours follow NO_COLOR.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Screen(Protocol):
     def show(self, rows: Sequence[Row]) -> None:
         """All workers, after a change."""
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """One piece of news; may hold several lines."""
 
 
@@ -57,9 +57,9 @@ class PlainScreen:
         for row in rows:
             if self._states.get(row.name) != row.state:
                 self._states[row.name] = row.state
-                self.say(f"{row.name}: {row.state}{_where(row)}")
+                self.echo(f"{row.name}: {row.state}{_where(row)}")
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Print it."""
         self._console.print(text)
 
@@ -87,7 +87,7 @@ class LiveScreen:
         """Redraw the table."""
         self._live.update(_table(rows), refresh=True)
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Print it above the table."""
         self._console.print(text)
 

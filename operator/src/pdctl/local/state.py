@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.disaggregation import disaggregation_of
 from pdctl.local.plan import LocalPlan
 from pdctl.local.rows import Row
-from pdctl.local.site import Site
-from pdctl.local.together import disaggregation_of
+from pdctl.local.run_files import RunSettings
 
 
 def make_state(
-    cluster: PDCluster, plan: LocalPlan, site: Site, etcd_pid: int | None, rows: Sequence[Row]
+    cluster: PDCluster,
+    plan: LocalPlan,
+    site: RunSettings,
+    etcd_pid: int | None,
+    rows: Sequence[Row],
 ) -> dict[str, Any]:
     """State as JSON data.  etcd_pid: None when the etcd is not ours."""
     placement = cluster.spec.placement

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from pdctl.local.keeper import Keeper, Report
+from pdctl.local.managed_process import ManagedProcess, Report
 from pdctl.local.processes import Launch
 
 # longer than any answer of a small machine should take; then it is killed and said so
@@ -16,7 +16,7 @@ CONFIGURATION_ERROR = 2
 
 
 class Supervisor:
-    """Keeps one process per launch; `keepers` are in the order of the launches."""
+    """Keeps one process per launch; `managed_processes` are in the order of the launches."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class Supervisor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.keepers = tuple(
-            Keeper(
+        self.managed_processes = tuple(
+            ManagedProcess(
                 launch,
                 report,
-                give_up_on=frozenset({CONFIGURATION_ERROR}),
+                fatal_codes=frozenset({CONFIGURATION_ERROR}),
                 sleep=sleep,
                 clock=clock,
             )
@@ -42,10 +42,11 @@ class Supervisor:
     def start(self) -> None:
         """Start every process; they are kept until `stop`."""
         self._tasks = tuple(
-            asyncio.create_task(keeper.run(), name=keeper.launch.name) for keeper in self.keepers
+            asyncio.create_task(managed.run(), name=managed.launch.name)
+            for managed in self.managed_processes
         )
 
-    async def given_up(self) -> Keeper | None:
+    async def rolled_back(self) -> ManagedProcess | None:
         """Return the first keeper that gives up, None when all were stopped.
 
         Raises OSError when a process cannot be started.
@@ -55,7 +56,7 @@ class Supervisor:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            failed = [keeper for keeper in self.keepers if keeper.phase == "failed"]
+            failed = [managed for managed in self.managed_processes if managed.phase == "failed"]
             if failed:
                 return failed[0]
         return None
@@ -64,13 +65,15 @@ class Supervisor:
         """Drain every process with SIGTERM; kill what is left when `hurry` is set or the time
         is over.
         """
-        for keeper in self.keepers:
-            keeper.stop()
+        for managed in self.managed_processes:
+            managed.stop()
         if not await self._ended(hurry, drain_seconds):
-            left = [keeper.launch.name for keeper in self.keepers if keeper.pid is not None]
+            left = [
+                managed.launch.name for managed in self.managed_processes if managed.pid is not None
+            ]
             self._report(f"killing {', '.join(left)}: not drained")
-            for keeper in self.keepers:
-                keeper.kill()
+            for managed in self.managed_processes:
+                managed.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ended(self, hurry: asyncio.Event, seconds: float) -> bool:

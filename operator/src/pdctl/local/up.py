@@ -21,23 +21,23 @@ from pdcluster_api.discovery.keys import records_prefix, workers_prefix
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdctl.local.certificates import make_certificates
+from pdctl.local.disaggregation import DisaggregationReporter
 from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
-from pdctl.local.idle import idle_remarks
-from pdctl.local.keeper import Keeper
+from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.machine import available_cores, free_port, port_is_free
+from pdctl.local.managed_process import ManagedProcess
 from pdctl.local.model import FoundModel, find_model
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.remarks import watch_remarks
 from pdctl.local.rows import Row
 from pdctl.local.run_directory import RunDirectory
+from pdctl.local.run_files import RunSettings, write_policy, write_process
 from pdctl.local.screen import Screen
-from pdctl.local.site import Site, write_policy, write_process
 from pdctl.local.state import make_state
-from pdctl.local.stock_engine import with_programs
 from pdctl.local.supervisor import CONFIGURATION_ERROR, Supervisor
-from pdctl.local.together import TogetherNews
-from pdctl.local.verified import watch_transfers
+from pdctl.local.verification import watch_transfers
+from pdctl.local.vllm_engine import with_programs
 from pdctl.local.watcher import Watcher
 
 _ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
@@ -64,7 +64,7 @@ class UpRequest:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Results of the checks before anything starts."""
 
     request: UpRequest
@@ -73,7 +73,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class _Crew:
+class _Components:
     """Parts that work while the cluster runs."""
 
     run: RunDirectory
@@ -98,7 +98,7 @@ def up(request: UpRequest, screen: Screen) -> None:
         asyncio.run(_serve(prepared, screen))
 
 
-def prepare(request: UpRequest) -> Prepared:
+def prepare(request: UpRequest) -> PreparedRun:
     """Check all that needs no process.  Raises InvalidObjectError or StartError.
 
     Port 0 becomes a port here, once: a worker that is restarted then serves
@@ -109,7 +109,7 @@ def prepare(request: UpRequest) -> Prepared:
     model = find_model(request.cluster, request.source, request.model_path)
     plan = with_programs(plan, request.source, request.vllm)
     _check_port(port)
-    return Prepared(request, plan, model)
+    return PreparedRun(request, plan, model)
 
 
 def _check_port(port: int) -> None:
@@ -127,22 +127,22 @@ def _check_port(port: int) -> None:
         )
 
 
-async def _serve(prepared: Prepared, screen: Screen) -> None:
+async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     signals = _listen_to_signals()
     cluster, plan = prepared.request.cluster, prepared.plan
     name, namespace = cluster.metadata.name, cluster.metadata.namespace
     run = RunDirectory.create(prepared.request.state_dir, name)
-    screen.say(
+    screen.echo(
         f"{name}: starting revision {plan.revision}, one process per worker: "
         f"{len(plan.processes)}; logs in {run.logs}"
     )
     for line in (
         f"model {prepared.model.path}, from {prepared.model.origin}",
-        *idle_remarks(cluster),
+        *ineffective_remarks(cluster),
     ):
-        screen.say(line)
+        screen.echo(line)
     async with _etcd(cluster, run, screen) as (endpoints, etcd):
-        site = Site(
+        site = RunSettings(
             run,
             prepared.model.path,
             endpoints,
@@ -151,58 +151,67 @@ async def _serve(prepared: Prepared, screen: Screen) -> None:
         )
         write_policy(cluster, site)
         supervisor = Supervisor(
-            [write_process(cluster, process, site) for process in plan.processes], screen.say
+            [write_process(cluster, process, site) for process in plan.processes], screen.echo
         )
 
-        together = TogetherNews(cluster, screen.say)
+        disaggregation = DisaggregationReporter(cluster, screen.echo)
 
         def changed(rows: Sequence[Row]) -> None:
             pid = etcd.pid if etcd else None
             run.write_state(make_state(policy.cluster, plan, site, pid, rows))
             screen.show(rows)
-            together.show(rows)
+            disaggregation.show(rows)
 
         watcher = Watcher(endpoints, workers_prefix(namespace, name, plan.revision), changed)
         policy = PolicyWatcher(
-            prepared.request.source, cluster, run.policy, screen.say, taken=watcher.report
+            prepared.request.source, cluster, run.policy, screen.echo, on_change=watcher.report
         )
         await _prime(watcher)
-        await _run_workers(prepared, _Crew(run, supervisor, watcher, policy), signals, screen)
-    screen.say("stopped")
+        await _run_workers(prepared, _Components(run, supervisor, watcher, policy), signals, screen)
+    screen.echo("stopped")
 
 
-async def _run_workers(prepared: Prepared, crew: _Crew, signals: _Signals, screen: Screen) -> None:
+async def _run_workers(
+    prepared: PreparedRun, components: _Components, signals: _Signals, screen: Screen
+) -> None:
     """Start the workers, announce them, serve until stopped, drain."""
     workers = [
-        (process.role, process.pool.name, keeper)
-        for process, keeper in zip(prepared.plan.processes, crew.supervisor.keepers, strict=True)
+        (process.role, process.pool.name, managed)
+        for process, managed in zip(
+            prepared.plan.processes, components.supervisor.managed_processes, strict=True
+        )
     ]
-    crew.supervisor.start()
+    components.supervisor.start()
     background = {
-        asyncio.create_task(crew.watcher.run(workers)),
-        asyncio.create_task(crew.policy.run()),
-        asyncio.create_task(watch_transfers(crew.run, crew.watcher.all_ready, screen.say)),
+        asyncio.create_task(components.watcher.run(workers)),
+        asyncio.create_task(components.policy.run()),
+        asyncio.create_task(
+            watch_transfers(components.run, components.watcher.all_ready, screen.echo)
+        ),
     }
-    remarks = asyncio.create_task(watch_remarks(crew.run, crew.watcher.all_ready, screen.say))
+    remarks = asyncio.create_task(
+        watch_remarks(components.run, components.watcher.all_ready, screen.echo)
+    )
     stop = asyncio.create_task(signals.stop.wait())
-    given_up = asyncio.create_task(crew.supervisor.given_up())
-    ready = asyncio.create_task(crew.watcher.all_ready.wait())
+    rolled_back = asyncio.create_task(components.supervisor.rolled_back())
+    ready = asyncio.create_task(components.watcher.all_ready.wait())
     try:
-        await _first_of({stop, given_up, ready} | background)
-        if given_up.done():
-            raise _start_error(given_up)
+        await _first_of({stop, rolled_back, ready} | background)
+        if rolled_back.done():
+            raise _start_error(rolled_back)
         if ready.done() and not stop.done():
-            screen.say(
+            screen.echo(
                 _announcement(
-                    prepared.request.cluster, crew.watcher.http_address(prepared.plan.ingress.name)
+                    prepared.request.cluster,
+                    components.watcher.http_address(prepared.plan.ingress.name),
                 )
             )
             await _first_of({stop} | background)
-        screen.say("draining; once more ends it at once")
+        screen.echo("draining; once more ends it at once")
     finally:
-        await crew.supervisor.stop(signals.hurry)
-        crew.watcher.look(workers)
-        tasks = (*background, remarks, stop, given_up, ready)
+        await components.supervisor.stop(signals.hurry)
+        components.watcher.poll(workers)
+        tasks = (*background, remarks, stop, rolled_back, ready)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -224,19 +233,19 @@ async def _first_of(tasks: set[asyncio.Task[Any]]) -> None:
         task.result()
 
 
-def _start_error(given_up: asyncio.Task[Keeper | None]) -> StartError:
-    keeper = given_up.result()
-    if keeper is None:
+def _start_error(rolled_back: asyncio.Task[ManagedProcess | None]) -> StartError:
+    managed = rolled_back.result()
+    if managed is None:
         return StartError("every worker was stopped", exit_code=1)
     return StartError(
-        f"{keeper.launch.name}: {keeper.last_error()} (log {keeper.launch.log})",
+        f"{managed.launch.name}: {managed.last_error()} (log {managed.launch.log})",
         exit_code=CONFIGURATION_ERROR,
     )
 
 
 def _announcement(cluster: PDCluster, address: str) -> str:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": cluster.spec.model.name, "messages": question, "temperature": 0})
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": cluster.spec.model.name, "messages": messages, "temperature": 0})
     url = f"http://{address}/v1"
     return (
         f"ready: {url}\n\n  curl {url}/chat/completions -H 'Content-Type: application/json' \\\n   "
@@ -259,7 +268,7 @@ def _listen_to_signals() -> _Signals:
 @contextlib.asynccontextmanager
 async def _etcd(
     cluster: PDCluster, run: RunDirectory, screen: Screen
-) -> AsyncIterator[tuple[tuple[str, ...], Keeper | None]]:
+) -> AsyncIterator[tuple[tuple[str, ...], ManagedProcess | None]]:
     """Endpoints to use, and the keeper of our own etcd if none were given.
 
     Raises StartError when they do not answer.
@@ -279,13 +288,13 @@ async def _etcd(
         yield given, None
         return
     launch, endpoint = etcd_launch(find_etcd(), run.etcd_data, run.logs / "etcd.log")
-    keeper = Keeper(launch, screen.say)
-    task = asyncio.create_task(keeper.run())
+    managed = ManagedProcess(launch, screen.echo)
+    task = asyncio.create_task(managed.run())
     try:
         await wait_until_reachable(endpoint, launch.log)
-        yield (endpoint,), keeper
+        yield (endpoint,), managed
     finally:
-        keeper.stop()
+        managed.stop()
         await asyncio.wait({task}, timeout=_ETCD_END_SECONDS)
-        keeper.kill()
+        managed.kill()
         await asyncio.gather(task, return_exceptions=True)

@@ -7,10 +7,10 @@ needs no care after etcd was away.  While it is away the last records stay.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from pdcluster_api.discovery.etcd import WorkerRecord, read_workers
+from pdcluster_api.discovery.etcd import RegisteredWorker, read_workers
 from pdcluster_api.errors import EtcdUnreachableError
-from pdctl.local.keeper import Keeper
-from pdctl.local.rows import LifeLedger, Row, make_rows
+from pdctl.local.managed_process import ManagedProcess
+from pdctl.local.rows import RestartLedger, Row, make_rows
 
 _STARTING_SECONDS = 0.2
 _STEADY_SECONDS = 1.0
@@ -28,8 +28,8 @@ class Watcher:
         self._endpoints = endpoints
         self._prefix = prefix
         self._changed = changed
-        self._records: Mapping[str, WorkerRecord] = {}
-        self._ledger = LifeLedger({})
+        self._records: Mapping[str, RegisteredWorker] = {}
+        self._ledger = RestartLedger({})
         self._rows: tuple[Row, ...] = ()
 
     async def prime(self) -> None:
@@ -37,16 +37,16 @@ class Watcher:
 
         Raises EtcdUnreachableError.
         """
-        self._ledger = LifeLedger(await read_workers(self._endpoints, self._prefix))
+        self._ledger = RestartLedger(await read_workers(self._endpoints, self._prefix))
 
-    async def run(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
+    async def run(self, workers: Sequence[tuple[str, str, ManagedProcess]]) -> None:
         """Look until cancelled at workers given as (role, pool, keeper)."""
         while True:
             await self.refresh()
-            self.look(workers)
+            self.poll(workers)
             await asyncio.sleep(_STEADY_SECONDS if self.all_ready.is_set() else _STARTING_SECONDS)
 
-    def look(self, workers: Sequence[tuple[str, str, Keeper]]) -> None:
+    def poll(self, workers: Sequence[tuple[str, str, ManagedProcess]]) -> None:
         """Compare with the rows reported last."""
         rows = make_rows(workers, self._records, self._ledger)
         if rows != self._rows:

@@ -12,12 +12,12 @@ from enum import Enum
 from typing import Any
 
 from pdcluster_api.errors import Fault
-from pdcluster_api.plan.cluster import asked_of, plan_cluster, sizes_of
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.cluster import plan_cluster, requested_sizes, sizes_of
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
-from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.accelerators import NUMBERS, accelerators_text
@@ -26,7 +26,7 @@ from pdcluster_api.schema.revision import at_revision, revision_of, template_has
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import PoolKey, WorkloadId
 from pdctl.preview.fields import changed_fields
-from pdctl.preview.foreseen import coming_conflicts, foreseen, why_resized
+from pdctl.preview.forecast import forecast, upcoming_conflicts, why_resized
 from pdctl.preview.immutable import immutable_faults
 
 _UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
@@ -142,7 +142,7 @@ class Preview:
         return self.before is not None and self.before != self.after
 
 
-def settled(cluster: PDCluster) -> Observed:
+def steady_state(cluster: PDCluster) -> Observed:
     """State of a cluster that is as declared: all workers ready, all scalers at `replicas`."""
     revision, pools = revision_of(cluster.spec), _declared(cluster.spec)
     states = [
@@ -154,7 +154,7 @@ def settled(cluster: PDCluster) -> Observed:
         generation=1,
         status={"revision": revision, "servingRevision": revision},
         discovery=DiscoveryState(
-            managed=not cluster.spec.discovery.etcd.endpoints, ready=1, wanted=1
+            managed=not cluster.spec.discovery.etcd.endpoints, ready=1, desired=1
         ),
         workloads=states,
         scalers=[
@@ -176,7 +176,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
     if old is not None and template_hash(old.spec) == template_hash(new.spec):
         new = at_revision(new, revision_of(old.spec))
     nothing = Observed(generation=0, status={}, discovery=DiscoveryState(managed=True))
-    there = foreseen(new, _typed(observed or nothing, old), now)
+    there = forecast(new, _typed(observed or nothing, old), now)
     after = revision_of(new.spec)
     before = there.service_revision if old is None else revision_of(old.spec)
     running = _running(there, after)
@@ -193,7 +193,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         problems=(
             *(() if there.decision is None else there.decision.problems),
             *_over_budget(plan_cluster(new, there, now).status),
-            *coming_conflicts(new.spec, now),
+            *upcoming_conflicts(new.spec, now),
         ),
         refused=() if old is None else immutable_faults(old, new),
     )
@@ -257,22 +257,22 @@ def _pools(
     sizes: Iterable[PoolSize],
     running: Mapping[PoolKey, int],
     known: Mapping[PoolKey, PoolSpec],
-    decided: Decision | None,
+    decided: ScalingDecision | None,
 ) -> Iterator[PoolChange]:
     found = set()
     for size in sizes:
         found.add(size.key)
-        note = why_resized(decided, size) or size.note or _unheeded(spec, size)
+        note = why_resized(decided, size) or size.note or _ignored(spec, size)
         gpus = accelerators_text(size.pool.gpu, size.gpus_per_replica)
-        yield PoolChange(size.key, gpus, running.get(size.key), size.wanted, note)
+        yield PoolChange(size.key, gpus, running.get(size.key), size.desired, note)
     for key, workers in running.items():
         if key not in found:
             yield PoolChange(key, known[key].gpu if key in known else _UNKNOWN, workers, None)
 
 
-def _unheeded(spec: PDClusterSpec, size: PoolSize) -> str | None:
+def _ignored(spec: PDClusterSpec, size: PoolSize) -> str | None:
     """Reason why the `replicas` of a file do not count; None = they do."""
-    if size.wanted == size.pool.replicas:
+    if size.desired == size.pool.replicas:
         return None
     if spec.autoscale.mode == "On":
         return f"the autoscaler decides, not the file's replicas ({size.pool.replicas})"
@@ -288,8 +288,8 @@ def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]
         number = state.current if state.gone else max(state.current, state.desired)
         now[state.gpu or _UNKNOWN] += number * (state.gpus_per_replica or 1)
     for size in sizes_of(cluster, there):
-        after[size.pool.gpu] += size.wanted * size.gpus_per_replica
-    meanwhile = held_by_type(pool_facts(asked_of(cluster, there), there, Seen()))
+        after[size.pool.gpu] += size.desired * size.gpus_per_replica
+    meanwhile = held_by_type(pool_facts(requested_sizes(cluster, there), there, ScrapeState()))
     meanwhile[_UNKNOWN] += meanwhile.pop("", 0)
     for gpu in sorted({*now, *+meanwhile, *after}):
         yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], now[gpu], after[gpu]), after[gpu])

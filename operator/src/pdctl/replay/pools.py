@@ -13,7 +13,7 @@ from pdcluster_api.schema.workload import PoolKey
 from pdctl.replay.streams import Streams
 
 
-class State(Enum):
+class WorkerPhase(Enum):
     """State of one worker."""
 
     STARTING = "starting"
@@ -22,7 +22,7 @@ class State(Enum):
 
 
 @dataclass
-class Worker:
+class SimulatedWorker:
     """One worker.
 
     since: when it came into its state, in seconds; streams: of a decode worker, the requests that
@@ -30,11 +30,11 @@ class Worker:
     """
 
     ordinal: int
-    state: State
+    state: WorkerPhase
     since: float
     streams: Streams = field(default_factory=Streams)
 
-    def go(self, state: State, now: float) -> None:
+    def go(self, state: WorkerPhase, now: float) -> None:
         """Into another state."""
         self.state, self.since = state, now
 
@@ -53,27 +53,29 @@ class SimulatedPool:
     speed: float
     replicas: int
     gpus_per_replica: int = 1
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[SimulatedWorker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.workers = [Worker(ordinal, State.READY, 0.0) for ordinal in range(self.replicas)]
+        self.workers = [
+            SimulatedWorker(ordinal, WorkerPhase.READY, 0.0) for ordinal in range(self.replicas)
+        ]
 
     @property
     def key(self) -> PoolKey:
         """(role, pool)."""
         return self.role, self.name
 
-    def ready(self) -> Sequence[Worker]:
+    def ready(self) -> Sequence[SimulatedWorker]:
         """The workers that take new requests."""
-        return self.having(State.READY)
+        return self.having(WorkerPhase.READY)
 
-    def having(self, state: State) -> Sequence[Worker]:
+    def having(self, state: WorkerPhase) -> Sequence[SimulatedWorker]:
         """The workers in a state, by ordinal."""
         return [worker for worker in self.workers if worker.state is state]
 
     def facts(self) -> PoolFacts:
         """As the operator would see it."""
-        ready, ending = len(self.ready()), len(self.having(State.DRAINING))
+        ready, ending = len(self.ready()), len(self.having(WorkerPhase.DRAINING))
         return PoolFacts(
             self.role,
             self.name,
@@ -92,14 +94,14 @@ class SimulatedPool:
         self.replicas = replicas
         there = {worker.ordinal: worker for worker in self.workers}
         for ordinal in range(replicas):
-            worker = there.setdefault(ordinal, Worker(ordinal, State.STARTING, now))
-            if worker.state is State.DRAINING:
-                worker.go(State.READY, now)
+            worker = there.setdefault(ordinal, SimulatedWorker(ordinal, WorkerPhase.STARTING, now))
+            if worker.state is WorkerPhase.DRAINING:
+                worker.go(WorkerPhase.READY, now)
         for ordinal, worker in list(there.items()):
-            if ordinal >= replicas and worker.state is State.STARTING:
+            if ordinal >= replicas and worker.state is WorkerPhase.STARTING:
                 del there[ordinal]
-            elif ordinal >= replicas and worker.state is State.READY:
-                worker.go(State.DRAINING, now)
+            elif ordinal >= replicas and worker.state is WorkerPhase.READY:
+                worker.go(WorkerPhase.DRAINING, now)
         self.workers = [there[ordinal] for ordinal in sorted(there)]
 
     def pass_time(
@@ -112,9 +114,9 @@ class SimulatedPool:
         cut = 0.0
         staying = []
         for worker in self.workers:
-            if worker.state is State.STARTING and now - worker.since >= start_seconds:
-                worker.go(State.READY, now)
-            if worker.state is State.DRAINING and now > worker.since:
+            if worker.state is WorkerPhase.STARTING and now - worker.since >= start_seconds:
+                worker.go(WorkerPhase.READY, now)
+            if worker.state is WorkerPhase.DRAINING and now > worker.since:
                 is_late = (
                     drain_timeout_seconds is not None
                     and now - worker.since >= drain_timeout_seconds

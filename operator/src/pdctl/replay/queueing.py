@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pdctl.replay.pools import SimulatedPool, State, Worker
+from pdctl.replay.pools import SimulatedPool, SimulatedWorker, WorkerPhase
 from pdctl.replay.speeds import Speeds
-from pdctl.replay.trace import Load
+from pdctl.replay.trace import TraceLoad
 
 _DUST = 1e-6  # of a request: less is none
 # between two looks at requests that may begin to decode; an engine looks at every step
@@ -22,7 +22,7 @@ _MOMENT_SECONDS = 2.0
 
 
 @dataclass
-class Batch:
+class PromptBatch:
     """Requests that arrived together.  since: when, in seconds"""
 
     number: float
@@ -39,7 +39,7 @@ class PrefillPhase:
     """
 
     speeds: Speeds
-    queue: deque[Batch] = field(default_factory=deque)
+    queue: deque[PromptBatch] = field(default_factory=deque)
     engine_busy_ratio: float = 0.0
     tokens: float = 0.0
     ttft_seconds: float | None = None
@@ -54,14 +54,16 @@ class PrefillPhase:
         """That the prompts which wait have."""
         return sum(batch.number * batch.input_tokens for batch in self.queue)
 
-    def serve(self, load: Load, pools: Sequence[SimulatedPool], seconds: float) -> list[Batch]:
+    def serve(
+        self, load: TraceLoad, pools: Sequence[SimulatedPool], seconds: float
+    ) -> list[PromptBatch]:
         """One interval: the load arrives, and the ready workers take what they can.
 
         Returns the requests whose prompts are done.
         """
         if load.requests_per_second > 0.0:
             self.queue.append(
-                Batch(
+                PromptBatch(
                     load.requests_per_second * seconds,
                     load.input_tokens,
                     load.output_tokens,
@@ -70,9 +72,9 @@ class PrefillPhase:
             )
         rate = self.speeds.prefill_tokens_per_second
         capacity = left = sum(len(pool.ready()) * pool.speed for pool in pools) * rate * seconds
-        done: list[Batch] = []
+        done: list[PromptBatch] = []
         while self.queue and left > _DUST:
-            part = _taken(self.queue, left)
+            part = _take_tokens(self.queue, left)
             left -= part.number * part.input_tokens
             done.append(part)
         self.tokens = capacity - left
@@ -86,7 +88,7 @@ class PrefillPhase:
         return done
 
 
-def _taken(queue: deque[Batch], tokens: float) -> Batch:
+def _take_tokens(queue: deque[PromptBatch], tokens: float) -> PromptBatch:
     """The first batch of the queue, or as much of it as the tokens are enough for."""
     first = queue[0]
     number = (
@@ -95,7 +97,7 @@ def _taken(queue: deque[Batch], tokens: float) -> Batch:
     first.number -= number
     if first.number <= _DUST:
         queue.popleft()
-    return Batch(number, first.input_tokens, first.output_tokens, first.since)
+    return PromptBatch(number, first.input_tokens, first.output_tokens, first.since)
 
 
 @dataclass
@@ -107,7 +109,7 @@ class DecodePhase:
 
     speeds: Speeds
     max_sequences: int
-    waiting: deque[Batch] = field(default_factory=deque)
+    waiting: deque[PromptBatch] = field(default_factory=deque)
     tokens: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -116,7 +118,7 @@ class DecodePhase:
         return sum(batch.number for batch in self.waiting)
 
     def serve(
-        self, arrived: Sequence[Batch], pools: Sequence[SimulatedPool], seconds: float
+        self, arrived: Sequence[PromptBatch], pools: Sequence[SimulatedPool], seconds: float
     ) -> None:
         """One interval, in a few moments: what arrived is given to ready workers as far as
         there is room, then all decode.
@@ -135,40 +137,40 @@ class DecodePhase:
                     written = self._decode(worker, pool.speed, seconds / moments)
                     self.tokens[id(worker)] = self.tokens.get(id(worker), 0.0) + written
 
-    def _admit(self, workers: Sequence[Worker]) -> None:
+    def _admit(self, workers: Sequence[SimulatedWorker]) -> None:
         while self.waiting and (number := self._spread(self.waiting[0], workers)) > 0.0:
             self.waiting[0].number -= number
             if self.waiting[0].number > _DUST:
                 break
             self.waiting.popleft()
 
-    def usage(self, worker: Worker) -> float:
+    def usage(self, worker: SimulatedWorker) -> float:
         """Share of a worker's KV cache that is held."""
         return min(1.0, worker.streams.held_tokens / self.speeds.kv_tokens)
 
-    def step_seconds(self, worker: Worker, speed: float) -> float:
+    def step_seconds(self, worker: SimulatedWorker, speed: float) -> float:
         """Seconds of one step with the streams that the worker has: the time per output token."""
         return (
             self.speeds.step_seconds
             + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)
         ) / speed
 
-    def _spread(self, batch: Batch, workers: Sequence[Worker]) -> float:
+    def _spread(self, batch: PromptBatch, workers: Sequence[SimulatedWorker]) -> float:
         """Give a batch to workers in proportion to their room.
 
         Returns how many of its requests found some.
         """
-        rooms = [self._room(worker, batch) for worker in workers]
-        room = sum(rooms)
-        given = min(batch.number, room)
+        capacities = [self._free_capacity(worker, batch) for worker in workers]
+        capacity = sum(capacities)
+        given = min(batch.number, capacity)
         if given <= _DUST:
             return 0.0
-        for worker, own in zip(workers, rooms, strict=True):
+        for worker, own in zip(workers, capacities, strict=True):
             if own > 0.0:
-                worker.streams.add(given * own / room, batch.input_tokens, batch.output_tokens)
+                worker.streams.add(given * own / capacity, batch.input_tokens, batch.output_tokens)
         return given
 
-    def _room(self, worker: Worker, batch: Batch) -> float:
+    def _free_capacity(self, worker: SimulatedWorker, batch: PromptBatch) -> float:
         """Requests of a batch that a worker can take; one that is longer than the whole cache
         counts as just as long.
         """
@@ -180,11 +182,11 @@ class DecodePhase:
         )
         return max(0.0, min(by_tokens, self.max_sequences - worker.streams.number))
 
-    def _decode(self, worker: Worker, speed: float, seconds: float) -> float:
+    def _decode(self, worker: SimulatedWorker, speed: float, seconds: float) -> float:
         """Let a worker decode for an interval.  Returns the tokens that it wrote."""
         return (
             0.0
-            if worker.state is State.STARTING
+            if worker.state is WorkerPhase.STARTING
             else worker.streams.decode(seconds / self.step_seconds(worker, speed))
         )
 

@@ -14,15 +14,15 @@ from datetime import UTC, datetime, timedelta
 from pdcluster_api.errors import Fault, InvalidObjectError, InvalidTraceError
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
-from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, Sample
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolSample
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, carry_out
 from pdctl.replay.queueing import DecodePhase, PrefillPhase
 from pdctl.replay.scraping import scraped
 from pdctl.replay.speeds import Speeds, share_of_first
-from pdctl.replay.trace import Load, Trace
+from pdctl.replay.trace import Trace, TraceLoad
 
 MIDNIGHT = datetime(2026, 1, 5, tzinfo=UTC)
 MAX_INTERVALS = 500_000
@@ -58,7 +58,7 @@ class Moment:
     num_cut:           streams that `drainTimeoutSeconds` cut
     """
 
-    load: Load
+    load: TraceLoad
     demand: Mapping[str, float]
     pools: Mapping[PoolKey, PoolMoment]
     prefill_queue_requests: float
@@ -68,13 +68,13 @@ class Moment:
     ttft_seconds: float | None
     tpot_seconds: float | None
     over: frozenset[str]
-    record: Decision | None
+    record: ScalingDecision | None
     problems: tuple[str, ...]
     num_cut: float
 
 
 @dataclass
-class _Scene:
+class _Simulation:
     """The simulated cluster, and what the autoscaler carries along."""
 
     spec: PDClusterSpec
@@ -82,7 +82,7 @@ class _Scene:
     prefill: PrefillPhase
     decode: DecodePhase
     speeds: Speeds
-    windows: dict[PoolKey, deque[Sample]] = field(default_factory=dict)
+    windows: dict[PoolKey, deque[PoolSample]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
 
     def of(self, role: str) -> Sequence[SimulatedPool]:
@@ -116,15 +116,15 @@ def replay(spec: PDClusterSpec, trace: Trace, speeds: Speeds) -> Iterator[Moment
         raise InvalidTraceError(
             [Fault("", reason, "cut the trace, or raise autoscale.intervalSeconds")]
         )
-    return _moments(_scene(spec, speeds), trace, interval)
+    return _moments(_simulation(spec, speeds), trace, interval)
 
 
-def _moments(scene: _Scene, trace: Trace, interval: float) -> Iterator[Moment]:
+def _moments(scene: _Simulation, trace: Trace, interval: float) -> Iterator[Moment]:
     for load in trace.every(interval):
         yield _moment(scene, load, interval)
 
 
-def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
+def _simulation(spec: PDClusterSpec, speeds: Speeds) -> _Simulation:
     pools = [
         SimulatedPool(
             role,
@@ -139,10 +139,10 @@ def _scene(spec: PDClusterSpec, speeds: Speeds) -> _Scene:
     ]
     first = spec.roles.present()["decode"].pools[0]
     decode = DecodePhase(speeds, spec.engine_of("decode").sized_for(first.gpu).max_sequences)
-    return _Scene(spec, pools, PrefillPhase(speeds), decode, speeds)
+    return _Simulation(spec, pools, PrefillPhase(speeds), decode, speeds)
 
 
-def _moment(scene: _Scene, load: Load, interval: float) -> Moment:
+def _moment(scene: _Simulation, load: TraceLoad, interval: float) -> Moment:
     limit = scene.spec.rollout.drain_timeout_seconds
     cut = sum(
         pool.pass_time(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools
@@ -185,7 +185,7 @@ def _pool_moment(pool: SimulatedPool) -> PoolMoment:
     )
 
 
-def _decided(scene: _Scene, load: Load, interval: float) -> Outcome:
+def _decided(scene: _Simulation, load: TraceLoad, interval: float) -> Outcome:
     kept = scene.spec.autoscale.stale_after + GRACE_ROUNDS + 2
     for key, sample in scraped(scene.pools, scene.prefill, scene.decode, load, interval).items():
         scene.windows.setdefault(key, deque(maxlen=kept)).append(sample)
@@ -198,7 +198,7 @@ def _decided(scene: _Scene, load: Load, interval: float) -> Outcome:
     return outcome
 
 
-def _demand(scene: _Scene, load: Load) -> Mapping[str, float]:
+def _demand(scene: _Simulation, load: TraceLoad) -> Mapping[str, float]:
     """Prefill: prompt tokens per second over the speed; decode: of streams, by Little's law, the
     share of a KV cache or of a batch.
     """
@@ -217,12 +217,12 @@ def _demand(scene: _Scene, load: Load) -> Mapping[str, float]:
     }
 
 
-def _kv_usage(scene: _Scene) -> float:
+def _kv_usage(scene: _Simulation) -> float:
     usages = [scene.decode.usage(worker) for pool in scene.of("decode") for worker in pool.ready()]
     return sum(usages) / len(usages) if usages else 0.0
 
 
-def _tpot(scene: _Scene) -> float | None:
+def _tpot(scene: _Simulation) -> float | None:
     """The mean over streams."""
     found = [
         (worker.streams.number, scene.decode.step_seconds(worker, pool.speed))

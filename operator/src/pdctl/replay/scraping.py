@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 
-from pdcluster_api.plan.autoscale.values import Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
 from pdcluster_api.schema.workload import PoolKey
-from pdctl.replay.pools import SimulatedPool, Worker
+from pdctl.replay.pools import SimulatedPool, SimulatedWorker
 from pdctl.replay.queueing import DecodePhase, PrefillPhase
-from pdctl.replay.trace import Load
+from pdctl.replay.trace import TraceLoad
 
 
 def scraped(
     pools: Sequence[SimulatedPool],
     prefill: PrefillPhase,
     decode: DecodePhase,
-    load: Load,
+    load: TraceLoad,
     seconds: float,
-) -> Mapping[PoolKey, Sample]:
+) -> Mapping[PoolKey, PoolSample]:
     """The samples of an interval that has just ended.
 
     The prefill queue is shown by the decode workers, where requests wait for a credit: so it is
@@ -39,11 +39,11 @@ def scraped(
                 )
                 for worker in pool.ready()
             ]
-        found[pool.key] = Sample(now, tuple(sorted(workers, key=lambda worker: worker.pod)))
+        found[pool.key] = PoolSample(now, tuple(sorted(workers, key=lambda worker: worker.pod)))
     return found
 
 
-def _name(pool: SimulatedPool, worker: Worker) -> str:
+def _name(pool: SimulatedPool, worker: SimulatedWorker) -> str:
     return f"{pool.role}-{pool.name}-{worker.ordinal}"
 
 
@@ -63,9 +63,9 @@ def _prefill(pod: str, speed: float, phase: PrefillPhase) -> WorkerSample:
 
 def _decode(
     pod: str,
-    of: tuple[SimulatedPool, Worker],
+    of: tuple[SimulatedPool, SimulatedWorker],
     phases: tuple[PrefillPhase, DecodePhase],
-    arrived: tuple[Load, float, int],
+    arrived: tuple[TraceLoad, float, int],
 ) -> WorkerSample:
     (pool, worker), (prefill, decode), (load, seconds, num_ingress) = of, phases, arrived
     requests = load.requests_per_second / num_ingress

@@ -77,7 +77,7 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
     )
 
 
-def said(summary: Summary) -> list[str]:
+def summary_lines(summary: Summary) -> list[str]:
     """The figures as lines of text."""
     lines = [
         f"{summary.hours:.1f} hours, {summary.num_requests:.0f} requests",

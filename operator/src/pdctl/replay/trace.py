@@ -26,7 +26,7 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
-class Load:
+class TraceLoad:
     """Load from `seconds` on."""
 
     seconds: float
@@ -39,14 +39,14 @@ class Load:
 class Trace:
     """Loads in order of time, at least two; it begins at second 0."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[TraceLoad, ...]
 
     @property
     def duration_seconds(self) -> float:
         """From the first row to the end of the last."""
         return 2.0 * self.loads[-1].seconds - self.loads[-2].seconds
 
-    def every(self, seconds: float) -> Iterator[Load]:
+    def every(self, seconds: float) -> Iterator[TraceLoad]:
         """The load of each interval of that length, the means where rows change within one;
         `seconds` is its beginning.
         """
@@ -57,7 +57,7 @@ class Trace:
                 position += 1
             yield self._mean(begin, begin + seconds, position)
 
-    def _mean(self, begin: float, end: float, position: int) -> Load:
+    def _mean(self, begin: float, end: float, position: int) -> TraceLoad:
         requests, inputs, outputs = 0.0, 0.0, 0.0
         at = begin
         while at < end:
@@ -70,8 +70,8 @@ class Trace:
             outputs += arrived * load.output_tokens
             at, position = until, position if is_last else position + 1
         if requests <= 0.0:
-            return Load(begin, 0.0, 0.0, 0.0)
-        return Load(begin, requests / (end - begin), inputs / requests, outputs / requests)
+            return TraceLoad(begin, 0.0, 0.0, 0.0)
+        return TraceLoad(begin, requests / (end - begin), inputs / requests, outputs / requests)
 
 
 def read_trace(path: Path) -> Trace:
@@ -102,7 +102,7 @@ def read_trace(path: Path) -> Trace:
         ) from e
 
 
-class _Reader(Protocol):
+class _TraceReader(Protocol):
     """Rows of `csv.reader`.  line_num: of the line that was read last"""
 
     @property
@@ -113,7 +113,7 @@ class _Reader(Protocol):
     def __next__(self) -> list[str]: ...
 
 
-def _parse(reader: _Reader) -> Trace:
+def _parse(reader: _TraceReader) -> Trace:
     header = next(reader, None)
     if header is None:
         raise InvalidTraceError(
@@ -126,7 +126,7 @@ def _parse(reader: _Reader) -> Trace:
             ]
         )
     places = _places([name.strip() for name in header])
-    loads: list[Load] = []
+    loads: list[TraceLoad] = []
     faults: list[Fault] = []
     last = reader.line_num
     for cells in reader:
@@ -152,7 +152,7 @@ def _parse(reader: _Reader) -> Trace:
             ]
         faults += wrong
         if not wrong:
-            loads.append(Load(**numbers))
+            loads.append(TraceLoad(**numbers))
         if len(faults) >= _MAX_FAULTS or len(loads) > MAX_ROWS:
             break
     if len(loads) > MAX_ROWS:
@@ -246,9 +246,11 @@ def _wrong(text: str) -> str | None:
     return None if number <= MAX_NUMBER else f"must be at most {MAX_NUMBER:g}, not {text}"
 
 
-def _from_zero(loads: Sequence[Load]) -> tuple[Load, ...]:
+def _from_zero(loads: Sequence[TraceLoad]) -> tuple[TraceLoad, ...]:
     first = loads[0].seconds
     return tuple(
-        Load(load.seconds - first, load.requests_per_second, load.input_tokens, load.output_tokens)
+        TraceLoad(
+            load.seconds - first, load.requests_per_second, load.input_tokens, load.output_tokens
+        )
         for load in loads
     )

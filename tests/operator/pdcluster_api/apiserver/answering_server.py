@@ -11,8 +11,8 @@ from typing import Any, Self
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.client import ApiClient, Limits
-from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.client import ApiClient, ClientLimits
+from pdcluster_api.apiserver.connection import ApiConnection
 from pdcluster_api.apiserver.kubernetes_client import Configuration
 from pdcluster_api.apiserver.metrics import ApiMetrics
 
@@ -28,7 +28,7 @@ class AnsweringServer:
     """
 
     answers: list[Answer]
-    limits: Limits = field(default_factory=Limits)
+    limits: ClientLimits = field(default_factory=ClientLimits)
     seen: list[tuple[str, str, Any]] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -42,7 +42,7 @@ class AnsweringServer:
         configuration = Configuration()
         configuration.host = self.url
         self.client = ApiClient(
-            Connection(configuration), ApiMetrics(self.registry), self.limits, self._sleep
+            ApiConnection(configuration), ApiMetrics(self.registry), self.limits, self._sleep
         )
         return self
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from pdcluster_api.apiserver.client import MOST_PAGE_BYTES, Limits
+from pdcluster_api.apiserver.client import MOST_PAGE_BYTES, ClientLimits
 from pdcluster_api.apiserver.errors import (
     ConflictError,
     GoneError,
@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
 )
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, SERVICE
-from pdcluster_api.apiserver.watching import Selection, watch
+from pdcluster_api.apiserver.watch import Selection, watch
 from tests.operator.pdcluster_api.apiserver.answering_server import (
     AnsweringServer,
     hangs_up,
@@ -40,7 +40,7 @@ async def test_client_tries_again_after_what_the_server_asks_for(code: int):
 
 async def test_client_waits_no_longer_than_its_limit():
     async with AnsweringServer(
-        [says(429, **{"Retry-After": "3600"}), says(200, BODY)], Limits(max_delay_seconds=2.0)
+        [says(429, **{"Retry-After": "3600"}), says(200, BODY)], ClientLimits(max_delay_seconds=2.0)
     ) as server:
         await server.client.get(SERVICE, "x", "chat")
         assert server.slept[0] <= 2.5
@@ -68,14 +68,16 @@ async def test_client_tries_again_after_a_cut_connection():
 
 
 async def test_client_limits_the_time_of_a_request():
-    async with AnsweringServer([never_answers], Limits(timeout_seconds=0.05, tries=1)) as server:
+    async with AnsweringServer(
+        [never_answers], ClientLimits(timeout_seconds=0.05, tries=1)
+    ) as server:
         with pytest.raises(UnavailableError, match="does not answer"):
             await server.client.get(SERVICE, "x", "chat")
 
 
 @pytest.mark.parametrize("text", ["<html>sign in</html>", "[]"])
 async def test_client_takes_a_proxy_s_page_for_no_answer(text: str):
-    async with AnsweringServer([says_text(200, text)], Limits(tries=1)) as server:
+    async with AnsweringServer([says_text(200, text)], ClientLimits(tries=1)) as server:
         with pytest.raises(UnavailableError, match="is there a proxy in between"):
             await server.client.get(SERVICE, "x", "chat")
 
@@ -102,7 +104,7 @@ async def test_list_reads_pages_and_names_each_item_s_kind():
         says(200, {"metadata": {"continue": "more"}, "items": [{"a": 1}]}),
         says(200, {"metadata": {}, "items": [{"a": 2}]}),
     ]
-    async with AnsweringServer(pages, Limits(page=1)) as server:
+    async with AnsweringServer(pages, ClientLimits(page=1)) as server:
         found = [
             body async for body in server.client.list(CONFIG_MAP, "x", labels="a=b", fields="c=d")
         ]
@@ -129,7 +131,7 @@ async def test_a_page_of_objects_that_are_large_without_warning_is_asked_for_aga
     small = {"metadata": {"continue": "more"}, "items": [{"a": 1}]}
     large = {"metadata": {}, "items": [{"a": "b" * MOST_PAGE_BYTES}]}
     answers = [says(200, small), *[says(200, large)] * 3]
-    async with AnsweringServer(answers, Limits(page=10)) as server:
+    async with AnsweringServer(answers, ClientLimits(page=10)) as server:
         found = [body async for body in server.client.list(CONFIG_MAP, "x")]
         assert [len(str(body["a"])) for body in found] == [1, MOST_PAGE_BYTES]
         seen = [dict(parse_qsl(urlsplit(path).query)) for _, path, _ in server.seen]

@@ -10,9 +10,9 @@ from aiohttp import web
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.client import ApiClient, Limits
+from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connect import connect
-from pdcluster_api.apiserver.connection import Connection
+from pdcluster_api.apiserver.connection import ApiConnection
 from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.apiserver.kinds import SERVICE
 from pdcluster_api.apiserver.kubernetes_client import Configuration
@@ -47,7 +47,7 @@ async def test_proxies_of_the_environment_count_where_they_are_asked_for(tmp_pat
     async with AnsweringServer([says(200, BODY)]) as server:
         connection = await connect(kubeconfig(tmp_path, server.url))
         async with ApiClient(
-            connection, ApiMetrics(CollectorRegistry()), Limits(tries=1)
+            connection, ApiMetrics(CollectorRegistry()), ClientLimits(tries=1)
         ) as client:
             with pytest.raises(UnavailableError, match="does not answer"):
                 await client.get(SERVICE, "x", "chat")
@@ -121,9 +121,9 @@ async def test_a_token_file_that_is_empty_for_a_moment_is_read_again(
         loader = InClusterConfigLoader(str(token), str(authority), environ=environment)
         loader.load_and_set(configuration)
         configuration.host, configuration.ssl_ca_cert = server.url, None
-        connection = Connection(configuration, proxies=False)
+        connection = ApiConnection(configuration, proxies=False)
         async with ApiClient(
-            connection, ApiMetrics(CollectorRegistry()), Limits(tries=1)
+            connection, ApiMetrics(CollectorRegistry()), ClientLimits(tries=1)
         ) as client:
             loader.host, loader.ssl_ca_cert = server.url, None
             loader.token_expires_at = datetime.min

@@ -42,9 +42,9 @@ def member(number: int = 0, state: dict[str, Any] | None = None, **status: Any) 
     return pod_body(f"{NAME}-{number}", metadata={"labels": labels}, status=found)
 
 
-def stateful_set(ready: int, wanted: int = 1, current: int | None = None) -> made.Body:
-    status = {"readyReplicas": ready, "replicas": wanted if current is None else current}
-    return made.child("StatefulSet", NAME, spec={"replicas": wanted}, status=status)
+def stateful_set(ready: int, desired: int = 1, current: int | None = None) -> made.Body:
+    status = {"readyReplicas": ready, "replicas": desired if current is None else current}
+    return made.child("StatefulSet", NAME, spec={"replicas": desired}, status=status)
 
 
 UNPLACED = {
@@ -97,7 +97,7 @@ def test_a_member_that_cannot_start_is_a_problem_with_advice_for_an_etcd(
 def test_the_worst_member_counts_and_one_that_is_ready_does_not():
     bodies = [stateful_set(1, 3), member(0), member(1, CRASHED), member(2, BAD_IMAGE)]
     state = managed_etcd(Live(made.cluster(), bodies), NAME, 3, {})
-    assert (state.ready, state.wanted) == (1, 3)
+    assert (state.ready, state.desired) == (1, 3)
     assert state.problem is not None
     assert state.problem[1].startswith("pod chat-etcd-2: image")
 

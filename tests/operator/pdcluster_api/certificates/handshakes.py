@@ -7,10 +7,10 @@ import ssl
 from pathlib import Path
 
 from pdcluster_api.certificates.authority import WORKER_NAME
-from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.certificates.secret_reader import StoredSecret
 
 
-def context(files: Stored, protocol: int, folder: Path) -> ssl.SSLContext:
+def context(files: StoredSecret, protocol: int, folder: Path) -> ssl.SSLContext:
     """One end: shows tls.crt, accepts only what ca.crt's authorities signed."""
     made = ssl.SSLContext(protocol)
     certificate, key = folder / "tls.crt", folder / "tls.key"
@@ -36,7 +36,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = WORKER
     assert [end.version() for end in ends] == ["TLSv1.3", "TLSv1.3"]
 
 
-def talk(one: Stored, other: Stored, folder: Path) -> None:
+def talk(one: StoredSecret, other: StoredSecret, folder: Path) -> None:
     """Both ways round.  Raises ssl.SSLError."""
     for server, client in ((one, other), (other, one)):
         handshake(

@@ -10,21 +10,21 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from pdcluster_api.certificates.authority import (
-    AUTHORITY_LIFE,
-    LEAF_LIFE,
+    AUTHORITY_LIFETIME,
+    LEAF_LIFETIME,
     WORKER_NAME,
     Pair,
     issue,
     make_authority,
 )
-from pdcluster_api.certificates.reading import Stored
+from pdcluster_api.certificates.secret_reader import StoredSecret
 from tests.operator.pdcluster_api.certificates.handshakes import context, handshake, talk
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
 
-def files(authority: Pair, leaf: Pair) -> Stored:
-    return Stored(
+def files(authority: Pair, leaf: Pair) -> StoredSecret:
+    return StoredSecret(
         {"ca.crt": authority.certificate, "tls.crt": leaf.certificate, "tls.key": leaf.key}
     )
 
@@ -53,17 +53,17 @@ def test_lives_begin_before_now_and_last_ten_years_and_one() -> None:
     ca = x509.load_pem_x509_certificate(authority.certificate)
     leaf = x509.load_pem_x509_certificate(issue(authority, [WORKER_NAME], NOW).certificate)
     assert (ca.not_valid_after_utc, leaf.not_valid_after_utc) == (
-        NOW + AUTHORITY_LIFE,
-        NOW + LEAF_LIFE,
+        NOW + AUTHORITY_LIFETIME,
+        NOW + LEAF_LIFETIME,
     )
     assert ca.not_valid_before_utc < NOW > leaf.not_valid_before_utc
 
 
 def test_a_leaf_never_outlives_its_authority() -> None:
     authority = make_authority(NOW)
-    late = NOW + AUTHORITY_LIFE - datetime.timedelta(days=1)
+    late = NOW + AUTHORITY_LIFETIME - datetime.timedelta(days=1)
     leaf = x509.load_pem_x509_certificate(issue(authority, [WORKER_NAME], late).certificate)
-    assert leaf.not_valid_after_utc == NOW + AUTHORITY_LIFE
+    assert leaf.not_valid_after_utc == NOW + AUTHORITY_LIFETIME
 
 
 def test_two_authorities_have_two_names() -> None:

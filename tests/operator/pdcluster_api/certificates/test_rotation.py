@@ -15,53 +15,53 @@ import pytest
 from cryptography import x509
 
 from pdcluster_api.certificates.authority import Pair, issue, make_authority
-from pdcluster_api.certificates.reading import Stored, read_secrets
 from pdcluster_api.certificates.rotation import (
     SETTLE,
-    Decision,
+    RotationDecision,
+    RotationStep,
     Secrets,
-    Step,
     carry_out,
     next_step,
 )
+from pdcluster_api.certificates.secret_reader import StoredSecret, read_secrets
 from pdcluster_api.schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 from tests.operator.pdcluster_api.certificates.handshakes import talk
 
 START = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 MINUTE = datetime.timedelta(minutes=1)
 DAY = datetime.timedelta(days=1)
-ROTATION = [Step.START_ROTATION, Step.SWITCH_LEAF, Step.FINISH_ROTATION]
+ROTATION = [RotationStep.START_ROTATION, RotationStep.SWITCH_LEAF, RotationStep.FINISH_ROTATION]
 
 
 @dataclass
 class Cluster:
     """The two Secrets and a clock; `step` does what an operator does at that moment."""
 
-    ca: Stored | None = None
-    tls: Stored | None = None
-    asked: str | None = None
+    ca: StoredSecret | None = None
+    tls: StoredSecret | None = None
+    requested: str | None = None
     now: datetime.datetime = START
-    seen: list[Stored] = field(default_factory=list)
+    seen: list[StoredSecret] = field(default_factory=list)
 
-    def decide(self) -> Decision:
-        return next_step(self.ca, self.tls, self.now, self.asked)
+    def decide(self) -> RotationDecision:
+        return next_step(self.ca, self.tls, self.now, self.requested)
 
-    def step(self) -> Decision:
+    def step(self) -> RotationDecision:
         """One decision, carried out; `seen` has every state of the workers' files."""
         decision = self.decide()
-        secrets = carry_out(decision.step, self.ca, self.tls, self.now, self.asked)
+        secrets = carry_out(decision.step, self.ca, self.tls, self.now, self.requested)
         self.ca, self.tls = secrets.ca, secrets.tls
         self.seen.append(secrets.tls)
         return decision
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RotationStep]:
         """Look again whenever a decision says so, until nothing is left to do."""
         made = []
         while True:
             decision = self.step()
-            if decision.step is Step.KEEP and decision.requeue_after_seconds is None:
+            if decision.step is RotationStep.KEEP and decision.requeue_after_seconds is None:
                 return made
-            if decision.step is not Step.KEEP:
+            if decision.step is not RotationStep.KEEP:
                 made.append(decision.step)
             self.now += datetime.timedelta(seconds=decision.requeue_after_seconds or 0)
 
@@ -76,11 +76,11 @@ class Cluster:
 def cluster() -> Cluster:
     """With its first certificates made."""
     made = Cluster()
-    assert made.steps() == [Step.CREATE]
+    assert made.steps() == [RotationStep.CREATE]
     return made
 
 
-def edited(stored: Stored | None, **values: bytes) -> Stored:
+def edited(stored: StoredSecret | None, **values: bytes) -> StoredSecret:
     assert stored is not None
     return replace(
         stored,
@@ -88,43 +88,43 @@ def edited(stored: Stored | None, **values: bytes) -> Stored:
     )
 
 
-def without(stored: Stored | None, key: str) -> Stored:
+def without(stored: StoredSecret | None, key: str) -> StoredSecret:
     assert stored is not None
     return replace(stored, data={name: value for name, value in stored.data.items() if name != key})
 
 
-def accepted(stored: Stored | None) -> int:
+def accepted(stored: StoredSecret | None) -> int:
     assert stored is not None
     return len(x509.load_pem_x509_certificates(stored.data["ca.crt"]))
 
 
-def check_pairs(seen: list[Stored], folder: Path) -> None:
+def check_pairs(seen: list[StoredSecret], folder: Path) -> None:
     """Within a settle time a worker may lag one state behind the others, and never more."""
     for before, after in itertools.pairwise(seen):
         talk(before, after, folder)
 
 
 def test_the_first_look_makes_both_secrets(tmp_path: Path) -> None:
-    cluster = Cluster(asked="at birth")
-    assert cluster.step().step is Step.CREATE
+    cluster = Cluster(requested="at birth")
+    assert cluster.step().step is RotationStep.CREATE
     assert set(cluster.secrets.ca.data) == {"tls.crt", "tls.key"}
     assert set(cluster.secrets.tls.data) == {"ca.crt", "tls.crt", "tls.key"}
     assert cluster.secrets.ca.data["tls.crt"] == cluster.secrets.tls.data["ca.crt"]
     talk(cluster.secrets.tls, cluster.secrets.tls, tmp_path)
     # what was asked before there was anything asks for nothing
-    assert cluster.decide() == Decision(Step.KEEP)
+    assert cluster.decide() == RotationDecision(RotationStep.KEEP)
 
 
 def test_keeping_gives_back_what_was_there(cluster: Cluster) -> None:
     before = cluster.secrets
-    assert cluster.step().step is Step.KEEP
+    assert cluster.step().step is RotationStep.KEEP
     assert cluster.secrets == before
 
 
 def test_a_rotation_never_lets_two_workers_refuse_each_other(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    old, cluster.asked = cluster.secrets, "2026-11"
+    old, cluster.requested = cluster.secrets, "2026-11"
     assert cluster.steps() == ROTATION
     check_pairs(cluster.seen, tmp_path)
     new = cluster.secrets
@@ -137,33 +137,35 @@ def test_a_rotation_never_lets_two_workers_refuse_each_other(
 
 
 def test_a_rotation_waits_for_workers_to_read(cluster: Cluster) -> None:
-    cluster.asked = "1"
-    assert cluster.step() == Decision(
-        Step.START_ROTATION,
+    cluster.requested = "1"
+    assert cluster.step() == RotationDecision(
+        RotationStep.START_ROTATION,
         "moving to a new certificate authority, as asked",
         requeue_after_seconds=SETTLE.total_seconds(),
     )
     cluster.now += SETTLE - MINUTE
-    assert cluster.decide() == Decision(Step.KEEP, requeue_after_seconds=60.0)
+    assert cluster.decide() == RotationDecision(RotationStep.KEEP, requeue_after_seconds=60.0)
     cluster.now += MINUTE
-    assert cluster.step().step is Step.SWITCH_LEAF
-    assert cluster.decide() == Decision(Step.KEEP, requeue_after_seconds=SETTLE.total_seconds())
+    assert cluster.step().step is RotationStep.SWITCH_LEAF
+    assert cluster.decide() == RotationDecision(
+        RotationStep.KEEP, requeue_after_seconds=SETTLE.total_seconds()
+    )
 
 
-@pytest.mark.parametrize("asked", ["1", None])
-def test_a_request_counts_once(asked: str | None, cluster: Cluster) -> None:
-    cluster.asked = "1"
+@pytest.mark.parametrize("requested", ["1", None])
+def test_a_request_counts_once(requested: str | None, cluster: Cluster) -> None:
+    cluster.requested = "1"
     assert cluster.steps() == ROTATION
-    cluster.asked = asked
+    cluster.requested = requested
     assert cluster.steps() == []
-    cluster.asked = "2"
+    cluster.requested = "2"
     assert cluster.steps() == ROTATION
 
 
 def test_a_request_during_a_rotation_waits_for_its_end(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.asked = "1"
+    cluster.requested = "1"
     cluster.step()
-    cluster.asked = "2"
+    cluster.requested = "2"
     assert cluster.steps() == [*ROTATION[1:], *ROTATION]
     check_pairs(cluster.seen, tmp_path)
 
@@ -172,13 +174,13 @@ def test_a_request_during_a_rotation_waits_for_its_end(cluster: Cluster, tmp_pat
 def test_a_start_of_which_one_write_failed_is_gone_on_with(
     half: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    before, cluster.asked = cluster.secrets, "1"
+    before, cluster.requested = cluster.secrets, "1"
     cluster.step()
     if half == "ca":
         cluster.tls = before.tls
     else:
         cluster.ca = before.ca
-    assert cluster.steps()[-1] is Step.FINISH_ROTATION
+    assert cluster.steps()[-1] is RotationStep.FINISH_ROTATION
     check_pairs(cluster.seen, tmp_path)
     assert accepted(cluster.tls) == 1
     assert cluster.secrets.ca.data != before.ca.data
@@ -189,7 +191,7 @@ def test_the_leaf_is_renewed_before_it_ends_and_the_authority_stays(cluster: Clu
     cluster.now += 240 * DAY
     assert cluster.steps() == []
     cluster.now += 10 * DAY
-    assert cluster.steps() == [Step.RENEW_LEAF]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF]
     assert cluster.secrets.ca == before.ca
     assert cluster.secrets.tls.data["ca.crt"] == before.tls.data["ca.crt"]
     assert cluster.secrets.tls.data["tls.crt"] != before.tls.data["tls.crt"]
@@ -197,15 +199,17 @@ def test_the_leaf_is_renewed_before_it_ends_and_the_authority_stays(cluster: Clu
 
 def test_an_authority_that_nears_its_end_is_rotated(cluster: Cluster) -> None:
     cluster.now += 7 * 365 * DAY
-    assert cluster.steps() == [Step.RENEW_LEAF]  # the operator slept for years: the leaf had ended
+    assert cluster.steps() == [
+        RotationStep.RENEW_LEAF
+    ]  # the operator slept for years: the leaf had ended
     cluster.now += 2 * 365 * DAY
-    assert cluster.steps() == [Step.RENEW_LEAF, *ROTATION]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF, *ROTATION]
 
 
 def test_a_leaf_that_ended_is_replaced_at_once(cluster: Cluster) -> None:
     cluster.now += 400 * DAY
     decision = cluster.decide()
-    assert decision.step is Step.RENEW_LEAF
+    assert decision.step is RotationStep.RENEW_LEAF
     assert "valid only from" in decision.reason
 
 
@@ -217,12 +221,12 @@ def test_a_leaf_that_ended_is_replaced_at_once(cluster: Cluster) -> None:
 def test_an_unusable_time_of_change_settles_again(
     stamp: str | None, cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.asked = "1"
+    cluster.requested = "1"
     cluster.step()
     cluster.tls = replace(
         cluster.secrets.tls, annotations={CERTIFICATES_CHANGED: stamp} if stamp else {}
     )
-    assert cluster.steps() == [Step.ACCEPT_BOTH, *ROTATION[1:]]
+    assert cluster.steps() == [RotationStep.ACCEPT_BOTH, *ROTATION[1:]]
     check_pairs(cluster.seen, tmp_path)
 
 
@@ -271,13 +275,13 @@ def test_a_broken_leaf_is_made_again_by_the_same_authority(
     values, fault = BROKEN_PAIRS[case]
     cluster.tls = edited(cluster.tls, **values)
     assert fault in cluster.decide().reason
-    assert cluster.steps() == [Step.RENEW_LEAF]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF]
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
 
 
 def test_a_deleted_workers_secret_is_made_again(cluster: Cluster, tmp_path: Path) -> None:
     cluster.tls = None
-    assert cluster.steps() == [Step.RENEW_LEAF]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF]
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
 
 
@@ -288,14 +292,14 @@ def test_a_broken_list_of_authorities_is_put_right(
     content: bytes, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.tls = edited(cluster.tls, ca_crt=content)
-    assert cluster.steps() == [Step.ACCEPT_BOTH]
+    assert cluster.steps() == [RotationStep.ACCEPT_BOTH]
     talk(cluster.seen[0], cluster.secrets.tls, tmp_path)
 
 
 def test_a_stranger_in_the_list_of_authorities_is_put_out(cluster: Cluster) -> None:
     before = cluster.secrets.tls
     cluster.tls = edited(before, ca_crt=before.data["ca.crt"] + STRANGER.certificate)
-    assert cluster.steps() == [Step.FINISH_ROTATION]
+    assert cluster.steps() == [RotationStep.FINISH_ROTATION]
     assert cluster.secrets.tls.data == before.data
 
 
@@ -307,7 +311,7 @@ def worker_of(authority: Pair, names: list[str]) -> dict[str, bytes]:
 def test_a_leaf_of_a_stranger_is_replaced(cluster: Cluster) -> None:
     cluster.tls = edited(cluster.tls, **worker_of(STRANGER, ["worker.pdcluster"]))
     assert "of no authority in ca.crt" in cluster.decide().reason
-    assert cluster.steps() == [Step.RENEW_LEAF]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF]
 
 
 def test_a_leaf_for_another_name_is_replaced(cluster: Cluster) -> None:
@@ -316,30 +320,30 @@ def test_a_leaf_for_another_name_is_replaced(cluster: Cluster) -> None:
         cluster.tls, **worker_of(Pair(ca["tls.crt"], ca["tls.key"]), ["other.pdcluster"])
     )
     assert "not for worker.pdcluster" in cluster.decide().reason
-    assert cluster.steps() == [Step.RENEW_LEAF]
+    assert cluster.steps() == [RotationStep.RENEW_LEAF]
 
 
 def test_with_nothing_left_all_is_made_again_and_reported(cluster: Cluster, tmp_path: Path) -> None:
     cluster.ca, cluster.tls = without(cluster.ca, "tls.key"), without(cluster.tls, "tls.key")
     decision = cluster.decide()
-    assert decision.step is Step.CREATE
+    assert decision.step is RotationStep.CREATE
     assert "may refuse each other" in decision.reason
-    assert cluster.steps() == [Step.CREATE]
+    assert cluster.steps() == [RotationStep.CREATE]
     talk(cluster.secrets.tls, cluster.secrets.tls, tmp_path)
 
 
 def test_what_a_repair_replaced_answers_the_request_too(cluster: Cluster) -> None:
-    cluster.ca, cluster.asked = None, "1"
+    cluster.ca, cluster.requested = None, "1"
     assert cluster.steps() == ROTATION
     assert cluster.secrets.ca.annotations == {OBSERVED_ROTATION: "1"}
 
 
 def test_a_renewal_by_age_remembers_the_last_request(cluster: Cluster) -> None:
-    cluster.asked = "1"
+    cluster.requested = "1"
     cluster.steps()
-    cluster.asked, cluster.now = None, cluster.now + 9 * 365 * DAY
-    assert cluster.steps() == [Step.RENEW_LEAF, *ROTATION]
-    cluster.asked = "1"
+    cluster.requested, cluster.now = None, cluster.now + 9 * 365 * DAY
+    assert cluster.steps() == [RotationStep.RENEW_LEAF, *ROTATION]
+    cluster.requested = "1"
     assert cluster.steps() == []
 
 
@@ -348,9 +352,9 @@ def test_a_secret_is_read_as_the_api_server_sends_it() -> None:
         "metadata": {"annotations": {"a": "b"}},
         "data": {"tls.crt": base64.b64encode(b"x").decode(), "tls.key": "not base64!"},
     }
-    assert Stored.of(body) == Stored({"tls.crt": b"x", "tls.key": b""}, {"a": "b"})
-    assert Stored.of({"metadata": {}}) == Stored({})
-    assert Stored.of(None) is None
+    assert StoredSecret.of(body) == StoredSecret({"tls.crt": b"x", "tls.key": b""}, {"a": "b"})
+    assert StoredSecret.of({"metadata": {}}) == StoredSecret({})
+    assert StoredSecret.of(None) is None
 
 
 def test_reading_nothing_says_so() -> None:

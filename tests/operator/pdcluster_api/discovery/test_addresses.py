@@ -84,7 +84,7 @@ async def test_a_connection_goes_to_the_addresses_that_were_judged() -> None:
 
 async def test_a_name_that_leads_nowhere_is_an_etcd_that_does_not_answer() -> None:
     assert await resolve("no-such-host.invalid:2379") is None
-    asked = EtcdTarget(Key("default", "chat"), ("no-such-host.invalid:2379",), is_given=True)
+    asked = EtcdTarget(Key("default", "chat"), ("no-such-host.invalid:2379",), is_external=True)
     with pytest.raises(EtcdUnreachableError) as said:
         await EtcdRequests(None).registered(asked)
     assert str(said.value) == "etcd does not answer at no-such-host.invalid:2379"
@@ -95,7 +95,7 @@ async def test_an_etcd_by_its_name_is_read_over_the_judged_address(tmp_path: Pat
     etcd.start()
     try:
         port = split(etcd.endpoint)[1]
-        asked = EtcdTarget(Key("default", "chat"), (f"localhost:{port}",), is_given=True)
+        asked = EtcdTarget(Key("default", "chat"), (f"localhost:{port}",), is_external=True)
         requests = EtcdRequests(None, may_be_loopback=True)
         assert (await requests.registered(asked)).records == {}
         with pytest.raises(EtcdUnreachableError, match="is not asked"):

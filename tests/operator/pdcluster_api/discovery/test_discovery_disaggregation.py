@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.discovery.etcd import parse_record
-from pdcluster_api.plan.observed.state import Disaggregation
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
 
 RECORD = {
     "engine_id": "e",
@@ -63,4 +63,4 @@ def test_what_would_fill_the_status_is_cut() -> None:
         }
     )
 
-    assert found == Disaggregation("t" * 63, (("p" * 63, "x" * 397 + "..."),) * 8, 50)
+    assert found == WorkerDisaggregation("t" * 63, (("p" * 63, "x" * 397 + "..."),) * 8, 50)

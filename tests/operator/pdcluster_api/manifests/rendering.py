@@ -7,7 +7,7 @@ import yaml
 from pdcluster_api.manifests.render import (
     Manifest,
     Owner,
-    Site,
+    RenderSettings,
     render_record,
     render_shared,
     render_workload,
@@ -19,7 +19,9 @@ from pdcluster_api.schema.workload import WorkloadId
 from tests.operator.object_cases import Change, minimal
 
 OWNER = Owner("chat", "serving", "8a3c")
-SITE = Site(worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system")
+SITE = RenderSettings(
+    worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system"
+)
 
 
 def cluster_of(*changes: Change) -> PDCluster:

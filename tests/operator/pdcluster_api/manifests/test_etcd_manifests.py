@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.manifests.render import Manifest, Site, etcd_record_name, render_shared
+from pdcluster_api.manifests.render import Manifest, RenderSettings, etcd_record_name, render_shared
 from pdcluster_api.schema.sections import EtcdSpec
 from tests.operator.object_cases import Change, at, both
 from tests.operator.pdcluster_api.manifests.rendering import (
@@ -42,7 +42,7 @@ def flags(*changes: Change) -> dict[str, str]:
 
 
 def rendered(
-    site: Site, *changes: Change, records: tuple[Manifest, ...] = ()
+    site: RenderSettings, *changes: Change, records: tuple[Manifest, ...] = ()
 ) -> dict[tuple[str, str], Manifest]:
     manifests = render_shared(cluster_of(*changes), OWNER, site, "0a1b2c3d", records=records)
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}

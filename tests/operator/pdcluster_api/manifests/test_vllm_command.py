@@ -7,26 +7,26 @@ import pytest
 
 from pdcluster_api.manifests.vllm import (
     IN_CONTAINER,
-    StockSite,
+    VllmSettings,
     vllm_command,
     vllm_environment,
 )
 from tests.operator.object_cases import CPU, Change, at, both, vllm
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 
-ON_A_LAPTOP = StockSite(http=1, kv_events=2, side_channel=3, is_process=True)
+ON_A_LAPTOP = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)
 MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})
 ON_GPU = at("spec.roles.decode.pools.0.gpu", "H100")
 
 
-def line_of(*changes: Change, site: StockSite = IN_CONTAINER) -> list[str]:
+def line_of(*changes: Change, site: VllmSettings = IN_CONTAINER) -> list[str]:
     cluster = cluster_of(vllm(), *changes)
     role = cluster.spec.decode_role
     pool = cluster.spec.roles.present()[role].pools[0]
     return vllm_command(cluster, pool, cluster.spec.engine_of(role), "/models/tiny", site)
 
 
-def environment_of(*changes: Change, site: StockSite = IN_CONTAINER) -> dict[str, str]:
+def environment_of(*changes: Change, site: VllmSettings = IN_CONTAINER) -> dict[str, str]:
     cluster = cluster_of(vllm(), *changes)
     pool = cluster.spec.roles.present()["decode"].pools[0]
     return vllm_environment(pool, cluster.spec.engine_of("decode"), site)

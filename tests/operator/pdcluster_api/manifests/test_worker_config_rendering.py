@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.worker_config import EtcdTls, WorkerSite, engine_file, policy_file
+from pdcluster_api.manifests.worker_config import (
+    EtcdTls,
+    WorkerFileSettings,
+    engine_file,
+    policy_file,
+)
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.revision import revision_of
 
-SITE = WorkerSite(
+SITE = WorkerFileSettings(
     model_path="/abs/tiny",
     etcd_endpoints=("127.0.0.1:2379",),
     ca="/c/ca.pem",

@@ -19,7 +19,7 @@ from tests.operator.pods import pod_state
 
 NOW = "2026-01-02T03:04:05Z"
 LATER = "2026-01-02T04:00:00Z"
-ETCD_READY = DiscoveryState(managed=True, ready=1, wanted=1)
+ETCD_READY = DiscoveryState(managed=True, ready=1, desired=1)
 
 Pools = Sequence[Mapping[str, Any]]
 

@@ -11,10 +11,10 @@ from typing import Any
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
-    Failure,
     Observed,
     ScalerState,
     WorkloadState,
+    WriteFailure,
 )
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.conditions import IMAGE_NOT_PULLED
@@ -56,7 +56,7 @@ class SimulatedCluster:
     service_refused: bool = False
     discovery: DiscoveryState = ETCD_READY
     broken: set[str] = field(default_factory=set)
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[WriteFailure, ...] = ()
 
     def observe(self) -> Observed:
         known = sorted(
@@ -107,7 +107,7 @@ class SimulatedCluster:
         if crash:
             return
         if self.service_refused:
-            self.failures = (Failure("Service chat", "Forbidden", "may not be written"),)
+            self.failures = (WriteFailure("Service chat", "Forbidden", "may not be written"),)
         else:
             self.service, self.failures = plan.serving, ()
         for workload in {*self.sets, *self.records} - set(wanted):

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pdcluster_api.plan.autoscale.values import Memory
-from pdcluster_api.plan.cluster import asked_of, plan_cluster
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -119,7 +119,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        self.there, self.engine, self.strategy, self.budget = (
+        self.existing, self.engine, self.strategy, self.budget = (
             Kubernetes(),
             64,
             "BlueGreen",
@@ -207,19 +207,19 @@ class BudgetMachine(RuleBasedStateMachine):
         declared = [each for pools in self.pools.values() for each in pools][index]
         declared.update(minReplicas=low, replicas=max(low, declared["replicas"]))
 
-    @precondition(lambda self: self.there.sets)
+    @precondition(lambda self: self.existing.sets)
     @rule(data=st.data(), replicas=st.integers(0, 5))
     def edit_or_lose_a_stateful_set(self, data: st.DataObject, replicas: int) -> None:
-        of = data.draw(st.sampled_from(sorted(self.there.sets)))
+        of = data.draw(st.sampled_from(sorted(self.existing.sets)))
         if replicas:
-            self.there.sets[of] = replicas
+            self.existing.sets[of] = replicas
             return
-        del self.there.sets[of]
-        self.there.pods[of] = dict.fromkeys(self.there.pods.get(of, {}), ENDING)
+        del self.existing.sets[of]
+        self.existing.pods[of] = dict.fromkeys(self.existing.pods.get(of, {}), ENDING)
 
     @rule(data=st.data())
     def edit_the_service(self, data: st.DataObject) -> None:
-        self.there.service = data.draw(
+        self.existing.service = data.draw(
             st.sampled_from([revision_of(self.cluster().spec), "edited", None])
         )
 
@@ -237,25 +237,25 @@ class BudgetMachine(RuleBasedStateMachine):
         """
         for _ in range(times):
             places = [
-                (of, ordinal) for of, size in self.there.sets.items() for ordinal in range(size)
+                (of, ordinal) for of, size in self.existing.sets.items() for ordinal in range(size)
             ]
             places += [
                 (of, ordinal)
-                for of, pods in self.there.pods.items()
+                for of, pods in self.existing.pods.items()
                 for ordinal, how in pods.items()
                 if how == ENDING
             ]
             places = [
                 (of, ordinal)
                 for of, ordinal in places
-                if self.there.pods.get(of, {}).get(ordinal) != READY
+                if self.existing.pods.get(of, {}).get(ordinal) != READY
             ]
             if places:
                 self.go_on(*data.draw(st.sampled_from(sorted(set(places)))))
         self.decide(1)
 
     def go_on(self, of: WorkloadId, ordinal: int) -> None:
-        pods = self.there.pods.setdefault(of, {})
+        pods = self.existing.pods.setdefault(of, {})
         if pods.get(ordinal) == ENDING:
             del pods[ordinal]
         else:
@@ -265,42 +265,42 @@ class BudgetMachine(RuleBasedStateMachine):
     def a_pod_ends(self, data: st.DataObject) -> None:
         found = [
             (of, ordinal)
-            for of, pods in sorted(self.there.pods.items())
+            for of, pods in sorted(self.existing.pods.items())
             for ordinal in sorted(pods)
         ]
         if found:
             of, ordinal = data.draw(st.sampled_from(found))
-            self.there.pods[of][ordinal] = ENDING
+            self.existing.pods[of][ordinal] = ENDING
 
     @rule()
     def settle(self) -> None:
         """All pods at once, without a pass."""
-        for of in {*self.there.sets, *self.there.pods}:
-            self.there.pods[of] = dict.fromkeys(range(self.there.sets.get(of, 0)), READY)
+        for of in {*self.existing.sets, *self.existing.pods}:
+            self.existing.pods[of] = dict.fromkeys(range(self.existing.sets.get(of, 0)), READY)
 
     # The operator.
 
     @rule()
     def reconcile(self) -> None:
-        self.there.carry_out(plan_cluster(self.cluster(), self.there.observe(), NOW))
+        self.existing.carry_out(plan_cluster(self.cluster(), self.existing.observe(), NOW))
 
     @rule(passes=st.integers(1, 2))
     def decide(self, passes: int) -> None:
         """A decision is recorded, and the next pass follows it."""
-        cluster, observed = self.cluster(), self.there.observe()
+        cluster, observed = self.cluster(), self.existing.observe()
         decision = self.decision(cluster, observed)
-        without, then = copy.deepcopy(self.there), copy.deepcopy(self.there)
+        without, then = copy.deepcopy(self.existing), copy.deepcopy(self.existing)
         then.status = {**then.status, "autoscaling": {"mode": "On", "replicas": entries(decision)}}
         for after in (without, then):
             after.carry_out(plan_cluster(cluster, after.observe(), NOW))
         self.check(without, then)
-        self.there = then
+        self.existing = then
         for _ in range(passes - 1):
             self.reconcile()
 
-    def decision(self, cluster: PDCluster, observed: Observed) -> Decision:
-        seen = Seen([pod.name for state in observed.workloads for pod in state.pods])
-        facts = pool_facts(asked_of(cluster, observed), observed, seen)
+    def decision(self, cluster: PDCluster, observed: Observed) -> ScalingDecision:
+        seen = ScrapeState([pod.name for state in observed.workloads for pod in state.pods])
+        facts = pool_facts(requested_sizes(cluster, observed), observed, seen)
         return see(
             cluster.spec, facts, Memory(), **{role: LOADS[load] for role, load in self.load.items()}
         ).decision
@@ -313,12 +313,12 @@ class BudgetMachine(RuleBasedStateMachine):
                 for role, each in declared
                 if gpu in (None, each["gpu"])
             }
-            assert limit is None or then.at_most(self.there, places) <= max(
-                limit, without.at_most(self.there, places)
+            assert limit is None or then.at_most(self.existing, places) <= max(
+                limit, without.at_most(self.existing, places)
             ), (gpu, limit)
 
 
-def entries(decision: Decision) -> list[dict[str, Any]]:
+def entries(decision: ScalingDecision) -> list[dict[str, Any]]:
     return [
         {"role": role, "pool": name, "replicas": size}
         for (role, name), size in decision.replicas.items()

@@ -123,7 +123,7 @@ def test_a_surplus_pod_on_a_lost_node_keeps_no_other_from_its_place() -> None:
 
 def with_etcd(seconds: float, **fields: Any) -> Observed:
     pod = EndingPod("chat-etcd-0", "n1", late(seconds))
-    state = replace(DiscoveryState(managed=True, ready=0, wanted=1, ending=(pod,)), **fields)
+    state = replace(DiscoveryState(managed=True, ready=0, desired=1, ending=(pod,)), **fields)
     return running(CLUSTER, discovery=state)
 
 

@@ -29,7 +29,7 @@ def sizes(plan):
 
 
 def test_the_first_plan_makes_everything_at_once():
-    plan = plan_cluster(CLUSTER, Observed(1, {}, DiscoveryState(managed=True, wanted=1)), NOW)
+    plan = plan_cluster(CLUSTER, Observed(1, {}, DiscoveryState(managed=True, desired=1)), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
     assert (plan.serving, plan.serving_role) == (A, "decode")
     assert [(each.role, each.pool, each.seen, each.request) for each in plan.scalers] == [
@@ -292,12 +292,12 @@ def test_a_target_that_is_to_answer_nothing_takes_over_at_once():
 def test_a_target_does_not_take_over_while_its_workers_cannot_find_each_other():
     both = [*running(CLUSTER).workloads, *running(NEXT).workloads]
     observed = running(
-        CLUSTER, workloads=both, discovery=DiscoveryState(managed=True, ready=1, wanted=3)
+        CLUSTER, workloads=both, discovery=DiscoveryState(managed=True, ready=1, desired=3)
     )
     assert plan_cluster(NEXT, observed, NOW).serving == A
     assert (
         plan_cluster(
-            NEXT, replace(observed, discovery=DiscoveryState(managed=True, ready=2, wanted=3)), NOW
+            NEXT, replace(observed, discovery=DiscoveryState(managed=True, ready=2, desired=3)), NOW
         ).serving
         == B
     )

@@ -47,7 +47,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.there = SimulatedCluster()
+        self.existing = SimulatedCluster()
         self.engine, self.strategy, self.is_mixed = 64, "BlueGreen", False
         self.pools: dict[tuple[str, str], dict[str, Any]] = {
             (role, "x"): pool(1, "x") for role in ("prefill", "decode", "mixed")
@@ -72,17 +72,17 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(engine=REVISIONS)
     def change_the_engine(self, engine: int) -> None:
         self.engine = engine
-        self.there.generation += 1
+        self.existing.generation += 1
 
     @rule(strategy=st.sampled_from(["BlueGreen", "Recreate"]))
     def change_the_strategy(self, strategy: str) -> None:
         self.strategy = strategy
-        self.there.generation += 1
+        self.existing.generation += 1
 
     @rule()
     def change_the_roles(self) -> None:
         self.is_mixed = not self.is_mixed
-        self.there.generation += 1
+        self.existing.generation += 1
 
     @rule(place=PLACES, replicas=SIZES, bounds=BOUNDS)
     def declare_a_pool(self, place: tuple[str, str], replicas: int, bounds: dict[str, int]) -> None:
@@ -90,67 +90,67 @@ class ClusterMachine(RuleBasedStateMachine):
             min(replicas, bounds.get("maxReplicas", replicas)), bounds.get("minReplicas", 0)
         )
         self.pools[place] = pool(within, place[1], **bounds)
-        self.there.generation += 1
+        self.existing.generation += 1
 
     @rule(place=PLACES)
     def remove_a_pool(self, place: tuple[str, str]) -> None:
         if sum(role == place[0] for role, _ in self.pools) > 1 and place in self.pools:
             del self.pools[place]
-            self.there.generation += 1
+            self.existing.generation += 1
 
     # Writes of others.
 
-    @precondition(lambda self: self.there.scalers)
+    @precondition(lambda self: self.existing.scalers)
     @rule(data=st.data(), replicas=SIZES)
     def scale(self, data: st.DataObject, replicas: int) -> None:
-        self.there.scale(data.draw(st.sampled_from(sorted(self.there.scalers))), replicas)
+        self.existing.scale(data.draw(st.sampled_from(sorted(self.existing.scalers))), replicas)
 
-    @precondition(lambda self: self.there.scalers)
+    @precondition(lambda self: self.existing.scalers)
     @rule(data=st.data())
     def lose_a_scaler(self, data: st.DataObject) -> None:
-        del self.there.scalers[data.draw(st.sampled_from(sorted(self.there.scalers)))]
+        del self.existing.scalers[data.draw(st.sampled_from(sorted(self.existing.scalers)))]
 
-    @precondition(lambda self: self.there.sets)
+    @precondition(lambda self: self.existing.sets)
     @rule(data=st.data(), replicas=SIZES)
     def edit_or_lose_a_stateful_set(self, data: st.DataObject, replicas: int) -> None:
-        workload = data.draw(st.sampled_from(sorted(self.there.sets)))
+        workload = data.draw(st.sampled_from(sorted(self.existing.sets)))
         if replicas:
-            self.there.sets[workload] = replicas
+            self.existing.sets[workload] = replicas
         else:
-            self.there.delete_set(workload)
+            self.existing.delete_set(workload)
 
     @rule(selected=st.sampled_from([None, "edited", "declared"]))
     def edit_or_lose_the_service(self, selected: str | None) -> None:
-        self.there.service = (
+        self.existing.service = (
             revision_of(self.cluster().spec) if selected == "declared" else selected
         )
 
     # The machines.
 
-    @precondition(lambda self: self.there.sets or self.there.pods)
+    @precondition(lambda self: self.existing.sets or self.existing.pods)
     @rule(data=st.data(), times=st.integers(1, 6))
     def pods_go_on(self, data: st.DataObject, times: int) -> None:
-        workload = data.draw(st.sampled_from(sorted({*self.there.sets, *self.there.pods})))
+        workload = data.draw(st.sampled_from(sorted({*self.existing.sets, *self.existing.pods})))
         for _ in range(times):
-            self.there.step(workload)
+            self.existing.step(workload)
 
-    @precondition(lambda self: self.there.pods)
+    @precondition(lambda self: self.existing.pods)
     @rule(data=st.data(), ends=st.booleans())
     def a_pod_falls_ill(self, data: st.DataObject, ends: bool) -> None:
-        workload = data.draw(st.sampled_from(sorted(self.there.pods)))
-        (self.there.fail if ends else self.there.lose_readiness)(workload)
+        workload = data.draw(st.sampled_from(sorted(self.existing.pods)))
+        (self.existing.fail if ends else self.existing.lose_readiness)(workload)
 
     @rule(broken=st.booleans())
     def the_declared_revision_breaks_or_mends(self, broken: bool) -> None:
         revision = revision_of(self.cluster().spec)
-        (self.there.broken.add if broken else self.there.broken.discard)(revision)
+        (self.existing.broken.add if broken else self.existing.broken.discard)(revision)
 
     @rule(
         error=st.sampled_from([None, "etcd 10.0.0.1:2379 does not answer"]), refused=st.booleans()
     )
     def surroundings_change(self, error: str | None, refused: bool) -> None:
-        self.there.discovery = DiscoveryState(managed=False, error=error)
-        self.there.service_refused = refused
+        self.existing.discovery = DiscoveryState(managed=False, error=error)
+        self.existing.service_refused = refused
 
     # The operator.
 
@@ -163,31 +163,34 @@ class ClusterMachine(RuleBasedStateMachine):
         """Without healing: whatever is wrong, the operator stops writing."""
         cluster = self.cluster()
         for _ in range(40):
-            before = repr(self.there)
+            before = repr(self.existing)
             self._pass()
-            for workload in sorted({*self.there.sets, *self.there.pods}):
-                self.there.step(workload)
-            if repr(self.there) == before:
+            for workload in sorted({*self.existing.sets, *self.existing.pods}):
+                self.existing.step(workload)
+            if repr(self.existing) == before:
                 break
-        assert_at_rest(self.there, cluster)
+        assert_at_rest(self.existing, cluster)
 
     def _pass(self, *, crash: bool = False) -> None:
-        cluster, observed = self.cluster(), self.there.observe()
-        plan = self.there.plan(cluster)
-        assert plan == self.there.plan(cluster)
+        cluster, observed = self.cluster(), self.existing.observe()
+        plan = self.existing.plan(cluster)
+        assert plan == self.existing.plan(cluster)
         check_plan(plan, observed, cluster)
         check_status(plan, observed)
-        self.there.carry_out(plan, crash=crash)
+        self.existing.carry_out(plan, crash=crash)
         if not crash:
-            assert self.there.plan(cluster, LATER).events == () or self.there.observe() != observed
+            assert (
+                self.existing.plan(cluster, LATER).events == ()
+                or self.existing.observe() != observed
+            )
 
     def teardown(self) -> None:
-        self.there.broken.clear()
-        self.there.discovery, self.there.service_refused = ETCD_READY, False
+        self.existing.broken.clear()
+        self.existing.discovery, self.existing.service_refused = ETCD_READY, False
         cluster = self.cluster()
-        self.there.settle(cluster)
-        assert_at_rest(self.there, cluster)
-        assert_as_declared(self.there, cluster)
+        self.existing.settle(cluster)
+        assert_at_rest(self.existing, cluster)
+        assert_as_declared(self.existing, cluster)
 
 
 def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> None:
@@ -263,8 +266,8 @@ def check_leaving(
         for state in observed.workloads
         if state.id.revision == target and state.ready and not state.gone
     ]
-    there = {(state.id.role, state.id.pool) for state in answering}
-    gone = {place for place in there if place not in declared_places(cluster)}
+    existing = {(state.id.role, state.id.pool) for state in answering}
+    gone = {place for place in existing if place not in declared_places(cluster)}
     is_kept = cluster.spec.rollout.strategy == "BlueGreen"
     assert leaving == {(role, pool) for role, pool in gone if role in unready and is_kept}
 
@@ -335,26 +338,26 @@ def check_status(plan: ClusterPlan, observed: Observed) -> None:
         assert condition["message"]
 
 
-def assert_at_rest(there: SimulatedCluster, cluster: PDCluster) -> None:
+def assert_at_rest(existing: SimulatedCluster, cluster: PDCluster) -> None:
     """Planning again, later, changes nothing: no write, no event, no byte of the status."""
-    plan = there.plan(cluster, LATER)
-    assert json.dumps(plan.status) == json.dumps(there.status)
+    plan = existing.plan(cluster, LATER)
+    assert json.dumps(plan.status) == json.dumps(existing.status)
     assert plan.events == ()
-    assert {workload.id: workload.replicas for workload in plan.workloads} == there.sets
+    assert {workload.id: workload.replicas for workload in plan.workloads} == existing.sets
     assert all(scaler.request is None for scaler in plan.scalers)
-    if not there.service_refused:
-        assert plan.serving == there.service
+    if not existing.service_refused:
+        assert plan.serving == existing.service
 
 
-def assert_as_declared(there: SimulatedCluster, cluster: PDCluster) -> None:
+def assert_as_declared(existing: SimulatedCluster, cluster: PDCluster) -> None:
     target = revision_of(cluster.spec)
-    assert there.service == there.status["servingRevision"] == target
-    assert condition_of(there.status, "Ready")["status"] == "True", there.status
+    assert existing.service == existing.status["servingRevision"] == target
+    assert condition_of(existing.status, "Ready")["status"] == "True", existing.status
     pools = declared_places(cluster)
-    assert {(workload.role, workload.pool, workload.revision) for workload in there.sets} == {
+    assert {(workload.role, workload.pool, workload.revision) for workload in existing.sets} == {
         (*place, target) for place in pools
     }
-    assert set(there.scalers) == pools
+    assert set(existing.scalers) == pools
 
 
 TestClusterPlan = ClusterMachine.TestCase

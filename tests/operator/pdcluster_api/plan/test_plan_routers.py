@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.engine_config import asks_for_keys
+from pdcluster_api.manifests.engine_config import requires_keys
 from pdcluster_api.manifests.render import render_shared
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_api.plan.cluster import plan_cluster
@@ -181,7 +181,7 @@ def test_routers_of_which_none_is_asked_for_still_get_api_keys() -> None:
         spec__service={"apiKeySecret": "keys"},
     )
 
-    assert {role: asks_for_keys(cluster, role) for role in cluster.spec.roles.present()} == {
+    assert {role: requires_keys(cluster, role) for role in cluster.spec.roles.present()} == {
         "prefill": False,
         "decode": True,
         "router": True,

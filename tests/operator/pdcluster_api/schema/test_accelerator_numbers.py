@@ -11,7 +11,7 @@ from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.sections import AcceleratorSpec
-from pdcluster_api.schema.stock_engine import precision_of
+from pdcluster_api.schema.vllm_engine import precision_of
 from tests.operator.object_cases import at, minimal
 
 CPX = {"memoryBytes": 128 * 10**9, "bandwidthBytes": 2 * 10**12, "bf16Flops": 4 * 10**15}

@@ -10,7 +10,7 @@ import pytest
 from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.schema.load import parse
 from tests.operator.object_cases import GOOD, Change, at, minimal, vllm
-from tests.operator.pdcluster_api.schema.wrong_objects import BAD, Wrong
+from tests.operator.pdcluster_api.schema.wrong_objects import BAD, InvalidObject
 
 
 @pytest.mark.parametrize("change", GOOD.values(), ids=GOOD.keys())
@@ -21,7 +21,7 @@ def test_rules_accept(change: Change, document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", BAD, ids=[wrong.fault[:60] for wrong in BAD])
-def test_rules_refuse(wrong: Wrong, document: dict[str, Any]) -> None:
+def test_rules_refuse(wrong: InvalidObject, document: dict[str, Any]) -> None:
     wrong.change(document)
     with pytest.raises(InvalidObjectError) as refused:
         parse(document)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_api.schema.canonical import canonical, canonical_quantity
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import at_revision, revision_of, template_hash, written_revision
-from pdcluster_api.schema.spelling import one_quantity, one_spelling
 from tests.operator.object_cases import CPU, Change, at, both, minimal
 from tests.operator.pdcluster_api.schema.revision_cases import ROLLS
 
@@ -119,15 +119,15 @@ def test_a_cluster_runs_under_the_name_of_the_revision_that_it_was_found_at() ->
 
 @given(st.integers(0, 1 << 70), st.sampled_from(["", "m", "k", "M", "Ki", "Mi", "Gi", "Ti"]))
 def test_the_spelling_of_a_quantity_keeps_its_value(number: int, suffix: str) -> None:
-    once = one_quantity(f"{number}{suffix}")
+    once = canonical_quantity(f"{number}{suffix}")
 
-    assert one_quantity(once) == once
-    assert one_spelling({"limits": {"cpu": once}}) == {"limits": {"cpu": once}}
+    assert canonical_quantity(once) == once
+    assert canonical({"limits": {"cpu": once}}) == {"limits": {"cpu": once}}
     if suffix in ("", "Ki"):
         in_bytes = number << (10 if suffix else 0)
-        assert one_quantity(in_bytes) == one_quantity(str(in_bytes)) == once
+        assert canonical_quantity(in_bytes) == canonical_quantity(str(in_bytes)) == once
 
 
 @pytest.mark.parametrize("value", ["", "1Zi", "much", None, True, "1e9999", "9" * 5000])
 def test_what_is_no_quantity_is_left_alone(value: Any) -> None:
-    assert one_quantity(value) is value
+    assert canonical_quantity(value) is value

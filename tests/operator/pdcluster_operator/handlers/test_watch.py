@@ -21,7 +21,7 @@ from tests.operator import bodies
 KEY = Key(bodies.NAMESPACE, bodies.NAME)
 
 
-class Told:
+class RecordedWatch:
     """A watch, and its calls."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Told:
 @pytest.fixture
 def registry() -> kopf.OperatorRegistry:
     found = make_registry(in_pod=True)
-    register(found, Told().watch)
+    register(found, RecordedWatch().watch)
     return found
 
 
 async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
-    told, cluster = Told(), bodies.cluster()
+    told, cluster = RecordedWatch(), bodies.cluster()
     await told.event("ADDED", cluster)
     await told.event("MODIFIED", cluster)  # changes nothing
     await told.event("DELETED", cluster)
@@ -52,7 +52,7 @@ async def test_events_reach_the_cache_and_make_their_cluster_due_once_each():
 
 
 async def test_a_listing_is_reported_because_deletions_may_be_missing_from_it():
-    told = Told()
+    told = RecordedWatch()
     await told.event(None, bodies.cluster())
     assert (told.keys, told.num_listed) == ([KEY], 1)
 
@@ -110,5 +110,5 @@ async def test_pdclusters_are_watched_until_the_stop(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kopf, "operator", fake.operator)
     stop.set()
     async with asyncio.timeout(10):
-        await run_watches(WatchSettings(), Told().watch, stop, asyncio.Event())
+        await run_watches(WatchSettings(), RecordedWatch().watch, stop, asyncio.Event())
     assert fake.registered == {"pdclusters"}

@@ -22,7 +22,7 @@ from pdcluster_operator.informer.cache import (
     REMEMBER_SECONDS,
     Cache,
     Name,
-    Version,
+    ObjectVersion,
     trim,
 )
 from pdcluster_operator.writes.actions import Verb
@@ -131,7 +131,7 @@ def test_of_a_forged_child_no_content_stays(owners: list[dict[str, str]], has_cl
     forged = bodies.child("ConfigMap", "forged", data={"a": text})
     forged["metadata"] |= {"ownerReferences": owners, "annotations": {"b": text}}
     cache.put("ConfigMap", forged)
-    assert sum(len(entry.packed.content) for entry in cache._entries.values()) < 2000
+    assert sum(len(entry.compressed.content) for entry in cache._entries.values()) < 2000
 
 
 def test_of_more_than_a_pdcluster_ever_has_the_identity_is_kept_by_which_it_is_deleted():
@@ -215,7 +215,7 @@ def test_forget_drops_whatever_version_and_an_unknown_name_is_no_error():
     cache = Cache()
     cache.put("Service", bodies.child("Service", "chat", 7))
     name = Name("Service", "default", "chat")
-    assert cache.versions("Service") == {name: Version("uid-of-chat", 7)}
+    assert cache.versions("Service") == {name: ObjectVersion("uid-of-chat", 7)}
     assert (cache.forget(name), cache.forget(name), cache.versions("Service")) == (KEY, None, {})
 
 

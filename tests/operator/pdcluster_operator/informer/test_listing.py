@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.client import Page
+from pdcluster_api.apiserver.client import ListPage
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError
 from pdcluster_api.apiserver.kinds import INFERENCE_POOL, PDCLUSTER, SERVICE, Kind
 from pdcluster_api.schema.labels import MANAGED_BY
 from pdcluster_operator.informer.cache import Name
-from pdcluster_operator.informer.listing import SELECTOR, Listing
+from pdcluster_operator.informer.listing import SELECTOR, ObjectLister
 from tests.operator import bodies
 
 
@@ -19,11 +19,13 @@ class Api:
 
     def __init__(self, error: ClusterError | None = None) -> None:
         self.error = error
-        self.asked: list[tuple[str, str | None, str]] = []
+        self.requested: list[tuple[str, str | None, str]] = []
 
-    async def pages(self, kind: Kind, namespace: str | None, *, labels: str) -> AsyncIterator[Page]:
-        self.asked.append((kind.name, namespace, labels))
-        yield Page([await self.find(kind, namespace, "chat")], "7")
+    async def pages(
+        self, kind: Kind, namespace: str | None, *, labels: str
+    ) -> AsyncIterator[ListPage]:
+        self.requested.append((kind.name, namespace, labels))
+        yield ListPage([await self.find(kind, namespace, "chat")], "7")
 
     async def find(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
         if self.error is not None:
@@ -33,17 +35,17 @@ class Api:
 
 async def test_children_are_listed_by_their_label_in_every_namespace():
     api = Api()
-    listing = Listing(api, ("models", "research"))
+    listing = ObjectLister(api, ("models", "research"))
     assert len([body async for body in listing.bodies(SERVICE.name)]) == 2
     assert len([body async for body in listing.bodies(PDCLUSTER.name)]) == 2
-    assert api.asked == [
+    assert api.requested == [
         *(("Service", namespace, SELECTOR) for namespace in ("models", "research")),
         *(("PDCluster", namespace, "") for namespace in ("models", "research")),
     ]
 
 
 async def test_a_watch_of_a_kind_goes_on_from_the_version_of_its_last_whole_list():
-    listing = Listing(Api(), ("models",))
+    listing = ObjectLister(Api(), ("models",))
     (what,) = listing.selections([SERVICE])
     async for _ in listing.of(what):
         assert listing.versions == {}
@@ -55,11 +57,11 @@ async def test_a_watch_of_a_kind_goes_on_from_the_version_of_its_last_whole_list
 )
 async def test_every_kind_of_ours_has_to_be_there(error: ClusterError):
     with pytest.raises(type(error)):
-        [body async for body in Listing(Api(error)).bodies(SERVICE.name)]
+        [body async for body in ObjectLister(Api(error)).bodies(SERVICE.name)]
 
 
 async def test_an_object_that_lost_our_label_is_none_of_ours(monkeypatch: pytest.MonkeyPatch):
-    listing, name = Listing(Api()), Name("Service", "default", "chat")
+    listing, name = ObjectLister(Api()), Name("Service", "default", "chat")
     assert await listing.body(name) is not None
     foreign = bodies.child("Service", "chat")
     foreign["metadata"]["labels"][MANAGED_BY] = "me"
@@ -68,9 +70,9 @@ async def test_an_object_that_lost_our_label_is_none_of_ours(monkeypatch: pytest
 
 
 async def test_optional_kind_that_is_not_there_has_no_objects_and_no_version():
-    listing = Listing(Api(NotFoundError("no such kind")))
+    listing = ObjectLister(Api(NotFoundError("no such kind")))
     (what,) = listing.selections([INFERENCE_POOL])
     assert [body async for body in listing.of(what)] == []
     assert listing.versions == {}
     with pytest.raises(ForbiddenError):
-        [body async for body in Listing(Api(ForbiddenError("no"))).bodies(INFERENCE_POOL.name)]
+        [body async for body in ObjectLister(Api(ForbiddenError("no"))).bodies(INFERENCE_POOL.name)]

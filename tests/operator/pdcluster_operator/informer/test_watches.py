@@ -15,7 +15,7 @@ from aiohttp import web
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.kinds import INFERENCE_POOL, SERVICE
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.informer.listing import SELECTOR, Listing
+from pdcluster_operator.informer.listing import SELECTOR, ObjectLister
 from pdcluster_operator.informer.watches import ABSENT_SECONDS, FAILURES_TO_LIST, Watches
 from tests.operator import bodies
 from tests.operator.pdcluster_api.apiserver.answering_server import (
@@ -48,7 +48,7 @@ class Followed:
     def __init__(self, server: AnsweringServer, silence_seconds: float) -> None:
         self.server, self.cache, self.keys = server, Cache(), list[Key]()
         self.cache.put("PDCluster", bodies.cluster())
-        listing, self.pauses = Listing(server.client), list[float]()
+        listing, self.pauses = ObjectLister(server.client), list[float]()
         self.watches = Watches(
             server.client, listing, self.cache, self.keys.append, silence_seconds, self._sleep
         )
@@ -187,7 +187,7 @@ async def test_an_optional_kind_is_watched_once_it_is_there_and_looked_for_again
     absent: Answer,
 ):
     async with AnsweringServer([]) as server:
-        listing, cache, pauses = Listing(server.client), Cache(), list[float]()
+        listing, cache, pauses = ObjectLister(server.client), Cache(), list[float]()
 
         async def sleep(seconds: float) -> None:
             pauses.append(seconds)

@@ -11,7 +11,7 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_operator.informer.cache import Cache, Name
-from pdcluster_operator.queue.progress import Progress
+from pdcluster_operator.queue.health import QueueHealth
 from pdcluster_operator.queue.resync import Resync
 from pdcluster_operator.queue.work_queue import WorkQueue
 from tests.operator import bodies as made
@@ -59,7 +59,7 @@ class Run:
 
     def __init__(self, *objects: made.Body, grace_seconds: float = 0.0) -> None:
         self.listing, self.cache, self.keys = WrittenListing(*objects), Cache(), list[Key]()
-        self.progress = Progress(resync_seconds=1000.0, resynced=time.monotonic())
+        self.progress = QueueHealth(resync_seconds=1000.0, resynced=time.monotonic())
         self.resync = Resync(
             self.listing, self.cache, self.keys.append, self.progress, grace_seconds
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import Site
+from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.schema.labels import workload_labels
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
@@ -15,7 +15,7 @@ from tests.operator import bodies as made
 from tests.operator.pods import worker_body
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
-SITE = Site("worker:1", "etcd:1", "system")
+SITE = RenderSettings("worker:1", "etcd:1", "system")
 
 
 def cluster(gpu: str = "cpu", **sections: Any) -> PDCluster:

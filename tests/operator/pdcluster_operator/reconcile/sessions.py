@@ -16,14 +16,14 @@ from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.verifying import Asking, Verifying
+from pdcluster_operator.reconcile.verification import VerificationContext, VerificationRunner
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 
 KEY, OTHER = Key("default", "chat"), Key("default", "code")
 
 
-class Etcd:
+class FakeEtcd:
     """Answers once it may, and keeps the commands that it is given."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Etcd:
         return []
 
 
-def sessions_with(etcd: Etcd) -> Sessions:
+def sessions_with(etcd: FakeEtcd) -> Sessions:
     registry = CollectorRegistry()
     scrapes = ScrapeMetrics(registry, lambda: (), lambda: 0.0)
     scaling = Scaling(Cache(), Scraper(), scrapes, AutoscaleMetrics(registry))
@@ -63,7 +63,7 @@ def sessions_with(etcd: Etcd) -> Sessions:
             EtcdView(requests, enqueue),
             PodFaults(events),
             Autoscaling(key, scaling, enqueue),
-            Verifying(Asking(Verifier()), enqueue),
+            VerificationRunner(VerificationContext(Verifier()), enqueue),
         )
 
     return Sessions(make)

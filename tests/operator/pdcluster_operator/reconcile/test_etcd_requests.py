@@ -41,7 +41,7 @@ KEY = Key("default", "chat")
 
 
 def target(*, tls: bool = True) -> EtcdTarget:
-    return EtcdTarget(KEY, (f"127.0.0.1:{free_port()}",), "etcd" if tls else None, is_given=True)
+    return EtcdTarget(KEY, (f"127.0.0.1:{free_port()}",), "etcd" if tls else None, is_external=True)
 
 
 async def test_an_endpoint_that_is_dead_is_named():

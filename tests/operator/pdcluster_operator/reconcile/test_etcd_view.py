@@ -11,27 +11,40 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.discovery.commands import Registered, StoredRecord
-from pdcluster_api.discovery.etcd import WorkerRecord
+from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.errors import EtcdUnreachableError
-from pdcluster_api.plan.observed.state import Device, Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    WorkerDevice,
+    WorkerDisaggregation,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.schema.load import parse
 from pdcluster_operator.reconcile import etcd_reader as room
 from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
-from pdcluster_operator.reconcile.etcd_reader import MAX_CONCURRENT_READS, MAX_WAITING, Slots
+from pdcluster_operator.reconcile.etcd_reader import (
+    MAX_CONCURRENT_READS,
+    MAX_FIRST_READS,
+    ReadLimits,
+)
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
     UNREACHABLE_RETRY_SECONDS,
     EtcdView,
 )
-from pdcluster_operator.reconcile.known_records import GIVEN_POLL_SECONDS, IDLE_POLL_SECONDS, RETRY
+from pdcluster_operator.reconcile.known_records import (
+    EXTERNAL_POLL_SECONDS,
+    IDLE_POLL_SECONDS,
+    RETRY,
+)
 from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
 from tests.operator.pods import pod_states
 
 KEY = Key("default", "chat")
 TARGET = EtcdTarget(KEY, ("etcd:2379",))
-GIVEN = replace(TARGET, is_given=True)
+GIVEN = replace(TARGET, is_external=True)
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 OF = identity("r1")
 
@@ -40,13 +53,13 @@ def with_pods(*names: str) -> list[WorkloadState]:
     return [workload(OF, len(names), pods=pod_states(OF, names))]
 
 
-class Etcd:
+class FakeEtcd:
     """Gives set answers, and counts."""
 
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
-        self.devices: dict[str, Device] = {}
-        self.said: dict[str, Disaggregation] = {}
+        self.devices: dict[str, WorkerDevice] = {}
+        self.said: dict[str, WorkerDisaggregation] = {}
         self.commands: dict[str, datetime | None] = {}
         self.error: Exception | None = None
         self.refused: Exception | None = None
@@ -63,7 +76,7 @@ class Etcd:
         self.targets.append(target)
         await self._answer()
         records = [
-            WorkerRecord(
+            RegisteredWorker(
                 pod,
                 "decode",
                 "cpu",
@@ -107,15 +120,15 @@ class World:
     """etcd, a clock, and the keys that were enqueued."""
 
     def __init__(self) -> None:
-        self.etcd, self.due, self.now, self.seconds = Etcd(), list[Key](), START, 1000.0
+        self.etcd, self.due, self.now, self.seconds = FakeEtcd(), list[Key](), START, 1000.0
         self.view = self.view_of()
 
-    def view_of(self, key: Key = KEY, slots: Slots | None = None) -> EtcdView:
+    def view_of(self, key: Key = KEY, slots: ReadLimits | None = None) -> EtcdView:
         """The view of a cluster's etcd, as a new operator begins with it."""
         return EtcdView(
             self.etcd,
             lambda: self.due.append(key),
-            slots or Slots(),
+            slots or ReadLimits(),
             lambda: self.seconds,
             lambda: self.now,
         )
@@ -167,7 +180,7 @@ async def test_the_device_of_workers_is_reported_and_enqueues_the_cluster(world:
     world.etcd.states = {"a": "ready", "b": "ready"}
     await world.last("a", "b")
     # another life of its engine; b is of an older version
-    world.etcd.devices = {"a": Device("cpu", "Xeon")}
+    world.etcd.devices = {"a": WorkerDevice("cpu", "Xeon")}
     world.due.clear()
     world.pass_by(IDLE_POLL_SECONDS)
     await world.last("a", "b")
@@ -175,7 +188,7 @@ async def test_the_device_of_workers_is_reported_and_enqueues_the_cluster(world:
 
     assert world.due == [KEY]
     assert found is not None
-    assert found.devices == {"a": Device("cpu", "Xeon")}
+    assert found.devices == {"a": WorkerDevice("cpu", "Xeon")}
 
 
 async def test_an_etcd_that_fills_up_enqueues_the_cluster_and_so_does_its_room(world: World):
@@ -221,10 +234,10 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
 ):
     world.etcd.states, world.etcd.said = (
         {"a": "ready"},
-        {"a": Disaggregation("tcp", long_prompts=100, remote_ratio=0.9)},
+        {"a": WorkerDisaggregation("tcp", long_prompts=100, remote_ratio=0.9)},
     )
     await world.last("a")
-    world.view.follow(TARGET, is_wanted=True)
+    world.view.follow(TARGET, is_tracked=True)
 
     async def look() -> tuple[int, int]:
         world.pass_by(IDLE_POLL_SECONDS)
@@ -233,23 +246,23 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
         return world.etcd.num_reads, len(world.due)
 
     assert await look() == (2, 1)
-    world.etcd.said["a"] = Disaggregation("tcp", long_prompts=110, remote_ratio=0.91)
+    world.etcd.said["a"] = WorkerDisaggregation("tcp", long_prompts=110, remote_ratio=0.91)
     assert await look() == (3, 1)
-    world.etcd.said["a"] = Disaggregation("tcp", (("p", "dtype"),), 1)
+    world.etcd.said["a"] = WorkerDisaggregation("tcp", (("p", "dtype"),), 1)
     assert await look() == (4, 2)
     found = await world.last("a")
     assert found is not None
     assert found.disaggregation == world.etcd.said
     world.view.poll()  # it is not time yet
     assert world.etcd.num_reads == 4
-    world.view.follow(TARGET, is_wanted=False)
+    world.view.follow(TARGET, is_tracked=False)
     assert await look() == (4, 2)
 
 
 async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(
     world: World,
 ):
-    world.view.follow(TARGET, is_wanted=True)
+    world.view.follow(TARGET, is_tracked=True)
     world.view.last(TARGET, with_pods("a"), is_up=False)
     world.view.poll()
     assert world.etcd.num_reads == 0
@@ -272,12 +285,12 @@ async def test_what_is_odd_is_looked_at_sooner_and_how_long_it_lasts_is_known(wo
     await world.last("orphan")
     found = await world.last("orphan")
     assert found is not None
-    assert found.odd == {"ghost": 0.0, "orphan": 0.0}
+    assert found.mismatched == {"ghost": 0.0, "orphan": 0.0}
     world.pass_by(ACTIVE_POLL_SECONDS)
     world.etcd.states = {"ghost": "ready", "orphan": "ready"}
     await world.last("orphan")
     found = await world.last("orphan")
-    assert (world.etcd.num_reads, found and found.odd) == (2, {"ghost": ACTIVE_POLL_SECONDS})
+    assert (world.etcd.num_reads, found and found.mismatched) == (2, {"ghost": ACTIVE_POLL_SECONDS})
 
 
 async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(world: World):
@@ -286,12 +299,12 @@ async def test_what_came_since_the_last_look_is_not_odd_before_the_next_one(worl
     late = await world.last("a")
     world.pass_by(IDLE_POLL_SECONDS)
     assert late is not None
-    assert late.odd == {}
-    assert (await world.fresh("a")).odd == {"a": 0.0}
+    assert late.mismatched == {}
+    assert (await world.fresh("a")).mismatched == {"a": 0.0}
     world.pass_by(7)
-    assert (await world.fresh("a", "b")).odd == {"a": 7.0, "b": 0.0}
+    assert (await world.fresh("a", "b")).mismatched == {"a": 7.0, "b": 0.0}
     world.etcd.states = {"a": "ready", "b": "ready"}
-    assert (await world.fresh("a", "b")).odd == {}
+    assert (await world.fresh("a", "b")).mismatched == {}
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
@@ -302,20 +315,23 @@ async def test_what_was_odd_before_etcd_went_away_starts_over(world: World, *, i
     world.etcd.states = {"ghost": "ready"}
     await world.fresh("a")
     world.pass_by(5)
-    assert (await world.fresh("a")).odd == {"a": 5.0, "ghost": 5.0}
+    assert (await world.fresh("a")).mismatched == {"a": 5.0, "ghost": 5.0}
     if is_asked:
         world.etcd.error = EtcdUnreachableError("etcd is away")
         await world.fresh("a")
     else:
         found = world.view.last(TARGET, with_pods("a"), is_up=False)
         assert found is not None
-        assert found.odd == {"a": 5.0, "ghost": 5.0}  # so that nothing changes while etcd is silent
+        assert found.mismatched == {
+            "a": 5.0,
+            "ghost": 5.0,
+        }  # so that nothing changes while etcd is silent
     world.pass_by(60)
     world.etcd.error = None
     await world.fresh("a")
-    assert (await world.fresh("a")).odd == {"a": 0.0, "ghost": 0.0}
+    assert (await world.fresh("a")).mismatched == {"a": 0.0, "ghost": 0.0}
     world.pass_by(7)
-    assert (await world.fresh("a")).odd == {"a": 7.0, "ghost": 7.0}
+    assert (await world.fresh("a")).mismatched == {"a": 7.0, "ghost": 7.0}
 
 
 async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
@@ -393,7 +409,7 @@ async def test_an_etcd_that_does_not_answer_is_waited_for_once_and_says_when_it_
     world.etcd.error = error
     for _ in range(3):
         found = await world.fresh("a")
-        assert (found.error, found.states, found.odd) == (str(error), {}, {})
+        assert (found.error, found.states, found.mismatched) == (str(error), {}, {})
     assert world.etcd.num_reads == 2
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     assert (await world.fresh("a")).error == str(error)
@@ -429,9 +445,9 @@ async def test_commands_are_written_once_and_taken_back(world: World):
     await world.drain_only("a")
     assert world.etcd.commands == {"a": START}
     found = await world.fresh("a", "b")
-    assert (found.commands, found.asked) == ({"a"}, {"a": 7.0 + UNDRAIN_DELAY_SECONDS})
+    assert (found.commands, found.requested) == ({"a"}, {"a": 7.0 + UNDRAIN_DELAY_SECONDS})
     await world.drain_only()
-    assert ((await world.fresh("a")).asked, world.etcd.commands) == ({}, {})
+    assert ((await world.fresh("a")).requested, world.etcd.commands) == ({}, {})
 
 
 async def test_the_next_operator_learns_since_when_from_the_command_itself(world: World):
@@ -440,16 +456,19 @@ async def test_the_next_operator_learns_since_when_from_the_command_itself(world
         "b": None,
         "c": START + timedelta(hours=1),
     }
-    assert (await world.fresh("a")).asked == {"a": 50.0, "c": 0.0}  # a clock of another went ahead
+    assert (await world.fresh("a")).requested == {
+        "a": 50.0,
+        "c": 0.0,
+    }  # a clock of another went ahead
     await world.drain_only("a")
-    assert (await world.fresh("a")).asked == {"a": 50.0 + UNDRAIN_DELAY_SECONDS}
+    assert (await world.fresh("a")).requested == {"a": 50.0 + UNDRAIN_DELAY_SECONDS}
 
 
 async def test_a_wall_clock_that_is_set_ends_no_drain(world: World):
     await world.fresh("a")
     await world.view.command(TARGET, {"a"})
     world.now += timedelta(days=1)
-    assert (await world.fresh("a")).asked == {"a": 0.0}
+    assert (await world.fresh("a")).requested == {"a": 0.0}
     assert world.etcd.commands == {"a": START}
 
 
@@ -458,7 +477,7 @@ async def test_time_counts_while_etcd_is_away_and_an_empty_one_gets_commands_aga
     await world.fresh("a")
     await world.view.command(TARGET, {"a"})
     world.pass_by(30)
-    assert (await world.fresh("a")).asked == {"a": 30.0}
+    assert (await world.fresh("a")).requested == {"a": 30.0}
     world.etcd.error = None
     world.pass_by(UNREACHABLE_RETRY_SECONDS)
     await world.fresh("a")
@@ -544,14 +563,14 @@ async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: Wo
     await world.view.command(TARGET, {"a"})
     other = await world.view.fresh(EtcdTarget(KEY, ("other:2379",)), with_pods("a"))
     assert other is not None
-    assert other.asked == {"a": 0.0}  # only what that etcd itself says
+    assert other.requested == {"a": 0.0}  # only what that etcd itself says
     assert world.due == []
 
 
 async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: World):
     world.etcd.answers.clear()
     keys = [Key("default", f"chat-{number}") for number in range(3 * MAX_CONCURRENT_READS)]
-    slots = Slots()
+    slots = ReadLimits()
     views = [world.view_of(key, slots) for key in keys]
     for view in views:
         view.last(TARGET, ())
@@ -569,7 +588,9 @@ def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
     key = Key("default", document["metadata"]["name"])
     assert EtcdTarget.of(parse(document)) == EtcdTarget(key, (f"{key.name}-etcd.default.svc:2379",))
     document["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "etcd"}}
-    assert EtcdTarget.of(parse(document)) == EtcdTarget(key, ("etcd:2379",), "etcd", is_given=True)
+    assert EtcdTarget.of(parse(document)) == EtcdTarget(
+        key, ("etcd:2379",), "etcd", is_external=True
+    )
 
 
 async def test_the_first_answer_of_a_given_etcd_is_waited_for_and_then_remembered(world: World):
@@ -601,7 +622,7 @@ async def test_a_given_etcd_that_refuses_commands_answers_all_the_same(world: Wo
     assert found is not None
     assert found.error == "mvcc: database space exceeded"  # which holds what waits for it
     world.etcd.error = EtcdUnreachableError("mvcc: database space exceeded")
-    world.pass_by(GIVEN_POLL_SECONDS)
+    world.pass_by(EXTERNAL_POLL_SECONDS)
     world.view.poll()
     await looked(world.view)
     assert await world.view.error(GIVEN) == "mvcc: database space exceeded"
@@ -612,7 +633,7 @@ async def test_a_read_that_is_cut_short_for_a_reconcile_leaves_the_judgement_to_
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(room, "READ_TIMEOUT_SECONDS", 0.01)
-    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(room, "FIRST_READ_TIMEOUT_SECONDS", 0.01)
     world.etcd.answers.clear()
     late = GIVEN.silence
     assert await world.view.error(GIVEN) == late
@@ -631,7 +652,7 @@ async def test_a_read_that_is_cut_short_for_a_reconcile_leaves_the_judgement_to_
 async def test_a_dead_endpoint_keeps_no_reconcile_for_long(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(room, "FIRST_READ_TIMEOUT_SECONDS", 0.01)
     world.etcd.answers.clear()
     assert await world.view.error(GIVEN) == GIVEN.silence
     world.view.stop()
@@ -640,8 +661,8 @@ async def test_a_dead_endpoint_keeps_no_reconcile_for_long(
 async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(room, "FIRST_ANSWER_TIMEOUT_SECONDS", 1000.0)
-    slots, num_slow = Slots(), MAX_CONCURRENT_READS + 1
+    monkeypatch.setattr(room, "FIRST_READ_TIMEOUT_SECONDS", 1000.0)
+    slots, num_slow = ReadLimits(), MAX_CONCURRENT_READS + 1
     world.etcd.answers.clear()
     slow = [world.view_of(Key("default", f"slow-{number}"), slots) for number in range(num_slow)]
     waiting = [asyncio.create_task(view.error(GIVEN)) for view in slow]
@@ -650,7 +671,7 @@ async def test_slow_etcds_do_not_add_up_and_each_answers_when_it_can(
     async with asyncio.timeout(10):  # of which nothing is used: as many as may wait do so
         assert await quick.error(GIVEN) == GIVEN.silence
     await until(lambda: world.etcd.num_reads == num_slow + 1)  # it is asked all the same
-    assert sum(not task.done() for task in waiting) == MAX_WAITING
+    assert sum(not task.done() for task in waiting) == MAX_FIRST_READS
     world.etcd.answers.set()
     await until(lambda: Key("default", "quick") in world.due)
     assert await quick.error(GIVEN) is None
@@ -661,7 +682,7 @@ async def test_a_given_etcd_is_read_now_and_then_and_its_cluster_is_enqueued_whe
     world: World,
 ):
     async def poll() -> tuple[int, int]:
-        world.pass_by(GIVEN_POLL_SECONDS)
+        world.pass_by(EXTERNAL_POLL_SECONDS)
         world.view.poll()
         await looked(world.view)
         return world.etcd.num_reads, len(world.due)
@@ -683,7 +704,7 @@ async def test_a_read_that_is_under_way_is_not_begun_twice(world: World):
     await world.view.error(GIVEN)
     world.etcd.answers.clear()
     for _ in range(3):
-        world.pass_by(GIVEN_POLL_SECONDS)
+        world.pass_by(EXTERNAL_POLL_SECONDS)
         world.view.poll()
         await asyncio.sleep(0)
     assert world.etcd.num_reads == 2
@@ -693,7 +714,7 @@ async def test_a_read_that_is_under_way_is_not_begun_twice(world: World):
 async def test_a_slow_read_that_fails_after_a_later_one_has_answered_says_nothing(world: World):
     await world.view.error(GIVEN)
     old, world.etcd.answers = world.etcd.answers, asyncio.Event()
-    world.pass_by(GIVEN_POLL_SECONDS)
+    world.pass_by(EXTERNAL_POLL_SECONDS)
     world.view.poll()
     await asyncio.sleep(0)
     slow, world.etcd.answers = world.etcd.answers, old

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.child_names import child_names, names_of_before
+from pdcluster_api.manifests.child_names import child_names, older_names
 from pdcluster_api.manifests.render import render_record, render_shared, render_workload
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload, WorkloadId
-from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.older_names import certificates_in_use, service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.rendering import Rendering
 from pdcluster_operator.reconcile.tls import tls_step
 from tests.operator import bodies as made
 from tests.operator.differences import diff
@@ -27,7 +27,7 @@ from tests.operator.pdcluster_operator.reconcile.rendered import (
 )
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-NOW_CALLED, BEFORE = child_names(made.NAME), names_of_before(made.NAME)
+NOW_CALLED, BEFORE = child_names(made.NAME), older_names(made.NAME)
 OTHER = cluster(engine={"maxModelLen": 1024})
 NEXT = WorkloadId(made.NAME, "mixed", "first", revision_of(OTHER.spec))
 

@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema.conditions import KV_TRANSFER_VERIFIED
 from pdcluster_api.schema.qos import SloSpec
-from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, LoopMetrics
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 
 ONE, OTHER = Key("models", "chat"), Key("research", "chat")
 
@@ -32,7 +32,7 @@ def shown(registry: CollectorRegistry, name: str, label: str) -> dict[tuple[str,
 
 def test_a_pdcluster_shows_its_answering_workers_and_its_objectives_until_it_is_gone() -> None:
     registry = CollectorRegistry()
-    metrics = LoopMetrics(registry)
+    metrics = ControllerMetrics(registry)
     metrics.show_cluster(ONE, {"decode": 1, "router": 0}, SloSpec())
     metrics.show_cluster(
         ONE,
@@ -76,7 +76,7 @@ def rates(*pairs: tuple[str, str, float]) -> dict[str, Any]:
 
 def test_rates_and_the_condition_are_those_of_the_last_status() -> None:
     registry = CollectorRegistry()
-    metrics = LoopMetrics(registry)
+    metrics = ControllerMetrics(registry)
     name = "kv_transfer_verified_bytes_per_second"
     metrics.show_status(ONE, rates(("fast", "cpu", 7.0), ("slow", "cpu", 1.0)))
     metrics.show_status(OTHER, rates(("fast", "cpu", 5.0)))
@@ -92,7 +92,7 @@ def test_rates_and_the_condition_are_those_of_the_last_status() -> None:
 
 def test_of_conditions_those_with_an_alert_are_shown_with_their_reason() -> None:
     registry = CollectorRegistry()
-    metrics = LoopMetrics(registry)
+    metrics = ControllerMetrics(registry)
     found = [
         {"type": "Ready", "status": "False", "reason": "Starting"},
         {"type": "Stalled", "status": "True", "reason": "InvalidSpec"},
@@ -110,7 +110,7 @@ def test_of_conditions_those_with_an_alert_are_shown_with_their_reason() -> None
 
 def test_the_end_of_the_certificate_is_shown_while_there_is_one() -> None:
     registry = CollectorRegistry()
-    metrics, name = LoopMetrics(registry), "certificate_expiry_timestamp_seconds"
+    metrics, name = ControllerMetrics(registry), "certificate_expiry_timestamp_seconds"
     for key in (ONE, OTHER):
         metrics.show_certificates(key, datetime(2026, 1, 2, tzinfo=UTC))
     metrics.show_certificates(ONE, None)
@@ -122,7 +122,7 @@ def test_the_end_of_the_certificate_is_shown_while_there_is_one() -> None:
 def outcome(*pools: str, problems: int = 0) -> Outcome:
     replicas = dict.fromkeys((("decode", pool) for pool in pools), 1)
     problem = Problem("NoRoom", "no node")
-    return Outcome(Decision(replicas, problems=(problem,) * problems), Memory())
+    return Outcome(ScalingDecision(replicas, problems=(problem,) * problems), Memory())
 
 
 def test_a_decision_is_shown_in_place_of_the_one_before_until_the_pdcluster_is_gone() -> None:
@@ -145,7 +145,7 @@ def test_showing_a_pdcluster_searches_no_series_of_others(monkeypatch: pytest.Mo
         raise AssertionError(f"all series of {gauge} are searched")
 
     monkeypatch.setattr(Gauge, "remove_by_labels", search)
-    loop, scaling = LoopMetrics(CollectorRegistry()), AutoscaleMetrics(CollectorRegistry())
+    loop, scaling = ControllerMetrics(CollectorRegistry()), AutoscaleMetrics(CollectorRegistry())
     for _ in range(2):
         loop.show_cluster(ONE, {"decode": 1}, SloSpec())
         loop.show_status(ONE, rates(("fast", "cpu", 7.0)))

@@ -13,8 +13,8 @@ from pdcluster_api.schema.labels import workload_labels
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import Workload, WorkloadId
-from pdcluster_operator.reconcile.desired import Rendering, objects_of, record_lost
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.rendering import Rendering, objects_of, record_lost
 from tests.operator import bodies as made
 from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.reconcile.rendered import (
@@ -102,18 +102,20 @@ def test_a_pod_that_only_has_our_labels_counts_for_nothing(stray: made.Body):
     assert (list(seen.workloads), still_ending(live(stray), NOW)) == ([], {})
 
 
-def stranded(*children: made.Body, gpu: str = "cpu", plan: ClusterPlan = PLAN) -> list[WorkloadId]:
+def unrenderable(
+    *children: made.Body, gpu: str = "cpu", plan: ClusterPlan = PLAN
+) -> list[WorkloadId]:
     records = Records(cluster(gpu), live(*children), OWNER, "worker:1", has_client_certificate=None)
-    return Rendering(cluster(gpu), OWNER, SITE, records).stranded(plan)
+    return Rendering(cluster(gpu), OWNER, SITE, records).unrenderable(plan)
 
 
 def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
     record, stateful_set, engine = old()
-    assert stranded(stateful_set) == [MIXED]
-    assert stranded(stateful_set, record) == stranded(stateful_set, engine) == []
-    assert stranded() == []  # it does not run: it is made when the etcd's Secret is there
+    assert unrenderable(stateful_set) == [MIXED]
+    assert unrenderable(stateful_set, record) == unrenderable(stateful_set, engine) == []
+    assert unrenderable() == []  # it does not run: it is made when the etcd's Secret is there
     assert (
-        stranded(
+        unrenderable(
             {
                 **stateful_set,
                 "metadata": {
@@ -142,7 +144,7 @@ def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone
     plan = replace(
         PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0}
     )
-    assert stranded(named(LEAVING, stateful_set), plan=plan) == [LEAVING]
+    assert unrenderable(named(LEAVING, stateful_set), plan=plan) == [LEAVING]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_what_is_left_alone_is_not_deleted():
 
 def test_a_workload_of_another_gpu_is_not_left_alone():
     record, stateful_set, _ = old("B200")
-    assert stranded(stateful_set, record) == []
+    assert unrenderable(stateful_set, record) == []
 
 
 def test_what_is_outdated_counts_as_gone():

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import Site
+from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema import revision
 from pdcluster_api.schema.labels import TEMPLATE_HASH
@@ -17,14 +17,14 @@ from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of, written_names, written_revision
 from pdcluster_api.schema.workload import Workload, WorkloadId
-from pdcluster_operator.reconcile.desired import Rendering
 from pdcluster_operator.reconcile.records import Records
+from pdcluster_operator.reconcile.rendering import Rendering
 from pdcluster_operator.writes.actions import Verb
 from tests.operator import bodies as made
 from tests.operator.differences import diff
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)
-SITE = Site("worker:1", "etcd:1", "system")
+SITE = RenderSettings("worker:1", "etcd:1", "system")
 POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}
 NOTED = {"podTemplate": {"metadata": {"annotations": {"team": "a"}}}}
 

@@ -9,16 +9,16 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
-from pdcluster_operator.reconcile.metrics import LoopMetrics
+from pdcluster_operator.reconcile.metrics import ControllerMetrics
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from tests.operator.bodies import cluster
-from tests.operator.pdcluster_operator.reconcile.sessions import KEY, OTHER, Etcd, sessions_with
+from tests.operator.pdcluster_operator.reconcile.sessions import KEY, OTHER, FakeEtcd, sessions_with
 
 TARGET = EtcdTarget(KEY, ("etcd:2379",))
 
 
 async def test_a_pdcluster_has_one_session_until_it_is_gone():
-    sessions = sessions_with(Etcd())
+    sessions = sessions_with(FakeEtcd())
     first = sessions.of(KEY)
     assert sessions.of(KEY) is first
     assert sessions.of(OTHER) is not first
@@ -29,7 +29,7 @@ async def test_a_pdcluster_has_one_session_until_it_is_gone():
 
 
 async def test_the_commands_of_a_pdcluster_that_is_gone_are_removed():
-    etcd = Etcd()
+    etcd = FakeEtcd()
     etcd.answers.set()
     sessions = sessions_with(etcd)
     await sessions.of(KEY).etcd.fresh(TARGET, ())
@@ -40,7 +40,7 @@ async def test_the_commands_of_a_pdcluster_that_is_gone_are_removed():
 
 
 async def test_no_task_of_a_session_outlives_the_loop():
-    etcd = Etcd()
+    etcd = FakeEtcd()
     sessions = sessions_with(etcd)
     running = asyncio.create_task(sessions.run())
     await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def test_no_task_of_a_session_outlives_the_loop():
 
 
 async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
-    etcd = Etcd()
+    etcd = FakeEtcd()
     sessions = sessions_with(etcd)
     running = asyncio.create_task(sessions.run())
     await asyncio.sleep(0)
@@ -70,8 +70,8 @@ async def test_nor_does_one_of_a_session_that_ends_with_the_loop():
 
 
 async def test_a_pdcluster_that_was_made_again_under_its_name_has_a_new_session():
-    sessions, unused = sessions_with(Etcd()), cast(Any, None)
-    metrics = LoopMetrics(CollectorRegistry())
+    sessions, unused = sessions_with(FakeEtcd()), cast(Any, None)
+    metrics = ControllerMetrics(CollectorRegistry())
     reconciler = Reconciler(unused, sessions, unused, metrics)
     first = reconciler._session(Live(cluster(), ()))
     first.ready = "True"

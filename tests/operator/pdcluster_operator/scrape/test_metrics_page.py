@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_operator.scrape.page import Page, PageError, parse_page
+from pdcluster_operator.scrape.page import MetricsPage, PageError, parse_page
 from tests.worker_pages import WorkerPages, changed
 
 REQUIRED = (
@@ -51,7 +51,7 @@ def test_page_of_a_worker_is_read():
 
     assert page.prompt_tokens_created is not None
     assert page.prompt_tokens_created > 0
-    assert dataclasses.replace(page, prompt_tokens_created=None) == Page(
+    assert dataclasses.replace(page, prompt_tokens_created=None) == MetricsPage(
         num_requests_running=3,
         num_requests_waiting=5,
         prefill_queue_requests=4,

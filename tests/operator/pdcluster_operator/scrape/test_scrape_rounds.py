@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import scrape_round
-from pdcluster_operator.scrape.scraper import Limits, Scraper
-from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper
+from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,
@@ -30,7 +30,7 @@ LABELS = {"namespace": "serving", "pdcluster": "chat", "role": "prefill", "pool"
 
 
 @dataclass
-class Clock:
+class FakeClock:
     """A clock that moves only when a test moves it."""
 
     now: float = 100.0
@@ -40,21 +40,21 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-class Process:
+class FakeProcess:
     """The parts of one operator process."""
 
-    def __init__(self, scraper: Scraper, clock: Clock) -> None:
+    def __init__(self, scraper: Scraper, clock: FakeClock) -> None:
         self.registry = CollectorRegistry()
         self.clusters = {CHAT: Windows(CHAT), CODE: Windows(CODE)}
         self.windows = self.clusters[CHAT]
         self.scrapes = ScrapeMetrics(self.registry, self.clusters.values, clock)
         self.scraper = scraper
 
-    async def run(self, targets: list[Target], stale_after: int) -> None:
+    async def run(self, targets: list[ScrapeTarget], stale_after: int) -> None:
         """One round of the cluster of this test."""
         await scrape_round(self.scraper, self.scrapes, self.windows, targets, stale_after)
 
@@ -71,7 +71,7 @@ class Process:
 
 
 @asynccontextmanager
-async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer]]:
+async def two_scraped(clock: FakeClock) -> AsyncIterator[tuple[FakeProcess, WorkerServer]]:
     """A process after a round of two workers, p-0 and p-1, the latter with twice the numbers; and
     p-1.
     """
@@ -92,18 +92,18 @@ async def two_scraped(clock: Clock) -> AsyncIterator[tuple[Process, WorkerServer
         WorkerServer(serves(lambda: http(workers[1].text()))) as second,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         await process.run([first.target("p-0"), second.target("p-1")], 3)
         yield process, second
 
 
-async def test_rounds_fill_the_window(clock: Clock):
+async def test_rounds_fill_the_window(clock: FakeClock):
     worker = WorkerPages()
     async with (
         WorkerServer(serves(lambda: http(worker.text()))) as server,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         await process.run([server.target()], 3)
         worker.serve(requests=3)
         clock.now += 2.0
@@ -115,13 +115,13 @@ async def test_rounds_fill_the_window(clock: Clock):
     assert second.workers[0].time_to_first_token_seconds == 0.5
 
 
-async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):
+async def test_restarted_worker_has_no_rate_for_one_round(clock: FakeClock):
     """On the same address, with counters that soon were larger than before."""
     lives = [WorkerPages(), WorkerPages()]
     lives[0].serve(requests=2)
     lives[1].serve(requests=5)
     async with Scraper(clock=clock) as scraper:
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         async with WorkerServer(serves(lambda: http(lives[0].text()))) as first:
             target = first.target()
             await several(process, clock, target, 2)
@@ -139,7 +139,7 @@ async def test_restarted_worker_has_no_rate_for_one_round(clock: Clock):
     ]
 
 
-async def test_replaced_pod_is_another_worker(clock: Clock):
+async def test_replaced_pod_is_another_worker(clock: FakeClock):
     """The same name at another address, with larger counters and no time of creation."""
     old, new = WorkerPages(), WorkerPages()
     old.serve(requests=1)
@@ -153,7 +153,7 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
         WorkerServer(sends(http(pages[1]))) as second,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         for server in (first, second, second):
             await process.run([server.target("p-0")], 3)
             clock.now += 5.0
@@ -162,7 +162,7 @@ async def test_replaced_pod_is_another_worker(clock: Clock):
     assert [sample.workers[0].request_rate for sample in samples] == [None, None, 0.0]
 
 
-async def test_what_was_seen_is_exported(clock: Clock):
+async def test_what_was_seen_is_exported(clock: FakeClock):
     async with two_scraped(clock) as (process, _):
         names = (
             "prefill_queue_requests",
@@ -184,7 +184,7 @@ async def test_what_was_seen_is_exported(clock: Clock):
         assert process.registry.get_sample_value("pdcluster_operator_scrape_seconds_count") == 2
 
 
-async def test_of_a_worker_on_its_way_out_only_the_queue_is_exported(clock: Clock):
+async def test_of_a_worker_on_its_way_out_only_the_queue_is_exported(clock: FakeClock):
     async with two_scraped(clock) as (process, second):
         process.windows.leave({"p-1"})
 
@@ -200,7 +200,7 @@ async def test_of_a_worker_on_its_way_out_only_the_queue_is_exported(clock: Cloc
         assert [process.value(name) for name in names] == [1, 2, 0.25, 0.5]
         assert process.value("scraped_workers", state="fresh") == 1
         clock.now += 7.0
-        await process.run([Target(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
+        await process.run([ScrapeTarget(CHAT, *KEY, "p-0", "127.0.0.1:1"), second.target("p-1")], 0)
         assert [process.value("scraped_workers", state=state) for state in ("fresh", "stale")] == [
             0,
             1,
@@ -212,15 +212,15 @@ async def test_of_a_worker_on_its_way_out_only_the_queue_is_exported(clock: Cloc
 
 
 async def test_stale_pool_exports_its_age_and_no_numbers(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
     page = http(WorkerPages().text())
     async with (
         WorkerServer(sends(page)) as server,
-        Scraper(Limits(total_seconds=0.2), clock=clock) as scraper,
+        Scraper(ScrapeLimits(total_seconds=0.2), clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         await process.run([server.target()], 1)
         server.behaviour = sends(http(b"", status="500 Oh"))
         await process.run([server.target()], 1)
@@ -247,7 +247,7 @@ async def test_stale_pool_exports_its_age_and_no_numbers(
 
 
 async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
     async with (
@@ -255,7 +255,7 @@ async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(
         WorkerServer(sends(http(WorkerPages().text()))) as good,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         for _ in range(2):
             await process.run([bad.target("p-1"), good.target("p-0")], 1)
         await process.run([good.target("p-0")], 1)
@@ -263,13 +263,13 @@ async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(
     assert [message.split(" ")[1] for message in caplog.messages] == ["stale"]
 
 
-async def test_cluster_that_is_gone_is_exported_no_more(clock: Clock):
+async def test_cluster_that_is_gone_is_exported_no_more(clock: FakeClock):
     async with (
         WorkerServer(sends(http(b""))) as bad,
         WorkerServer(sends(http(WorkerPages().text()))) as good,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         for cluster, windows in process.clusters.items():
             targets = [bad.target("p-0", cluster=cluster), good.target("p-1", cluster=cluster)]
             await scrape_round(scraper, process.scrapes, windows, targets, 3)
@@ -281,12 +281,12 @@ async def test_cluster_that_is_gone_is_exported_no_more(clock: Clock):
     assert 'pdcluster="code"' in page
 
 
-async def test_cancelled_round_leaves_the_window_as_it_was(clock: Clock, wait_until):
+async def test_cancelled_round_leaves_the_window_as_it_was(clock: FakeClock, wait_until):
     async with (
         WorkerServer(sends(http(WorkerPages().text()))) as server,
         Scraper(clock=clock) as scraper,
     ):
-        process = Process(scraper, clock)
+        process = FakeProcess(scraper, clock)
         await process.run([server.target()], 3)
         before = process.windows.pools()
         server.behaviour = hangs_after()
@@ -298,7 +298,9 @@ async def test_cancelled_round_leaves_the_window_as_it_was(clock: Clock, wait_un
         assert process.windows.pools() == before
 
 
-async def several(process: Process, clock: Clock, target: Target, number: int) -> None:
+async def several(
+    process: FakeProcess, clock: FakeClock, target: ScrapeTarget, number: int
+) -> None:
     """Rounds of one worker, 5 s apart."""
     for _ in range(number):
         clock.now += 5.0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_operator.scrape.values import Answer, Miss, Reason, Target
+from pdcluster_operator.scrape.values import Miss, Reason, ScrapeResult, ScrapeTarget
 from pdcluster_operator.scrape.windows import MAX_ROUNDS, Windows
 from tests.operator.pdcluster_operator.scrape.pages import page_of
 
@@ -21,19 +21,19 @@ def target(
     *,
     address: str | None = None,
     cluster: tuple[str, str] = CHAT,
-) -> Target:
-    return Target(cluster, *pool, pod, address or f"{pod}:8000")
+) -> ScrapeTarget:
+    return ScrapeTarget(cluster, *pool, pod, address or f"{pod}:8000")
 
 
-def good(at: float, who: Target, **numbers: float) -> Answer:
-    return Answer(who, at, 0.01, page_of(**numbers))
+def good(at: float, who: ScrapeTarget, **numbers: float) -> ScrapeResult:
+    return ScrapeResult(who, at, 0.01, page_of(**numbers))
 
 
-def bad(at: float, who: Target) -> Answer:
-    return Answer(who, at, 2.0, MISS)
+def bad(at: float, who: ScrapeTarget) -> ScrapeResult:
+    return ScrapeResult(who, at, 2.0, MISS)
 
 
-def rounds_of(*rounds: list[Answer], step: float = 5.0) -> Windows:
+def rounds_of(*rounds: list[ScrapeResult], step: float = 5.0) -> Windows:
     """Rounds that end at 0, 5, 10, ..."""
     windows = Windows(CHAT)
     for number, answers in enumerate(rounds):

@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack
 import psutil
 import pytest
 
-from pdcluster_operator.scrape.page import Page
-from pdcluster_operator.scrape.scraper import Limits, Scraper
-from pdcluster_operator.scrape.values import Miss, Reason, Target
+from pdcluster_operator.scrape.page import MetricsPage
+from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper
+from pdcluster_operator.scrape.values import Miss, Reason, ScrapeTarget
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,
     Behaviour,
@@ -27,12 +27,12 @@ from tests.operator.pdcluster_operator.scrape.worker_servers import (
 from tests.worker_pages import WorkerPages, changed
 
 PAGE = WorkerPages().text()
-SOON = Limits(connect_seconds=0.2, total_seconds=0.2)
+SOON = ScrapeLimits(connect_seconds=0.2, total_seconds=0.2)
 # so that only what the test waits for ends a scrape
-PATIENT = Limits(connect_seconds=60.0, total_seconds=60.0)
+PATIENT = ScrapeLimits(connect_seconds=60.0, total_seconds=60.0)
 
 
-async def scrape_one(behaviour: Behaviour, limits: Limits = PATIENT) -> Page | Miss:
+async def scrape_one(behaviour: Behaviour, limits: ScrapeLimits = PATIENT) -> MetricsPage | Miss:
     async with WorkerServer(behaviour) as server, Scraper(limits) as scraper:
         [answer] = await scraper.scrape([server.target()])
         return answer.result
@@ -42,7 +42,7 @@ async def test_good_worker_gives_its_page():
     async with WorkerServer(sends(http(PAGE))) as server, Scraper() as scraper:
         [answer] = await scraper.scrape([server.target()])
 
-    assert isinstance(answer.result, Page)
+    assert isinstance(answer.result, MetricsPage)
     assert answer.target == server.target()
     assert answer.seconds >= 0
     assert server.requests[0].startswith("GET /metrics HTTP/1.1\r\n")
@@ -57,7 +57,7 @@ async def test_page_may_come_in_pieces_without_a_length():
 
     assert isinstance(
         await scrape_one(sends(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)),
-        Page,
+        MetricsPage,
     )
 
 
@@ -165,7 +165,7 @@ async def test_worker_that_drips_is_a_miss():
 async def test_refused_connection_is_a_miss():
     with socket.socket() as taken:  # bound and not listening: no other process gets the port
         taken.bind(("127.0.0.1", 0))
-        target = Target(CHAT, "prefill", "cpu", "p-0", f"127.0.0.1:{taken.getsockname()[1]}")
+        target = ScrapeTarget(CHAT, "prefill", "cpu", "p-0", f"127.0.0.1:{taken.getsockname()[1]}")
         async with Scraper() as scraper:
             [answer] = await scraper.scrape([target])
 
@@ -190,7 +190,7 @@ async def test_refused_connection_is_a_miss():
 )
 async def test_address_that_is_none_is_a_miss(address: str):
     async with Scraper() as scraper:
-        [answer] = await scraper.scrape([Target(CHAT, "prefill", "cpu", "p-0", address)])
+        [answer] = await scraper.scrape([ScrapeTarget(CHAT, "prefill", "cpu", "p-0", address)])
 
     assert isinstance(answer.result, Miss)
     assert answer.result.reason is Reason.ADDRESS
@@ -209,8 +209,8 @@ async def test_ipv6_address_is_scraped():
         pytest.skip("this machine has no IPv6 loopback")
     async with server, Scraper() as scraper:
         address = f"[::1]:{server.sockets[0].getsockname()[1]}"
-        [got] = await scraper.scrape([Target(CHAT, "prefill", "cpu", "p-0", address)])
-    assert isinstance(got.result, Page)
+        [got] = await scraper.scrape([ScrapeTarget(CHAT, "prefill", "cpu", "p-0", address)])
+    assert isinstance(got.result, MetricsPage)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,12 @@ async def test_page_at_the_limit_is_read():
     limit = 64 * 1024
     page = PAGE + b"\n" * (limit - len(PAGE))
 
-    assert isinstance(await scrape_one(sends(http(page)), Limits(page_bytes=limit)), Page)
-    assert isinstance(await scrape_one(sends(http(page + b"\n")), Limits(page_bytes=limit)), Miss)
+    assert isinstance(
+        await scrape_one(sends(http(page)), ScrapeLimits(page_bytes=limit)), MetricsPage
+    )
+    assert isinstance(
+        await scrape_one(sends(http(page + b"\n")), ScrapeLimits(page_bytes=limit)), Miss
+    )
 
 
 async def test_error_page_without_end_is_not_waited_for():
@@ -251,14 +255,14 @@ async def test_bad_workers_cost_the_good_ones_nothing():
             await stack.enter_async_context(WorkerServer(behaviour)) for behaviour in behaviours
         ]
         scraper = await stack.enter_async_context(
-            Scraper(Limits(connect_seconds=1.0, total_seconds=1.0))
+            Scraper(ScrapeLimits(connect_seconds=1.0, total_seconds=1.0))
         )
         answers = await scraper.scrape(
             [server.target(f"p-{n}") for n, server in enumerate(servers)]
         )
 
     assert [answer.target.pod for answer in answers] == ["p-0", "p-1", "p-2", "p-3", "p-4"]
-    assert [isinstance(answer.result, Page) for answer in answers] == [
+    assert [isinstance(answer.result, MetricsPage) for answer in answers] == [
         True,
         False,
         True,
@@ -271,7 +275,7 @@ async def test_connections_are_kept():
     async with WorkerServer(sends(http(PAGE))) as server, Scraper() as scraper:
         for _ in range(3):
             [answer] = await scraper.scrape([server.target()])
-            assert isinstance(answer.result, Page)
+            assert isinstance(answer.result, MetricsPage)
         assert server.num_connections == 1
 
 
@@ -279,7 +283,7 @@ async def test_kept_connection_that_the_worker_closed_is_made_again():
     async with WorkerServer(sends(http(PAGE), then_closes=True)) as server, Scraper() as scraper:
         for _ in range(3):
             [answer] = await scraper.scrape([server.target()])
-            assert isinstance(answer.result, Page)
+            assert isinstance(answer.result, MetricsPage)
         assert server.num_connections == 3
 
 
@@ -295,7 +299,7 @@ async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
         now.pop()
         writer.write(http(PAGE))
 
-    limits = Limits(concurrency=4, connect_seconds=60.0, total_seconds=60.0)
+    limits = ScrapeLimits(concurrency=4, connect_seconds=60.0, total_seconds=60.0)
     async with WorkerServer(waits) as server, Scraper(limits) as scraper:
         calls = [
             asyncio.create_task(scraper.scrape([server.target(f"p-{n}") for n in range(5)]))
@@ -306,12 +310,12 @@ async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
         answers = [answer for call in calls for answer in await call]
 
     assert len(answers) == 10
-    assert all(isinstance(answer.result, Page) for answer in answers)
+    assert all(isinstance(answer.result, MetricsPage) for answer in answers)
     assert max(peak) == 4
 
 
 async def test_slow_workers_of_one_cluster_leave_turns_to_the_others(wait_until):
-    limits = Limits(concurrency=3, of_one_cluster=2, connect_seconds=60.0, total_seconds=60.0)
+    limits = ScrapeLimits(concurrency=3, of_one_cluster=2, connect_seconds=60.0, total_seconds=60.0)
     async with (
         WorkerServer(hangs_after()) as slow,
         WorkerServer(sends(http(PAGE))) as good,
@@ -326,11 +330,11 @@ async def test_slow_workers_of_one_cluster_leave_turns_to_the_others(wait_until)
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    assert all(isinstance(answer.result, Page) for answer in answers)
+    assert all(isinstance(answer.result, MetricsPage) for answer in answers)
 
 
 async def test_wait_for_a_turn_does_not_count_as_time_of_the_scrape():
-    limits = Limits(concurrency=1, connect_seconds=0.5, total_seconds=0.5)
+    limits = ScrapeLimits(concurrency=1, connect_seconds=0.5, total_seconds=0.5)
     async with (
         WorkerServer(hangs_after()) as slow,
         WorkerServer(sends(http(PAGE))) as good,
@@ -338,12 +342,12 @@ async def test_wait_for_a_turn_does_not_count_as_time_of_the_scrape():
     ):
         answers = await scraper.scrape([slow.target("p-0"), slow.target("p-1"), good.target("p-2")])
 
-    assert [isinstance(answer.result, Page) for answer in answers] == [False, False, True]
+    assert [isinstance(answer.result, MetricsPage) for answer in answers] == [False, False, True]
 
 
 async def test_cancelled_round_leaves_nothing_open(wait_until):
     before = num_sockets()
-    limits = Limits(concurrency=2, connect_seconds=60.0, total_seconds=60.0)
+    limits = ScrapeLimits(concurrency=2, connect_seconds=60.0, total_seconds=60.0)
     async with (
         WorkerServer(hangs_after(b"HTTP/1.1 200 OK\r\n\r\n")) as server,
         Scraper(limits) as scraper,
@@ -357,7 +361,7 @@ async def test_cancelled_round_leaves_nothing_open(wait_until):
 
         server.behaviour = sends(http(PAGE))
         answers = await scraper.scrape([server.target(f"p-{n}") for n in range(5)])
-        assert all(isinstance(answer.result, Page) for answer in answers)
+        assert all(isinstance(answer.result, MetricsPage) for answer in answers)
         assert server.num_open > 0
     await wait_until(
         lambda: num_sockets() <= before, "leaving the scraper closes kept connections too"
@@ -371,8 +375,8 @@ async def test_scraper_makes_a_new_page_for_each_request():
         worker.serve(requests=2)
         [second] = await scraper.scrape([server.target()])
 
-    assert isinstance(first.result, Page)
-    assert isinstance(second.result, Page)
+    assert isinstance(first.result, MetricsPage)
+    assert isinstance(second.result, MetricsPage)
     assert second.result.prompt_tokens_total - first.result.prompt_tokens_total == 200
     assert second.at > first.at
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from pdcluster_operator.scrape.values import Target
+from pdcluster_operator.scrape.values import ScrapeTarget
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """Reply to one request that was read; the connection is kept open unless it closes it."""
@@ -48,9 +48,9 @@ class WorkerServer:
         role: str = "prefill",
         pool: str = "cpu",
         cluster: tuple[str, str] = CHAT,
-    ) -> Target:
+    ) -> ScrapeTarget:
         """Its worker, as one to scrape."""
-        return Target(cluster, role, pool, pod, f"127.0.0.1:{self.port}")
+        return ScrapeTarget(cluster, role, pool, pod, f"127.0.0.1:{self.port}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from pdcluster_api.apiserver.client import Limits
+from pdcluster_api.apiserver.client import ClientLimits
 from tests.apiserver import cluster_objects as objects
 from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer
 
 OWNER = {"metadata": {"uid": "owner-uid", "name": objects.NAME, "namespace": "default"}}
-ONE_TRY = Limits(tries=1)
+ONE_TRY = ClientLimits(tries=1)
 
 
 class Store:

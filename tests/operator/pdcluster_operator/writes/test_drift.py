@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from pdcluster_api.schema.labels import APPLIED
-from pdcluster_operator.writes.drift import has_drifted, owns, prepared, rivals, stamped, writers
+from pdcluster_operator.writes.drift import (
+    conflicting_managers,
+    has_drifted,
+    owns,
+    prepared,
+    stamped,
+    writers,
+)
 
 OURS: dict[str, Any] = {
     "f:metadata": {
@@ -155,7 +162,11 @@ def test_rivals_are_the_writers_of_fields_that_we_set():
     }
     entries = [edited({"f:spec": fields}, manager=name) for name, fields in others.items()]
 
-    assert rivals(live(applied(), *entries), service()) == ["a-name", "a-type", "a-whole"]
+    assert conflicting_managers(live(applied(), *entries), service()) == [
+        "a-name",
+        "a-type",
+        "a-whole",
+    ]
 
 
 @pytest.mark.parametrize(

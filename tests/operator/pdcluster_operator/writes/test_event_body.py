@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_operator.writes.events import MAX_NOTE_BYTES, event_object
 
 ABOUT = {
@@ -16,7 +16,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
 
 def test_event_says_what_happened_to_what():
-    body = event_object(ABOUT, Event("Scaled", "decode/cpu from 1 to 2"), "operator-0", NOW)
+    body = event_object(ABOUT, PlannedEvent("Scaled", "decode/cpu from 1 to 2"), "operator-0", NOW)
     assert body["eventTime"] == "2026-01-02T03:04:05.000006Z"
     assert (body["type"], body["reason"], body["note"]) == (
         "Normal",
@@ -32,19 +32,25 @@ def test_event_says_what_happened_to_what():
 
 def test_event_of_a_warning():
     assert (
-        event_object(ABOUT, Event("NameTaken", "x", warning=True), "operator-0", NOW)["type"]
+        event_object(ABOUT, PlannedEvent("NameTaken", "x", warning=True), "operator-0", NOW)["type"]
         == "Warning"
     )
 
 
 def test_event_has_one_name_for_one_change():
-    one = event_object(ABOUT, Event("Scaled", "x"), "operator-0", NOW)["metadata"]["name"]
-    assert event_object(ABOUT, Event("Scaled", "x"), "operator-0", NOW)["metadata"]["name"] == one
-    assert event_object(ABOUT, Event("Scaled", "y"), "operator-0", NOW)["metadata"]["name"] != one
+    one = event_object(ABOUT, PlannedEvent("Scaled", "x"), "operator-0", NOW)["metadata"]["name"]
+    assert (
+        event_object(ABOUT, PlannedEvent("Scaled", "x"), "operator-0", NOW)["metadata"]["name"]
+        == one
+    )
+    assert (
+        event_object(ABOUT, PlannedEvent("Scaled", "y"), "operator-0", NOW)["metadata"]["name"]
+        != one
+    )
 
 
 @pytest.mark.parametrize("message", ["x" * 5000, "ü" * 5000, "x" * MAX_NOTE_BYTES])
 def test_event_note_fits(message: str):
-    note = event_object(ABOUT, Event("Scaled", message), "operator-0", NOW)["note"]
+    note = event_object(ABOUT, PlannedEvent("Scaled", message), "operator-0", NOW)["note"]
     assert len(note.encode()) <= MAX_NOTE_BYTES
     assert note == message or note.endswith("...")

@@ -11,28 +11,42 @@ import yaml
 from pdcluster_api.errors import InvalidObjectError, StartError
 from pdcluster_api.schema.load import parse
 from pdctl.bench import autotune as autotune_module
-from pdctl.bench.answers import Answer, Run
-from pdctl.bench.autotune import Tuning, autotune, engine_values, found_text, seen_in, start_sizes
+from pdctl.bench.autotune import (
+    Tuning,
+    autotune,
+    engine_values,
+    result_of,
+    result_text,
+    start_sizes,
+)
 from pdctl.bench.datasets import Lengths
-from pdctl.bench.load import Ask, Counted, OnChunk
-from pdctl.bench.measure import Local
-from pdctl.bench.tuning import Found, Limits, Seen, Sizes, Trial, Tried
+from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
+from pdctl.bench.measure import LocalCluster
+from pdctl.bench.request_results import LoadResult, RequestResult
+from pdctl.bench.tuning import (
+    CompletedTrial,
+    LatencyTargets,
+    SearchResult,
+    Sizes,
+    Trial,
+    TrialResult,
+)
 
-LIMITS = Limits(60_000.0, 60_000.0)
-TUNING = Tuning(Local(Path("f"), Path("m")), LIMITS, Lengths(4, 2), 2, 500.0, 3, 600, "0")
-TRIED = Tried(Trial(Sizes(512, 64), 1.5), Seen(900.0, 80.0))
+LIMITS = LatencyTargets(60_000.0, 60_000.0)
+TUNING = Tuning(LocalCluster(Path("f"), Path("m")), LIMITS, Lengths(4, 2), 2, 500.0, 3, 600, "0")
+TRIED = CompletedTrial(Trial(Sizes(512, 64), 1.5), TrialResult(900.0, 80.0))
 
 
 class Echo:
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         for _ in range(ask.num_output_tokens):
             await asyncio.sleep(0)
             on_chunk()
-        return Counted(ask.num_output_tokens)
+        return TokenUsage(ask.num_output_tokens)
 
 
 class Refusing:
-    async def answer(self, ask: Ask, on_chunk: OnChunk) -> Counted:
+    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
         raise autotune_module.IncompleteAnswerError("HTTP 400")
 
 
@@ -66,8 +80,8 @@ async def test_a_cluster_is_started_once_for_trials_of_the_same_sizes(started: l
 async def test_sizes_that_do_not_start_are_over_the_limits(
     started: list[Sizes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = iter([Seen(1.0, 1.0), Seen(math.inf, 1.0), Seen(math.inf, 1.0)])
-    monkeypatch.setattr(autotune_module, "seen_in", lambda run: next(seen))
+    seen = iter([TrialResult(1.0, 1.0), TrialResult(math.inf, 1.0), TrialResult(math.inf, 1.0)])
+    monkeypatch.setattr(autotune_module, "result_of", lambda run: next(seen))
     lines: list[str] = []
     found = await autotune(TUNING, Sizes(16, 16), lines.append)
 
@@ -83,9 +97,12 @@ async def test_first_sizes_that_do_not_start_end_it(started: list[Sizes]) -> Non
 
 
 def test_run_shows_its_two_latencies_and_failures() -> None:
-    answers = (Answer(0.0, 0.0, (0.1, 0.2, 0.5), 3), Answer(0.0, 0.0, (), 0, "HTTP 503"))
+    results = (
+        RequestResult(0.0, 0.0, (0.1, 0.2, 0.5), 3),
+        RequestResult(0.0, 0.0, (), 0, "HTTP 503"),
+    )
 
-    seen = seen_in(Run(answers, 1.0, 0.0))
+    seen = result_of(LoadResult(results, 1.0, 0.0))
     assert (seen.ttft_p90_ms, seen.itl_p99_ms, seen.num_failed) == (
         pytest.approx(100),
         pytest.approx(298),
@@ -95,11 +112,11 @@ def test_run_shows_its_two_latencies_and_failures() -> None:
 
 def test_run_without_an_answer_is_an_error_that_says_why() -> None:
     with pytest.raises(StartError, match="no answer was complete, the first: HTTP 400"):
-        seen_in(Run((Answer(0.0, 0.0, (), 0, "HTTP 400"),), 1.0, 0.0))
+        result_of(LoadResult((RequestResult(0.0, 0.0, (), 0, "HTTP 400"),), 1.0, 0.0))
 
 
 def test_best_sizes_are_a_section_to_paste() -> None:
-    text = found_text(Found(TRIED, [TRIED]), Limits(1000, 100))
+    text = result_text(SearchResult(TRIED, [TRIED]), LatencyTargets(1000, 100))
 
     assert yaml.safe_load(text) == {
         "spec": {"engine": {"maxBatchedTokens": 512, "maxSequences": 64, "scheduler": "continuous"}}
@@ -110,8 +127,10 @@ def test_best_sizes_are_a_section_to_paste() -> None:
 
 
 def test_sarathi_gets_a_target_below_the_limit() -> None:
-    tried = Tried(Trial(Sizes(512, 64, "sarathi"), 1.5), Seen(900.0, 80.0))
-    engine = yaml.safe_load(found_text(Found(tried, [tried]), Limits(1000, 100)))["spec"]["engine"]
+    tried = CompletedTrial(Trial(Sizes(512, 64, "sarathi"), 1.5), TrialResult(900.0, 80.0))
+    engine = yaml.safe_load(result_text(SearchResult(tried, [tried]), LatencyTargets(1000, 100)))[
+        "spec"
+    ]["engine"]
 
     assert engine == {
         "maxBatchedTokens": 512,
@@ -123,11 +142,11 @@ def test_sarathi_gets_a_target_below_the_limit() -> None:
 
 
 def test_another_scheduler_takes_the_files_target_away() -> None:
-    assert engine_values(Sizes(512, 64), Limits(1000, 100))["tbtSloMilliseconds"] is None
+    assert engine_values(Sizes(512, 64), LatencyTargets(1000, 100))["tbtSloMilliseconds"] is None
 
 
 def test_nothing_inside_the_limits_says_how_near_it_came() -> None:
-    text = found_text(Found(None, [TRIED]), Limits(500, 100))
+    text = result_text(SearchResult(None, [TRIED]), LatencyTargets(500, 100))
 
     assert text.startswith(
         "no trial was inside TTFT p90 500 ms and ITL p99 100 ms; the closest: 900 ms and 80 ms at "

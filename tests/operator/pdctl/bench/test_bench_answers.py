@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdctl.bench import answers
-from pdctl.bench.answers import Answer, Run, Slo, percentile
+from pdctl.bench import request_results
+from pdctl.bench.request_results import LatencyLimits, LoadResult, RequestResult, percentile
 
-SLO = Slo(ttft_seconds=2.0, tpot_seconds=0.1)
+SLO = LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1)
 
 
-def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None) -> Answer:
-    return Answer(
+def send(
+    *chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None = None
+) -> RequestResult:
+    return RequestResult(
         scheduled,
         scheduled,
         chunk_seconds,
@@ -21,16 +23,16 @@ def answer(*chunk_seconds: float, scheduled: float = 0.0, num_tokens: int | None
     )
 
 
-def failed(*chunk_seconds: float) -> Answer:
-    return Answer(0.0, 0.0, chunk_seconds, 0, "HTTP 503")
+def failed(*chunk_seconds: float) -> RequestResult:
+    return RequestResult(0.0, 0.0, chunk_seconds, 0, "HTTP 503")
 
 
 def test_answers_examples_hold() -> None:
-    assert doctest.testmod(answers).failed == 0
+    assert doctest.testmod(request_results).failed == 0
 
 
 def test_answer_splits_its_time_into_ttft_and_tpot() -> None:
-    one = answer(1.5, 1.6, 1.9, scheduled=1.0)
+    one = send(1.5, 1.6, 1.9, scheduled=1.0)
 
     assert one.ttft_seconds == pytest.approx(0.5)
     assert one.tpot_seconds == pytest.approx(0.2)
@@ -38,31 +40,33 @@ def test_answer_splits_its_time_into_ttft_and_tpot() -> None:
 
 
 def test_answer_ttft_counts_from_the_schedule_when_it_was_sent_late() -> None:
-    late = Answer(scheduled_seconds=1.0, started_seconds=1.4, chunk_seconds=(1.5,), num_tokens=1)
+    late = RequestResult(
+        scheduled_seconds=1.0, started_seconds=1.4, chunk_seconds=(1.5,), num_tokens=1
+    )
 
     assert late.ttft_seconds == pytest.approx(0.5)
 
 
 def test_answer_tpot_divides_by_tokens_not_chunks() -> None:
-    assert answer(1.0, 2.0, num_tokens=5).tpot_seconds == pytest.approx(0.25)
+    assert send(1.0, 2.0, num_tokens=5).tpot_seconds == pytest.approx(0.25)
 
 
 def test_answer_of_one_token_has_no_tpot() -> None:
-    assert answer(1.0).tpot_seconds is None
-    assert SLO.is_met_by(answer(1.0))
+    assert send(1.0).tpot_seconds is None
+    assert SLO.is_met_by(send(1.0))
 
 
 @pytest.mark.parametrize(
     ("one", "is_good"),
     [
-        (answer(2.0, 2.0625), True),
-        (answer(2.001, 2.1), False),
-        (answer(0.5, 0.75), False),
+        (send(2.0, 2.0625), True),
+        (send(2.001, 2.1), False),
+        (send(0.5, 0.75), False),
         (failed(0.1, 0.2), False),
         (failed(), False),
     ],
 )
-def test_answer_is_good_inside_both_slos_only(one: Answer, is_good: bool) -> None:
+def test_answer_is_good_inside_both_slos_only(one: RequestResult, is_good: bool) -> None:
     assert SLO.is_met_by(one) == is_good
 
 
@@ -79,13 +83,13 @@ def test_percentile_of_nothing_is_refused() -> None:
 
 
 def test_slo_without_limits_wants_a_complete_answer_only() -> None:
-    assert Slo().is_met_by(answer(9.0, 99.0))
-    assert not Slo().is_met_by(failed(0.1))
-    assert not Slo(e2e_seconds=1.0).is_met_by(answer(0.5, 1.5))
+    assert LatencyLimits().is_met_by(send(9.0, 99.0))
+    assert not LatencyLimits().is_met_by(failed(0.1))
+    assert not LatencyLimits(e2e_seconds=1.0).is_met_by(send(0.5, 1.5))
 
 
 def test_run_has_latencies_of_complete_answers() -> None:
-    run = Run((answer(0.1, 0.3), failed(9.0)), 1.0, 0.0)
+    run = LoadResult((send(0.1, 0.3), failed(9.0)), 1.0, 0.0)
 
     found = {
         name: [round(value, 9) for value in values]

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pdctl.bench import svg
-from pdctl.bench.answers import Answer, Run, Slo
+from pdctl.bench.request_results import LatencyLimits, LoadResult, RequestResult
 from pdctl.bench.result import (
     Reporting,
     latency_result,
@@ -16,9 +16,9 @@ from pdctl.bench.result import (
 )
 from pdctl.bench.svg import Curve, Panel, picture
 
-GOOD = Answer(0.0, 0.0, (0.5, 0.7, 0.9), 3, None, 8)
-FAILED = Answer(1.0, 1.0, (), 0, "HTTP 503", 8)
-RUN = Run((GOOD, FAILED), 2.0, 0.0)
+GOOD = RequestResult(0.0, 0.0, (0.5, 0.7, 0.9), 3, None, 8)
+FAILED = RequestResult(1.0, 1.0, (), 0, "HTTP 503", 8)
+RUN = LoadResult((GOOD, FAILED), 2.0, 0.0)
 VLLM_KEYS = {
     *("date", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens"),
     *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
@@ -37,7 +37,9 @@ def test_serve_result_has_vllms_keys() -> None:
 
 
 def test_serve_result_counts_failures_and_leaves_them_out_of_latencies() -> None:
-    reporting = Reporting(("ttft", "e2el"), (50.0, 99.9), Slo(ttft_seconds=1.0), detailed=True)
+    reporting = Reporting(
+        ("ttft", "e2el"), (50.0, 99.9), LatencyLimits(ttft_seconds=1.0), detailed=True
+    )
     result = serve_result(RUN, {"model_id": "small"}, reporting)
 
     counts = ("model_id", "completed", "failed", "total_input_tokens", "total_output_tokens")
@@ -61,7 +63,7 @@ def test_serve_text_shows_figures_and_reasons_once() -> None:
 
 
 def test_serve_result_without_an_answer_has_no_latencies() -> None:
-    result = serve_result(Run((FAILED,), 2.0, 0.0), {}, Reporting(slo=Slo()))
+    result = serve_result(LoadResult((FAILED,), 2.0, 0.0), {}, Reporting(slo=LatencyLimits()))
 
     assert not [key for key in result if key.endswith("_ms")]
     assert "Request goodput (req/s):                 0.00" in serve_text(result, [])

@@ -3,16 +3,16 @@
 import pytest
 
 from pdcluster_api.errors import IncompleteAnswerError
-from pdctl.bench.load import Ask, Counted
+from pdctl.bench.load import BenchRequest, TokenUsage
 from pdctl.bench.openai import CHAT, COMPLETIONS, OpenAIServer, http_session
 from tests.operator.pdctl.bench.small_servers import TOKEN, events, serving, usage
 
-ASK = Ask([300, 301], 2)
+ASK = BenchRequest([300, 301], 2)
 
 
 async def ask(
     body: bytes, *, status: int = 200, piece_bytes: int = 1000, endpoint: str = COMPLETIONS
-) -> tuple[Counted, int]:
+) -> tuple[TokenUsage, int]:
     """(what was counted, chunks) of an answer."""
     chunks: list[None] = []
     async with (
@@ -20,13 +20,13 @@ async def ask(
         http_session() as session,
     ):
         target = OpenAIServer(session, server.base_url, "small", endpoint)
-        return await target.answer(ASK, lambda: chunks.append(None)), len(chunks)
+        return await target.send(ASK, lambda: chunks.append(None)), len(chunks)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 10_000])
 async def test_stream_counts_chunks_and_takes_tokens_from_usage(piece_bytes: int) -> None:
     assert await ask(events(TOKEN, TOKEN, usage(2), b"[DONE]"), piece_bytes=piece_bytes) == (
-        Counted(2, 8),
+        TokenUsage(2, 8),
         2,
     )
 
@@ -34,7 +34,7 @@ async def test_stream_counts_chunks_and_takes_tokens_from_usage(piece_bytes: int
 async def test_stream_with_carriage_returns_is_read_too() -> None:
     body = events(TOKEN, usage(1), b"[DONE]").replace(b"\n", b"\r\n")
 
-    assert await ask(body, piece_bytes=1) == (Counted(1, 8), 1)
+    assert await ask(body, piece_bytes=1) == (TokenUsage(1, 8), 1)
 
 
 async def test_stream_of_a_chat_counts_only_chunks_with_text() -> None:
@@ -42,7 +42,7 @@ async def test_stream_of_a_chat_counts_only_chunks_with_text() -> None:
     text = {"choices": [{"delta": {"content": "a"}}]}
 
     assert await ask(events(role, text, text, usage(2), b"[DONE]"), endpoint=CHAT) == (
-        Counted(2, 8),
+        TokenUsage(2, 8),
         2,
     )
 
@@ -73,16 +73,18 @@ async def test_stream_to_a_closed_port_is_an_error() -> None:
         base_url = server.base_url
     async with http_session() as session:
         with pytest.raises(IncompleteAnswerError, match="connection failed"):
-            await OpenAIServer(session, base_url, "small").answer(ASK, lambda: None)
+            await OpenAIServer(session, base_url, "small").send(ASK, lambda: None)
 
 
 async def test_request_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     async with http_session() as session:
         assert session.headers["Authorization"] == "Bearer a key"
-        body = OpenAIServer(session, "http://x", "small").body(Ask([5], 7, temperature=0.5, seed=3))
+        body = OpenAIServer(session, "http://x", "small").body(
+            BenchRequest([5], 7, temperature=0.5, seed=3)
+        )
         chat = OpenAIServer(session, "http://x", "small", CHAT).body(
-            Ask("hello", 7, ignore_eos=False)
+            BenchRequest("hello", 7, ignore_eos=False)
         )
 
     wanted = {

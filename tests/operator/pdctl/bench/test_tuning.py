@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdctl.bench.tuning import Found, Limits, Seen, Sizes, Trial, search
+from pdctl.bench.tuning import LatencyTargets, SearchResult, Sizes, Trial, TrialResult, search
 
-LIMITS = Limits(ttft_p90_ms=1000.0, itl_p99_ms=100.0)
+LIMITS = LatencyTargets(ttft_p90_ms=1000.0, itl_p99_ms=100.0)
 START = Sizes(256, 64)
-Surface = Callable[[Trial], Seen]
+Surface = Callable[[Trial], TrialResult]
 
 
 def surface(best: Sizes, capacity: float) -> Surface:
@@ -20,23 +20,25 @@ def surface(best: Sizes, capacity: float) -> Surface:
     from it.
     """
 
-    def see(trial: Trial) -> Seen:
+    def see(trial: Trial) -> TrialResult:
         away = abs(math.log2(trial.sizes.max_batched_tokens / best.max_batched_tokens))
         away += abs(math.log2(trial.sizes.max_sequences / best.max_sequences))
         load = trial.rate / (capacity * (2 / 3) ** away)
-        return Seen(1000.0 * load, 50.0)
+        return TrialResult(1000.0 * load, 50.0)
 
     return see
 
 
-def found_on(see: Surface, start: Sizes = START, rate: float = 1.0, max_trials: int = 60) -> Found:
+def found_on(
+    see: Surface, start: Sizes = START, rate: float = 1.0, max_trials: int = 60
+) -> SearchResult:
     steps = search(start, rate, LIMITS, max_trials)
     trial = next(steps)
     while True:
         try:
             trial = steps.send(see(trial))
         except StopIteration as e:
-            found: Found = e.value
+            found: SearchResult = e.value
             return found
 
 
@@ -59,7 +61,7 @@ def test_search_goes_down_to_a_rate_that_holds() -> None:
 
 
 def test_search_finds_nothing_where_no_rate_holds_and_says_what_was_closest() -> None:
-    found = found_on(lambda trial: Seen(10.0, 150.0 + trial.rate), rate=1.0)
+    found = found_on(lambda trial: TrialResult(10.0, 150.0 + trial.rate), rate=1.0)
 
     assert found.best is None
     assert found.closest(LIMITS).trial.rate == min(one.trial.rate for one in found.tried)
@@ -67,9 +69,9 @@ def test_search_finds_nothing_where_no_rate_holds_and_says_what_was_closest() ->
 
 
 def test_failed_answers_are_not_inside_the_limits() -> None:
-    assert not Seen(1.0, 1.0, num_failed=1).meets(LIMITS)
-    assert Seen(1000.0, 100.0).meets(LIMITS)
-    assert not Seen(1.0, 100.1).meets(LIMITS)
+    assert not TrialResult(1.0, 1.0, num_failed=1).meets(LIMITS)
+    assert TrialResult(1000.0, 100.0).meets(LIMITS)
+    assert not TrialResult(1.0, 100.1).meets(LIMITS)
 
 
 def test_sizes_that_the_object_refuses_are_no_neighbours() -> None:
@@ -79,7 +81,7 @@ def test_sizes_that_the_object_refuses_are_no_neighbours() -> None:
 
 def test_noise_is_not_climbed() -> None:
     """A neighbour that holds the same rate is not taken."""
-    found = found_on(lambda trial: Seen(1000.0 if trial.rate <= 1.0 else 2000.0, 1.0))
+    found = found_on(lambda trial: TrialResult(1000.0 if trial.rate <= 1.0 else 2000.0, 1.0))
 
     assert found.best is not None
     assert found.best.trial == Trial(START, 1.0)
@@ -97,7 +99,7 @@ def test_search_ends_within_its_trials_and_only_claims_what_it_saw(
 
     assert 1 <= len(found.tried) <= max_trials
     assert all(one.trial.sizes.is_valid for one in found.tried)
-    holding = [one for one in found.tried if one.seen.meets(LIMITS)]
+    holding = [one for one in found.tried if one.result.meets(LIMITS)]
     if found.best is None:
         assert holding == []
     else:
@@ -109,7 +111,7 @@ def test_search_ends_within_its_trials_and_only_claims_what_it_saw(
 def test_search_finds_the_better_scheduler_and_then_its_sizes(better: str) -> None:
     plain = surface(Sizes(512, 64), capacity=8.0)
 
-    def see(trial: Trial) -> Seen:
+    def see(trial: Trial) -> TrialResult:
         rate = trial.rate / (1.3 if trial.sizes.scheduler == better else 1.0)
         return plain(replace(trial, rate=rate))
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pdcluster_api.errors import StartError
 from pdctl.bench import measure, started
-from pdctl.bench.started import Started, started_cluster
+from pdctl.bench.started import StartedCluster, started_cluster
 from pdctl.cli import bench_input, bench_serve
 from pdctl.cli.main import app
 from tests.operator.object_cases import at, minimal
@@ -48,8 +48,8 @@ def as_cluster(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> SmallSer
     """The small server in place of a cluster that would be started."""
 
     @asynccontextmanager
-    async def start(*_: object) -> AsyncIterator[Started]:
-        yield Started(server.base_url, 0.1, {"model": "small"})
+    async def start(*_: object) -> AsyncIterator[StartedCluster]:
+        yield StartedCluster(server.base_url, 0.1, {"model": "small"})
 
     monkeypatch.setattr(measure, "started_cluster", start)
     return server
@@ -263,8 +263,8 @@ def test_failed_request_ends_a_measurement(
     with serving_aside(lambda body: events({"error": "the engine died"})) as server:
 
         @asynccontextmanager
-        async def start(*_: object) -> AsyncIterator[Started]:
-            yield Started(server.base_url, 0.1, {"model": "small"})
+        async def start(*_: object) -> AsyncIterator[StartedCluster]:
+            yield StartedCluster(server.base_url, 0.1, {"model": "small"})
 
         monkeypatch.setattr(measure, "started_cluster", start)
         result = bench("latency", *files, "--input-len", "8", "--output-len", "2")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pdcluster_api.errors import StartError
 from pdctl.cli.main import app
-from pdctl.cli.verify import Patience, is_answered, verify_run
+from pdctl.cli.verify import VerifyTimeouts, is_answered, verify_run
 from tests.operator.pdctl.run_state import run_state
 from tests.operator.played_worker import PASSED, PlayedWorker
 
@@ -56,7 +56,7 @@ async def test_figures_of_each_pair_are_shown_and_kept(
         "cpu      cpu     verified  tcp         1 kB  2 kB/s       8  p-0 to decode-0",
         line,
     ]
-    assert worker.asked[0][0]["even_if_busy"] == ["true"]
+    assert worker.requested[0][0]["even_if_busy"] == ["true"]
     assert table.output.splitlines()[-1] == line
     assert json.loads(as_json.output)["transfers"]["pairs"][0]["bytesPerSecond"] == 2000
 
@@ -73,14 +73,14 @@ async def test_pair_that_fails_is_exit_1(pdctl: Callable[..., Any], tmp_path: Pa
 
 
 async def test_worker_that_gives_no_outcome_is_asked_until_time_is_up(tmp_path: Path) -> None:
-    worker, patience = PlayedWorker([(404, {})]), Patience(worker=0.05, poll=0.0)
+    worker, patience = PlayedWorker([(404, {})]), VerifyTimeouts(worker=0.05, poll=0.0)
     async with worker.serving():
         run = run_state(tmp_path, worker.port)
         with pytest.raises(StartError, match="is of an image that verifies no transfers"):
             await verify_run(run, "now", patience)
 
         worker.answers[:] = [(500, {}), (200, PASSED)]
-        found = await verify_run(run, "later", Patience(poll=0.0))
+        found = await verify_run(run, "later", VerifyTimeouts(poll=0.0))
     assert found["transfers"]["pairs"][0]["request"] == "later"
 
 

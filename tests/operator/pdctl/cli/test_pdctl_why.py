@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
-from pdcluster_api.plan.observed.decision import Decision, Step
+from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdctl.cli.main import app
 from tests.operator.object_cases import minimal
@@ -60,13 +60,15 @@ def scaled(**fields: Any) -> dict[str, Any]:
     document["spec"]["roles"]["prefill"]["pools"][0] |= {"minReplicas": 1, "maxReplicas": 3}
     document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 9}, **fields}
     steps = (
-        Step("pool", "prefill/cpu", 2, 3, "the cheapest"),
-        Step("pool", "decode/cpu", 2, 1, "the dearest"),
+        DecisionStep("pool", "prefill/cpu", 2, 3, "the cheapest"),
+        DecisionStep("pool", "decode/cpu", 2, 1, "the dearest"),
     )
     entries: list[dict[str, Any]] = []
     for hour, step in enumerate(steps):
         sizes = {("prefill", "cpu"): 3, ("decode", "cpu"): 2 - hour}
-        entries = remembered(entries, Decision(sizes, steps=(step,), at=AT.replace(hour=hour)))
+        entries = remembered(
+            entries, ScalingDecision(sizes, steps=(step,), at=AT.replace(hour=hour))
+        )
     roles = [
         {
             "name": role,

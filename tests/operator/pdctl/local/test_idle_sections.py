@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.schema.load import parse
-from pdctl.local.idle import idle_remarks
+from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.policy import restart_fields
 from tests.operator.object_cases import at
 
@@ -98,7 +98,7 @@ def test_a_section_without_effect_is_one_line(
     if "stock" in line:
         at("spec.engine.type", "vllm")(document)
 
-    assert idle_remarks(parse(document)) == [line]
+    assert ineffective_remarks(parse(document)) == [line]
 
 
 @pytest.mark.parametrize("case", [case for case in IDLE if case not in ("volume", "hub")])
@@ -126,7 +126,7 @@ def test_defaults_and_what_has_an_effect_are_not_reported(
 ) -> None:
     change(document)
 
-    assert idle_remarks(parse(document)) == []
+    assert ineffective_remarks(parse(document)) == []
 
 
 def test_resources_and_template_of_routers_are_idle_too(document: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ def test_resources_and_template_of_routers_are_idle_too(document: dict[str, Any]
     at("spec.roles.router.podTemplate", {"spec": {}})(document)
 
     assert restart_fields(before, parse(document)) == []
-    assert idle_remarks(parse(document)) == [
+    assert ineffective_remarks(parse(document)) == [
         "spec.roles.router.resources has no effect here: a process may take what the machine has",
         "spec.roles.router.podTemplate has no effect here: there are no pods here",
     ]

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from pdcluster_api.discovery import keys
-from pdcluster_api.discovery.etcd import WorkerRecord, check_reachable, read_workers
+from pdcluster_api.discovery.etcd import RegisteredWorker, check_reachable, read_workers
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdctl.local import etcd
-from pdctl.local.keeper import Keeper
+from pdctl.local.managed_process import ManagedProcess
 from tests.ports import free_port
 
 PREFIX = keys.workers_prefix("default", "chat", "r1")
@@ -30,7 +30,7 @@ RECORD = {
 @pytest.fixture
 async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
     launch, endpoint = etcd.etcd_launch(etcd.find_etcd(), tmp_path / "data", tmp_path / "etcd.log")
-    keeper = Keeper(launch, lambda text: None)
+    keeper = ManagedProcess(launch, lambda text: None)
     running = asyncio.create_task(keeper.run())
     await etcd.wait_until_reachable(endpoint, launch.log)
     pid = keeper.pid
@@ -90,7 +90,7 @@ async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> N
     await check_reachable([endpoint], keys.ROOT)
 
     assert await read_workers([endpoint], PREFIX) == {
-        "chat-decode-cpu-0": WorkerRecord(
+        "chat-decode-cpu-0": RegisteredWorker(
             "chat-decode-cpu-0",
             "decode",
             "cpu",

@@ -11,8 +11,8 @@ from pdcluster_api.schema.load import parse
 from pdctl.local.certificates import Certificates
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.site import Site, write_process
-from pdctl.local.stock_engine import stock_site, with_programs
+from pdctl.local.run_files import RunSettings, write_process
+from pdctl.local.vllm_engine import vllm_settings, with_programs
 from tests.operator.object_cases import at, vllm
 
 Document = dict[str, Any]
@@ -94,7 +94,7 @@ def test_worker_is_given_the_command_and_its_ports(
     cluster = parse(document)
     plan = with_programs(plan_of(document), Path("chat.yaml"), program)
     run = RunDirectory.create(tmp_path / "state", "tiny")
-    site = Site(
+    site = RunSettings(
         run,
         tmp_path,
         ("127.0.0.1:1",),
@@ -115,6 +115,6 @@ def test_worker_is_given_the_command_and_its_ports(
 
 
 def test_ports_of_an_engine_are_different() -> None:
-    site = stock_site()
+    site = vllm_settings()
 
     assert len({site.http, site.kv_events, site.side_channel}) == 3

@@ -5,44 +5,46 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.discovery.etcd import WorkerRecord
+from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdctl.local import up, watcher
-from pdctl.local.keeper import Keeper
+from pdctl.local.managed_process import ManagedProcess
 from pdctl.local.processes import Launch
 from pdctl.local.rows import Row
 
-RECORD = WorkerRecord("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
+RECORD = RegisteredWorker("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
 
 
-class Etcd:
+class FakeEtcd:
     """Answers reads with these records, or not at all."""
 
     def __init__(self) -> None:
-        self.records: dict[str, WorkerRecord] | None = {}
+        self.records: dict[str, RegisteredWorker] | None = {}
 
-    async def read_workers(self, endpoints: Sequence[str], prefix: str) -> dict[str, WorkerRecord]:
+    async def read_workers(
+        self, endpoints: Sequence[str], prefix: str
+    ) -> dict[str, RegisteredWorker]:
         if self.records is None:
             raise EtcdUnreachableError("etcd does not answer")
         return self.records
 
 
 @pytest.fixture
-def etcd(monkeypatch: pytest.MonkeyPatch) -> Etcd:
-    made = Etcd()
+def etcd(monkeypatch: pytest.MonkeyPatch) -> FakeEtcd:
+    made = FakeEtcd()
     monkeypatch.setattr(watcher, "read_workers", made.read_workers)
     return made
 
 
 @pytest.fixture
-def keeper() -> Keeper:
-    made = Keeper(Launch("w", (), Path("/logs/w.log")), lambda text: None)
-    made.phase, made.num_lives, made.pid = "running", 1, 7
+def keeper() -> ManagedProcess:
+    made = ManagedProcess(Launch("w", (), Path("/logs/w.log")), lambda text: None)
+    made.phase, made.num_starts, made.pid = "running", 1, 7
     return made
 
 
 async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
-    etcd: Etcd, keeper: Keeper
+    etcd: FakeEtcd, keeper: ManagedProcess
 ) -> None:
     told: list[Sequence[Row]] = []
     watched, workers = watcher.Watcher(["e:1"], "/p/", told.append), [("decode", "cpu", keeper)]
@@ -50,7 +52,7 @@ async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
     for records in ({}, {"w": RECORD}, {"w": RECORD}, None):
         etcd.records = records
         await watched.refresh()
-        watched.look(workers)
+        watched.poll(workers)
 
     assert [[row.state for row in rows] for rows in told] == [["starting"], ["ready"]]
     assert watched.all_ready.is_set()
@@ -58,18 +60,18 @@ async def test_watcher_tells_changes_only_and_keeps_what_it_knew_in_an_outage(
 
 
 async def test_watcher_is_not_fooled_by_records_of_an_earlier_run(
-    etcd: Etcd, keeper: Keeper
+    etcd: FakeEtcd, keeper: ManagedProcess
 ) -> None:
     etcd.records = {"w": RECORD}
     watched = watcher.Watcher(["e:1"], "/p/", lambda rows: None)
     await watched.prime()
     await watched.refresh()
-    watched.look([("decode", "cpu", keeper)])
+    watched.poll([("decode", "cpu", keeper)])
 
     assert not watched.all_ready.is_set()
 
 
-async def test_etcd_that_goes_before_the_workers_start_is_a_start_error(etcd: Etcd) -> None:
+async def test_etcd_that_goes_before_the_workers_start_is_a_start_error(etcd: FakeEtcd) -> None:
     etcd.records = None
     with pytest.raises(StartError, match="etcd does not answer; it answered a moment ago"):
         await up._prime(watcher.Watcher(["e:1"], "/p/", lambda rows: None))

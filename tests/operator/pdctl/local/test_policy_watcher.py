@@ -23,7 +23,7 @@ def watched(
     cluster = load(source)
     target.write_text(yaml.safe_dump(policy_file(cluster)))
     watcher = PolicyWatcher(source, cluster, target, said.append)
-    watcher.look()
+    watcher.poll()
     return watcher, target, said
 
 
@@ -38,8 +38,8 @@ def test_policy_edit_reaches_the_workers(
     watcher, target, said = watched
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 7}}
     write_document(document)
-    watcher.look()
-    watcher.look()
+    watcher.poll()
+    watcher.poll()
 
     assert threshold(target) == 7
     assert said == ["policy updated"]
@@ -51,7 +51,7 @@ def test_a_shared_prefix_cache_is_policy_too(
     watcher, target, said = watched
     document["spec"].setdefault("service", {})["sharedPrefixCache"] = True
     write_document(document)
-    watcher.look()
+    watcher.poll()
 
     assert yaml.safe_load(target.read_text())["sharedPrefixCache"] is True
     assert said == ["policy updated"]
@@ -65,7 +65,7 @@ def test_an_edit_of_the_callers_of_the_api_and_of_its_limits_is_taken(
         cors={"allowedOrigins": ["http://localhost:3000"]}, limits={"maxHeaders": 64}
     )
     write_document(document)
-    watcher.look()
+    watcher.poll()
     policy = yaml.safe_load(target.read_text())
 
     assert (policy["cors"]["allowedOrigins"], policy["httpLimits"]["maxHeaders"]) == (
@@ -81,8 +81,8 @@ def test_bad_edit_is_refused_once_and_a_good_one_taken_after(
     watcher, target, said = watched
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": -1, "prefilQueueMax": 3}}
     write_document(document)
-    watcher.look()
-    watcher.look()
+    watcher.poll()
+    watcher.poll()
 
     assert threshold(target) == 256
     assert said == [
@@ -93,7 +93,7 @@ def test_bad_edit_is_refused_once_and_a_good_one_taken_after(
 
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 70000}}
     write_document(document)
-    watcher.look()
+    watcher.poll()
 
     assert threshold(target) == 70000
 
@@ -107,7 +107,7 @@ def test_engine_edit_is_refused_whole(
         "engine": {"maxBatchedTokens": 512},
     }
     write_document(document)
-    watcher.look()
+    watcher.poll()
 
     assert threshold(target) == 256
     assert said == [
@@ -122,14 +122,14 @@ def test_edit_that_cannot_be_written_is_reported_and_the_next_one_taken(
     before, folder, said = parse(document), tmp_path / "run", list[str]()
     document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 5}}
     watcher = PolicyWatcher(write_document(document), before, folder / "policy.yaml", said.append)
-    watcher.look()
+    watcher.poll()
 
     assert len(said) == 1
     assert said[0].startswith("edit not taken, the last good policy stays: FileNotFoundError: ")
     folder.mkdir()
     document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 50}}
     write_document(document)
-    watcher.look()
+    watcher.poll()
     assert said[1:] == ["policy updated"]
 
 
@@ -139,9 +139,9 @@ def test_missing_and_unchanged_files_are_no_edits(
     watcher, target, said = watched
     source = target.with_name("cluster.yaml")
     source.unlink()
-    watcher.look()
+    watcher.poll()
     source.write_text("# the same, in other words\n" + yaml.safe_dump(document))
-    watcher.look()
+    watcher.poll()
 
     assert said == []
     assert threshold(target) == 256
@@ -154,7 +154,7 @@ def test_edit_between_load_and_watch_is_found(
     document["spec"]["qos"] = {"admission": {"maxQueuedRequests": 5}}
     said: list[str] = []
     watcher = PolicyWatcher(write_document(document), before, tmp_path / "policy.yaml", said.append)
-    watcher.look()
+    watcher.poll()
 
     assert said == ["policy updated"]
 
@@ -166,10 +166,10 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 7}}
     document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 4}}
     write_document(document)
-    watcher.look()
+    watcher.poll()
     document["spec"]["autoscale"] = {"mode": "Off"}
     write_document(document)
-    watcher.look()
+    watcher.poll()
 
     assert threshold(target) == 7
     assert [text.partition(",")[0] for text in said] == ["policy updated", "autoscale.mode is On"]
@@ -178,19 +178,19 @@ def test_an_edit_of_the_autoscaler_is_no_reason_to_refuse_and_is_said_to_do_noth
 def test_new_floor_of_transfers_counts_without_a_restart(
     document: dict[str, Any], write_document: Write, tmp_path: Path
 ) -> None:
-    before, taken = parse(document), list[float | None]()
+    before, on_change = parse(document), list[float | None]()
     document["spec"]["placement"] = {"minTransferGBps": 2.5}
 
     def take() -> None:
         placement = watcher.cluster.spec.placement
-        taken.append(placement and placement.min_transfer_gbps)
+        on_change.append(placement and placement.min_transfer_gbps)
 
     target, said = tmp_path / "policy.yaml", list[str]()
-    watcher = PolicyWatcher(write_document(document), before, target, said.append, taken=take)
-    watcher.look()
-    watcher.look()
+    watcher = PolicyWatcher(write_document(document), before, target, said.append, on_change=take)
+    watcher.poll()
+    watcher.poll()
 
-    assert (taken, said) == ([2.5], [])
+    assert (on_change, said) == ([2.5], [])
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.discovery.etcd import WorkerRecord
-from pdcluster_api.plan.observed.state import Disaggregation
-from pdctl.local.keeper import Keeper, Phase
+from pdcluster_api.discovery.etcd import RegisteredWorker
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
+from pdctl.local.managed_process import ManagedProcess, Phase
 from pdctl.local.processes import Launch
-from pdctl.local.rows import LifeLedger, Row, make_rows
+from pdctl.local.rows import RestartLedger, Row, make_rows
 from pdctl.local.screen import LiveScreen, PlainScreen, make_screen
 
-RECORD = WorkerRecord("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
+RECORD = RegisteredWorker("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
 
 
-def keeper(phase: Phase, num_lives: int) -> Keeper:
-    made = Keeper(Launch("w", (), Path("/logs/w.log")), lambda text: None)
-    made.phase, made.num_lives, made.pid = phase, num_lives, 7 if phase == "running" else None
+def keeper(phase: Phase, num_starts: int) -> ManagedProcess:
+    made = ManagedProcess(Launch("w", (), Path("/logs/w.log")), lambda text: None)
+    made.phase, made.num_starts, made.pid = phase, num_starts, 7 if phase == "running" else None
     return made
 
 
-def row(kept: Keeper, record: WorkerRecord | None, ledger: LifeLedger) -> Row:
+def row(kept: ManagedProcess, record: RegisteredWorker | None, ledger: RestartLedger) -> Row:
     return make_rows([("decode", "cpu", kept)], {"w": record} if record else {}, ledger)[0]
 
 
 @pytest.mark.parametrize(
-    ("phase", "num_lives", "record", "state"),
+    ("phase", "num_starts", "record", "state"),
     [
         ("waiting", 0, None, "starting"),
         ("running", 1, None, "starting"),
@@ -40,13 +40,13 @@ def row(kept: Keeper, record: WorkerRecord | None, ledger: LifeLedger) -> Row:
     ],
 )
 def test_row_state_is_of_process_and_record(
-    phase: Phase, num_lives: int, record: WorkerRecord | None, state: str
+    phase: Phase, num_starts: int, record: RegisteredWorker | None, state: str
 ) -> None:
-    assert row(keeper(phase, num_lives), record, LifeLedger({})).state == state
+    assert row(keeper(phase, num_starts), record, RestartLedger({})).state == state
 
 
 def test_record_of_an_earlier_life_says_nothing() -> None:
-    ledger = LifeLedger({})
+    ledger = RestartLedger({})
     assert row(keeper("running", 1), RECORD, ledger).is_ready
 
     second = row(keeper("running", 2), RECORD, ledger)
@@ -55,16 +55,16 @@ def test_record_of_an_earlier_life_says_nothing() -> None:
 
 
 def test_row_has_what_the_record_says_of_disaggregation_while_the_worker_runs() -> None:
-    said = Disaggregation("tcp")
+    said = WorkerDisaggregation("tcp")
     record = replace(RECORD, disaggregation=said)
 
-    assert row(keeper("running", 1), record, LifeLedger({})).disaggregation == said
-    assert row(keeper("stopped", 1), record, LifeLedger({})).disaggregation is None
-    assert row(keeper("running", 1), None, LifeLedger({})).disaggregation is None
+    assert row(keeper("running", 1), record, RestartLedger({})).disaggregation == said
+    assert row(keeper("stopped", 1), record, RestartLedger({})).disaggregation is None
+    assert row(keeper("running", 1), None, RestartLedger({})).disaggregation is None
 
 
 def test_record_that_etcd_lost_is_not_a_start() -> None:
-    ledger = LifeLedger({})
+    ledger = RestartLedger({})
     assert row(keeper("running", 1), RECORD, ledger).is_ready
 
     assert row(keeper("running", 1), None, ledger).state == "unregistered"
@@ -72,16 +72,16 @@ def test_record_that_etcd_lost_is_not_a_start() -> None:
 
 
 def test_record_of_an_earlier_run_says_nothing() -> None:
-    assert row(keeper("running", 1), RECORD, LifeLedger({"w": RECORD})).state == "starting"
+    assert row(keeper("running", 1), RECORD, RestartLedger({"w": RECORD})).state == "starting"
 
 
 def test_plain_screen_prints_changes_only(capsys: pytest.CaptureFixture[str]) -> None:
-    starting = row(keeper("running", 1), None, LifeLedger({}))
-    ready = row(keeper("running", 1), RECORD, LifeLedger({}))
+    starting = row(keeper("running", 1), None, RestartLedger({}))
+    ready = row(keeper("running", 1), RECORD, RestartLedger({}))
     with PlainScreen() as screen:
         for rows in ([starting], [starting], [ready], [replace(ready, num_restarts=1)]):
             screen.show(rows)
-        screen.say("[news] of 2")
+        screen.echo("[news] of 2")
 
     assert (
         capsys.readouterr().out
@@ -91,8 +91,8 @@ def test_plain_screen_prints_changes_only(capsys: pytest.CaptureFixture[str]) ->
 
 def test_live_screen_draws_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveScreen() as screen:
-        screen.show([row(keeper("running", 1), RECORD, LifeLedger({}))])
-        screen.say("news")
+        screen.show([row(keeper("running", 1), RECORD, RestartLedger({}))])
+        screen.echo("news")
 
     assert "news" in (out := capsys.readouterr().out)
     assert "127.0.0.1:8000" in out

@@ -31,10 +31,10 @@ def launch(tmp_path: Path) -> Callable[[str, str], Launch]:
 async def started(supervisor: Supervisor, wait_until: Callable[..., Any]) -> list[int]:
     supervisor.start()
     await wait_until(
-        lambda: all(last_lines(keeper.launch.log, 1) for keeper in supervisor.keepers),
+        lambda: all(last_lines(keeper.launch.log, 1) for keeper in supervisor.managed_processes),
         "every process",
     )
-    return [keeper.pid for keeper in supervisor.keepers if keeper.pid is not None]
+    return [keeper.pid for keeper in supervisor.managed_processes if keeper.pid is not None]
 
 
 async def test_supervisor_drains_all(
@@ -48,7 +48,7 @@ async def test_supervisor_drains_all(
     assert len(pids) == 2
     assert [psutil.pid_exists(pid) for pid in pids] == [False, False]
     assert said == []
-    assert await supervisor.given_up() is None
+    assert await supervisor.rolled_back() is None
 
 
 async def test_supervisor_kills_what_does_not_drain_when_hurried(
@@ -60,7 +60,7 @@ async def test_supervisor_kills_what_does_not_drain_when_hurried(
     hurry = asyncio.Event()
     stopping = asyncio.create_task(supervisor.stop(hurry))
     await wait_until(
-        lambda: supervisor.keepers[0].phase == "stopped", "the end of the one that drains"
+        lambda: supervisor.managed_processes[0].phase == "stopped", "the end of the one that drains"
     )
     hurry.set()
     await stopping
@@ -84,8 +84,8 @@ async def test_supervisor_returns_the_first_that_gives_up(
 ) -> None:
     supervisor = Supervisor([launch("a", SERVE), launch("b", REFUSE)], lambda text: None)
     supervisor.start()
-    keeper = await supervisor.given_up()
+    keeper = await supervisor.rolled_back()
 
-    assert keeper is supervisor.keepers[1]
+    assert keeper is supervisor.managed_processes[1]
     assert keeper.last_error() == "bad model"
     await supervisor.stop(asyncio.Event())

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.discovery.verifier import NoAnswer, Question, Verifier, proof
-from pdcluster_api.plan.observed.verification import Verification
+from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Verifier, proof
+from pdcluster_api.plan.observed.verification import PairVerification
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.verified import RunTransfers, pairs_of
+from pdctl.local.verification import RunTransfers, pairs_of
 from tests.operator.pdctl.run_state import run_state
 from tests.operator.played_worker import PASSED, PlayedWorker
 
@@ -32,7 +32,7 @@ class Rig:
     now: list[datetime]
 
     async def condition(self, request: str = "") -> tuple[str, str]:
-        found = (await self.transfers.look(request)).condition
+        found = (await self.transfers.verify_due(request)).condition
         assert found is not None
         return found.status, found.reason
 
@@ -55,16 +55,16 @@ async def test_worker_of_a_run_is_asked_with_a_proof_and_once_an_hour(tmp_path: 
     async with rig(tmp_path, PASSED) as played:
         assert await played.condition() == ("True", "KVMoved")
         assert await played.condition() == ("True", "KVMoved")
-        query, shown = played.worker.asked[0]
+        query, shown = played.worker.requested[0]
         assert query == {"prefill_pool": ["cpu"]}
         (challenge,) = played.worker.challenges
-        asked = Question("decode-0", "", b"private", "cpu")
-        assert shown == f"Authorization: Bearer {challenge}:{proof(asked, challenge)}"
-        assert len(played.worker.asked) == 1
+        requested = VerificationRequest("decode-0", "", b"private", "cpu")
+        assert shown == f"Authorization: Bearer {challenge}:{proof(requested, challenge)}"
+        assert len(played.worker.requested) == 1
 
         played.now[0] += timedelta(hours=1)
         await played.condition()
-        assert len(played.worker.asked) == 2
+        assert len(played.worker.requested) == 2
         kept = json.loads((played.run.path / "transfers.json").read_text())
         assert [pair["at"] for pair in kept["transfers"]["pairs"]] == ["2026-01-02T01:00:00Z"]
 
@@ -74,11 +74,11 @@ async def test_busy_worker_is_asked_at_the_next_look_and_in_spite_of_it_by_reque
 ) -> None:
     async with rig(tmp_path, POSTPONED, POSTPONED, PASSED) as played:
         assert await played.condition() == ("Unknown", "NotVerified")
-        condition = (await played.transfers.look()).condition
+        condition = (await played.transfers.verify_due()).condition
         assert condition is not None
         assert condition.message.endswith("decode-0 has other requests")
         assert await played.condition("now") == ("True", "KVMoved")
-        assert played.worker.asked[-1][0]["even_if_busy"] == ["true"]
+        assert played.worker.requested[-1][0]["even_if_busy"] == ["true"]
 
 
 async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(tmp_path: Path
         played.set_state(workers=[*state["workers"], {**other, "name": "decode-1"}])
 
         assert await played.condition() == ("True", "KVMoved")
-        assert len(played.worker.asked) == 2
+        assert len(played.worker.requested) == 2
 
 
 async def test_floor_counts_without_another_verification(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ async def test_outcome_that_another_pdctl_wrote_meanwhile_is_kept(tmp_path: Path
     async with rig(tmp_path, PASSED) as played:
 
         class Overtaken(Verifier):
-            async def ask(self, question: Question) -> Verification | NoAnswer:
-                await played.transfers.look("now")
-                return NoAnswer("it is verified for another", is_busy=True)
+            async def verify(self, question: VerificationRequest) -> PairVerification | NoOutcome:
+                await played.transfers.verify_due("now")
+                return NoOutcome("it is verified for another", is_busy=True)
 
         slow = RunTransfers(played.run, Overtaken(), lambda: played.now[0])
-        condition = (await slow.look()).condition
+        condition = (await slow.verify_due()).condition
 
         assert condition is not None
         assert condition.status == "True"
@@ -139,16 +139,16 @@ async def test_mixed_workers_and_a_run_that_has_begun_only_now_have_nothing_to_v
 ) -> None:
     async with rig(tmp_path, PASSED) as played:
         played.set_state(workers=[])
-        assert (await played.transfers.look()).condition is None
+        assert (await played.transfers.verify_due()).condition is None
         (played.run.path / "state.json").unlink()
-        assert (await played.transfers.look()).condition is None
+        assert (await played.transfers.verify_due()).condition is None
         assert played.run.read_transfers() == {}
 
 
 async def test_private_key_that_cannot_be_read_is_the_reason(tmp_path: Path) -> None:
     async with rig(tmp_path, PASSED) as played:
         played.set_state(certificates={"key": str(tmp_path / "gone")})
-        condition = (await played.transfers.look()).condition
+        condition = (await played.transfers.verify_due()).condition
 
         assert condition is not None
         assert "the private key of the run cannot be read" in condition.message
@@ -157,7 +157,7 @@ async def test_private_key_that_cannot_be_read_is_the_reason(tmp_path: Path) -> 
 async def test_watch_says_when_kv_does_not_move_and_when_it_does_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdctl.local.verified.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pdctl.local.verification.POLL_SECONDS", 0.0)
     said: asyncio.Queue[str] = asyncio.Queue()
     async with rig(tmp_path, DAMAGED, PASSED) as played:
         watching = asyncio.create_task(played.transfers.watch(said.put_nowait))

@@ -19,7 +19,7 @@ from pdctl.preview.preview import (
     Preview,
     effect_of,
     preview,
-    settled,
+    steady_state,
 )
 from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
@@ -38,7 +38,7 @@ def changed(change: Change, before: Change | None = None) -> tuple[PDCluster, PD
 
 
 def of_files(old: PDCluster, new: PDCluster) -> Preview:
-    return preview(new, old, settled(old), NOW)
+    return preview(new, old, steady_state(old), NOW)
 
 
 def accelerators(found: Preview) -> dict[str, tuple[int, int, int]]:
@@ -219,7 +219,7 @@ def test_a_stateful_set_that_is_being_deleted_holds_what_its_pods_hold_and_no_mo
     new = make_cluster(decode=[pool(4)], strategy="Recreate", engine=32)
     going = workload(identity(revision_of(old.spec)), 4, current=1, gone=True)
 
-    assert accelerators(preview(new, old, replace(settled(old), workloads=[going]), NOW)) == {
+    assert accelerators(preview(new, old, replace(steady_state(old), workloads=[going]), NOW)) == {
         "cpu": (1, 5, 5)
     }
 
@@ -244,7 +244,7 @@ def test_a_scale_stays_where_the_file_says_nothing_new_and_goes_where_it_does():
     scaled = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 6, 2)]
     revision = revision_of(old.spec)
     there = replace(
-        settled(old),
+        steady_state(old),
         scalers=scaled,
         workloads=[workload(identity(revision, "prefill"), 1), workload(identity(revision), 6)],
     )
@@ -269,7 +269,7 @@ def test_with_the_autoscaler_on_its_decision_counts():
         {"role": "prefill", "pool": "cpu", "replicas": 1},
         {"role": "decode", "pool": "cpu", "replicas": 5},
     ]
-    there = replace(settled(old), status={"autoscaling": {"mode": "On", "replicas": sizes}})
+    there = replace(steady_state(old), status={"autoscaling": {"mode": "On", "replicas": sizes}})
     at("spec.roles.decode.pools.0.replicas", 2)(document)
     decode = preview(parse(document), old, there, NOW).pools[1]
 
@@ -295,7 +295,7 @@ def decided_to(cluster: PDCluster, prefill: int, decode: int) -> Observed:
         ],
     }
     return replace(
-        settled(cluster),
+        steady_state(cluster),
         status={"autoscaling": record},
         scalers=[ScalerState(role, "cpu", number, 1) for role, number in numbers.items()],
         workloads=[workload(identity(revision, role), number) for role, number in numbers.items()],
@@ -404,7 +404,7 @@ def test_without_an_object_everything_comes():
 
 def test_an_object_that_cannot_be_read_is_judged_by_what_serves():
     old = make_cluster()
-    found = preview(make_cluster(engine=32), None, settled(old), NOW)
+    found = preview(make_cluster(engine=32), None, steady_state(old), NOW)
 
     assert (found.before, found.is_rollout, found.changes) == (revision_of(old.spec), True, ())
 

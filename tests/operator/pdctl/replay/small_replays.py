@@ -5,7 +5,7 @@ from typing import Any
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdctl.replay.speeds import Speeds
-from pdctl.replay.trace import Load, Trace
+from pdctl.replay.trace import Trace, TraceLoad
 
 SPEEDS = Speeds(
     prefill_tokens_per_second=1000.0, step_seconds=0.02, kv_tokens=10_000.0, start_seconds=20.0
@@ -32,4 +32,6 @@ def make_spec(roles: dict[str, Any] | None = None, **autoscale: Any) -> PDCluste
 def steady(
     rate: float, seconds: float, input_tokens: float = 500.0, output_tokens: float = 100.0
 ) -> Trace:
-    return Trace(tuple(Load(at, rate, input_tokens, output_tokens) for at in (0.0, seconds / 2)))
+    return Trace(
+        tuple(TraceLoad(at, rate, input_tokens, output_tokens) for at in (0.0, seconds / 2))
+    )

@@ -5,11 +5,11 @@ import doctest
 import pytest
 
 from pdctl.replay import streams
-from pdctl.replay.pools import SimulatedPool, State
-from pdctl.replay.queueing import Batch, DecodePhase, PrefillPhase
+from pdctl.replay.pools import SimulatedPool, WorkerPhase
+from pdctl.replay.queueing import DecodePhase, PrefillPhase, PromptBatch
 from pdctl.replay.speeds import Speeds
 from pdctl.replay.streams import Streams
-from pdctl.replay.trace import Load
+from pdctl.replay.trace import TraceLoad
 
 SPEEDS = Speeds(
     prefill_tokens_per_second=100.0,
@@ -24,7 +24,7 @@ def pool(replicas: int, role: str = "decode", speed: float = 1.0) -> SimulatedPo
     return SimulatedPool(role, "x", "H100", speed, replicas)
 
 
-def states(of: SimulatedPool) -> list[State]:
+def states(of: SimulatedPool) -> list[WorkerPhase]:
     return [worker.state for worker in of.workers]
 
 
@@ -35,13 +35,13 @@ def test_examples_hold():
 def test_a_new_worker_is_ready_after_its_start():
     one = pool(1)
     one.scale(2, now=100.0)
-    assert states(one) == [State.READY, State.STARTING]
+    assert states(one) == [WorkerPhase.READY, WorkerPhase.STARTING]
     assert (one.facts().current, one.facts().ready) == (2, 1)
 
     one.pass_time(109.0, 10.0, None)
-    assert states(one)[1] is State.STARTING
+    assert states(one)[1] is WorkerPhase.STARTING
     one.pass_time(110.0, 10.0, None)
-    assert states(one)[1] is State.READY
+    assert states(one)[1] is WorkerPhase.READY
 
 
 def test_highest_ordinal_drains_until_its_streams_end_and_one_that_starts_goes_at_once():
@@ -49,14 +49,14 @@ def test_highest_ordinal_drains_until_its_streams_end_and_one_that_starts_goes_a
     one.workers[1].streams.add(5.0, 10.0, 100.0)
     one.scale(3, now=0.0)
     one.scale(1, now=5.0)
-    assert states(one) == [State.READY, State.DRAINING]
+    assert states(one) == [WorkerPhase.READY, WorkerPhase.DRAINING]
     assert one.facts().ending == 1
 
     assert one.pass_time(10.0, 10.0, None) == 0.0
     assert len(one.workers) == 2
     one.workers[1].streams.decode(1e6)
     assert one.pass_time(15.0, 10.0, None) == 0.0
-    assert states(one) == [State.READY]
+    assert states(one) == [WorkerPhase.READY]
 
 
 def test_a_worker_that_drains_is_taken_back():
@@ -65,7 +65,7 @@ def test_a_worker_that_drains_is_taken_back():
     one.scale(1, now=0.0)
     one.scale(2, now=5.0)
 
-    assert states(one) == [State.READY, State.READY]
+    assert states(one) == [WorkerPhase.READY, WorkerPhase.READY]
     assert one.workers[1].streams.number == 5.0
 
 
@@ -82,13 +82,13 @@ def test_a_time_limit_cuts_what_still_runs():
 def test_prompts_are_served_in_order_at_the_speed_of_the_ready_workers():
     phase, pools = PrefillPhase(SPEEDS), [pool(1, "prefill"), pool(1, "prefill", speed=2.0)]
     # 2000 tokens, of which 1500 can be served
-    done = phase.serve(Load(0.0, 4.0, 100.0, 5.0), pools, 5.0)
+    done = phase.serve(TraceLoad(0.0, 4.0, 100.0, 5.0), pools, 5.0)
 
     assert [batch.number for batch in done] == [15.0]
     assert (phase.num_requests, phase.num_tokens, phase.engine_busy_ratio) == (5.0, 500.0, 1.0)
     assert phase.ttft_seconds == 1.0
 
-    done = phase.serve(Load(5.0, 1.0, 200.0, 5.0), pools, 5.0)
+    done = phase.serve(TraceLoad(5.0, 1.0, 200.0, 5.0), pools, 5.0)
     assert [(batch.number, batch.since) for batch in done] == [(5.0, 0.0), (5.0, 5.0)]
     assert (phase.num_requests, phase.engine_busy_ratio) == (0.0, 1.0)
     assert phase.ttft_seconds == pytest.approx((5.0 * 6.0 + 5.0 * 2.0) / 10.0)
@@ -97,7 +97,7 @@ def test_prompts_are_served_in_order_at_the_speed_of_the_ready_workers():
 def test_without_prefill_workers_prompts_wait():
     phase = PrefillPhase(SPEEDS)
 
-    assert phase.serve(Load(0.0, 1.0, 100.0, 5.0), [], 5.0) == []
+    assert phase.serve(TraceLoad(0.0, 1.0, 100.0, 5.0), [], 5.0) == []
     assert (phase.num_requests, phase.engine_busy_ratio, phase.ttft_seconds) == (5.0, 0.0, None)
 
 
@@ -122,19 +122,19 @@ def test_streams_of_another_kind_are_joined_by_their_means():
 
 def test_streams_wait_for_room_in_the_kv_cache_and_for_a_place_in_the_batch():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(2)]
-    phase.serve([Batch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
+    phase.serve([PromptBatch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
     # (1000 tokens) / (200 + 100 / 2)
     assert phase.num_requests_waiting == pytest.approx(30.0 - 2 * 4.0)
     assert phase.usage(pools[0].workers[0]) > 0.8
 
     phase, pools = DecodePhase(SPEEDS, max_sequences=3), [pool(2)]
-    phase.serve([Batch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
+    phase.serve([PromptBatch(30.0, 200.0, 100.0, 0.0)], pools, 2.0)
     assert phase.num_requests_waiting == pytest.approx(24.0)
 
 
 def test_no_request_is_lost_between_the_phases():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(2)]
-    arrived = Batch(30.0, 200.0, 100.0, 0.0)
+    arrived = PromptBatch(30.0, 200.0, 100.0, 0.0)
     phase.serve([arrived], pools, 5.0)
     written = sum(phase.tokens.values())
     for _ in range(200):
@@ -151,7 +151,7 @@ def test_workers_that_drain_or_start_take_no_new_stream_and_the_former_go_on():
     one.scale(1, now=0.0)
     one.scale(1, now=0.0)
     phase = DecodePhase(SPEEDS, max_sequences=8)
-    phase.serve([Batch(2.0, 100.0, 100.0, 0.0)], [one], 2.0)
+    phase.serve([PromptBatch(2.0, 100.0, 100.0, 0.0)], [one], 2.0)
 
     assert one.workers[0].streams.number > 1.9
     assert phase.tokens[id(one.workers[1])] > 0.0
@@ -160,7 +160,9 @@ def test_workers_that_drain_or_start_take_no_new_stream_and_the_former_go_on():
 
 def test_a_request_longer_than_the_whole_cache_does_not_block_the_others_forever():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(1)]
-    phase.serve([Batch(1.0, 5000.0, 100.0, 0.0), Batch(1.0, 10.0, 10.0, 0.0)], pools, 5.0)
+    phase.serve(
+        [PromptBatch(1.0, 5000.0, 100.0, 0.0), PromptBatch(1.0, 10.0, 10.0, 0.0)], pools, 5.0
+    )
     for _ in range(200):
         phase.serve([], pools, 5.0)
 
@@ -169,6 +171,6 @@ def test_a_request_longer_than_the_whole_cache_does_not_block_the_others_forever
 
 def test_an_answer_of_one_token_needs_no_decode():
     phase, pools = DecodePhase(SPEEDS, max_sequences=8), [pool(1)]
-    phase.serve([Batch(1.0, 10.0, 1.0, 0.0)], pools, 5.0)
+    phase.serve([PromptBatch(1.0, 10.0, 1.0, 0.0)], pools, 5.0)
 
     assert (phase.num_requests_waiting, sum(phase.tokens.values())) == (0.0, 0.0)

@@ -12,9 +12,9 @@ from pdcluster_api.errors import InvalidObjectError, InvalidTraceError
 from pdcluster_api.schema.load import load
 from pdctl.replay.run import Moment, replay
 from pdctl.replay.speeds import Speeds, share_of_first
-from pdctl.replay.summary import said, summarize
+from pdctl.replay.summary import summarize, summary_lines
 from pdctl.replay.table import write_table
-from pdctl.replay.trace import Load, Trace, read_trace
+from pdctl.replay.trace import Trace, TraceLoad, read_trace
 from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
 
 TRACES = Path(__file__).parents[4] / "examples" / "traces"
@@ -54,7 +54,11 @@ def test_routers_are_left_out_of_a_replay():
 
 def test_a_role_shrinks_after_its_window_and_not_before():
     trace = Trace(
-        (Load(0.0, 6.0, 500.0, 2.0), Load(300.0, 0.0, 500.0, 2.0), Load(600.0, 0.0, 500.0, 2.0))
+        (
+            TraceLoad(0.0, 6.0, 500.0, 2.0),
+            TraceLoad(300.0, 0.0, 500.0, 2.0),
+            TraceLoad(600.0, 0.0, 500.0, 2.0),
+        )
     )
     moments = list(replay(make_spec(), trace, SPEEDS))
     prefill = sizes(moments, "prefill")
@@ -180,7 +184,7 @@ def test_workers_of_eight_accelerators_count_and_compute_as_eight():
 
 def test_figures_are_said():
     spec = make_spec(budget={"total": 2}, ratio={"min": 3.0})
-    lines = said(summarize(list(replay(spec, steady(20.0, 60.0), SPEEDS)), 5.0))
+    lines = summary_lines(summarize(list(replay(spec, steady(20.0, 60.0), SPEEDS)), 5.0))
     text = "\n".join(lines)
 
     assert lines[0] == "0.0 hours, 1200 requests"
@@ -194,8 +198,8 @@ def test_streams_that_a_limit_cut_are_said():
     moments = list(replay(make_spec(), steady(1.0, 60.0), SPEEDS))
     found = summarize(moments, 5.0)
 
-    assert not any("cut" in line for line in said(found))
-    assert "cut by the limit     2.0 streams (rollout.drainTimeoutSeconds)" in said(
+    assert not any("cut" in line for line in summary_lines(found))
+    assert "cut by the limit     2.0 streams (rollout.drainTimeoutSeconds)" in summary_lines(
         type(found)(**{**vars(found), "num_cut": 2.0})
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.errors import InvalidTraceError
 from pdctl.replay import trace as module
-from pdctl.replay.trace import Load, Trace, read_trace
+from pdctl.replay.trace import Trace, TraceLoad, read_trace
 
 HEADER = "seconds,requests_per_second,input_tokens,output_tokens\n"
 GOOD = HEADER + "100,2,1000,50\n160,4,500,100\n"
@@ -27,7 +27,7 @@ def faults(folder: Path, text: str | bytes) -> list[str]:
 def test_trace_begins_at_zero_and_its_last_row_lasts_as_long_as_the_one_before(tmp_path: Path):
     found = read(tmp_path, GOOD)
 
-    assert found.loads == (Load(0.0, 2.0, 1000.0, 50.0), Load(60.0, 4.0, 500.0, 100.0))
+    assert found.loads == (TraceLoad(0.0, 2.0, 1000.0, 50.0), TraceLoad(60.0, 4.0, 500.0, 100.0))
     assert found.duration_seconds == 120.0
 
 
@@ -41,16 +41,16 @@ def test_columns_may_stand_in_any_order_with_others_and_blank_lines_between(tmp_
 
 
 def test_intervals_are_means_by_the_requests_that_arrive():
-    trace = Trace((Load(0.0, 1.0, 100.0, 10.0), Load(5.0, 3.0, 200.0, 30.0)))
+    trace = Trace((TraceLoad(0.0, 1.0, 100.0, 10.0), TraceLoad(5.0, 3.0, 200.0, 30.0)))
 
-    assert list(trace.every(10.0)) == [Load(0.0, 2.0, 175.0, 25.0)]
+    assert list(trace.every(10.0)) == [TraceLoad(0.0, 2.0, 175.0, 25.0)]
     assert [load.requests_per_second for load in trace.every(4.0)] == [1.0, 2.5, 3.0]
 
 
 def test_an_interval_without_requests_is_empty():
-    assert list(Trace((Load(0.0, 0.0, 9.0, 9.0), Load(5.0, 0.0, 9.0, 9.0))).every(10.0)) == [
-        Load(0.0, 0.0, 0.0, 0.0)
-    ]
+    assert list(
+        Trace((TraceLoad(0.0, 0.0, 9.0, 9.0), TraceLoad(5.0, 0.0, 9.0, 9.0))).every(10.0)
+    ) == [TraceLoad(0.0, 0.0, 0.0, 0.0)]
 
 
 @pytest.mark.parametrize(

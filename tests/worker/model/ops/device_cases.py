@@ -110,11 +110,11 @@ def make_step(case: Case, seed: int = 0) -> Step:
     num_blocks = int(plan.tables.max()) + 1 + SPARE_BLOCKS
     size = (num_blocks, case.num_kv_heads, LAYERS, 2, case.block_size, case.head_dim)
     cache = torch.full(size, float("nan"), dtype=case.dtype)
-    for (context, rows), seat in zip(case.sequences, plan.seats.tolist(), strict=True):
+    for (context, rows), table_row in zip(case.sequences, plan.table_rows.tolist(), strict=True):
         start = 0 if case.window is None else max(0, context - rows + 1 - case.window)
-        plan.tables[seat, : start // case.block_size] = num_blocks - 1
+        plan.tables[table_row, : start // case.block_size] = num_blocks - 1
         for place in range(start, context - rows):
-            block = int(plan.tables[seat, place // case.block_size])
+            block = int(plan.tables[table_row, place // case.block_size])
             values = torch.randn(case.num_kv_heads, LAYERS, 2, case.head_dim, generator=random)
             cache[block, :, :, :, place % case.block_size] = values.to(case.dtype)
     total = len(plan.token_ids)
@@ -134,16 +134,20 @@ def make_plan(case: Case, random: torch.Generator) -> StepPlan:
     # stale ids name no block
     tables = torch.full((len(sequences) + 2, max(needed) + 1), 10**6, dtype=torch.int32)
     blocks = torch.randperm(sum(needed), generator=random).int()
-    seats = torch.randperm(len(sequences) + 2, generator=random)[: len(sequences)].int()
-    for seat, count, ids in zip(seats.tolist(), needed, blocks.split(needed), strict=True):
-        tables[seat, :count] = ids
+    table_rows = torch.randperm(len(sequences) + 2, generator=random)[: len(sequences)].int()
+    for table_row, count, ids in zip(
+        table_rows.tolist(), needed, blocks.split(needed), strict=True
+    ):
+        tables[table_row, :count] = ids
     positions, slots = torch.zeros(total, dtype=torch.int64), torch.full((total,), NO_SLOT)
     firsts = [sum(lengths[:index]) for index in range(len(lengths))]
-    for (context, rows), first, seat in zip(sequences, firsts, seats.tolist(), strict=True):
+    for (context, rows), first, table_row in zip(
+        sequences, firsts, table_rows.tolist(), strict=True
+    ):
         places = torch.arange(context - rows, context)
         positions[first : first + rows] = places
         slots[first : first + rows] = (
-            tables[seat, places // case.block_size].long() * case.block_size
+            tables[table_row, places // case.block_size].long() * case.block_size
             + places % case.block_size
         )
     return StepPlan(
@@ -156,7 +160,7 @@ def make_plan(case: Case, random: torch.Generator) -> StepPlan:
         firsts=_int(firsts),
         lengths=_int(lengths),
         contexts=_int([context for context, _ in sequences]),
-        seats=seats,
+        table_rows=table_rows,
         tables=_mask_stale(tables),
         sample_at=torch.tensor(
             [first + rows - 1 for first, rows in zip(firsts, lengths, strict=True)]

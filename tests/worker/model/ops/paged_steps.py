@@ -74,8 +74,8 @@ def _made(
     cache = torch.full(
         (num_blocks, heads.kv, LAYERS, 2, heads.block_size, heads.dim), math.nan, dtype=dtype
     )
-    for (context, rows), seat in zip(sequences, plan.seats, strict=True):
-        table, start = plan.tables[seat], max(0, context - rows + 1 - (window or context))
+    for (context, rows), table_row in zip(sequences, plan.table_rows, strict=True):
+        table, start = plan.tables[table_row], max(0, context - rows + 1 - (window or context))
         table[: start // heads.block_size] = -1000
         for position in range(start, context):
             values = torch.randn(heads.kv, LAYERS, 2, heads.dim, generator=generator)
@@ -104,18 +104,20 @@ def make_plan(
     """A plan with shuffled blocks and seats; ids beyond a context name no block."""
     needed = [-(-context // block_size) for context, _ in sequences]
     ids = iter(torch.randperm(sum(needed), generator=generator).tolist())
-    seats = torch.randperm(len(sequences), generator=generator).int()
+    table_rows = torch.randperm(len(sequences), generator=generator).int()
     tables = torch.full((len(sequences), max(needed) + 3), -1000, dtype=torch.int32)
     firsts: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    for (context, rows), count, seat in zip(sequences, needed, seats.tolist(), strict=True):
-        tables[seat, :count] = torch.tensor([next(ids) for _ in range(count)])
+    for (context, rows), count, table_row in zip(
+        sequences, needed, table_rows.tolist(), strict=True
+    ):
+        tables[table_row, :count] = torch.tensor([next(ids) for _ in range(count)])
         firsts.append(len(slots))
         for position in range(context - rows, context):
             positions.append(position)
             slots.append(
-                int(tables[seat, position // block_size]) * block_size + position % block_size
+                int(tables[table_row, position // block_size]) * block_size + position % block_size
             )
     lengths = [rows for _, rows in sequences]
     padding = [0] * (padded_rows(len(slots)) - len(slots))
@@ -129,7 +131,7 @@ def make_plan(
         firsts=torch.tensor(firsts, dtype=torch.int32),
         lengths=torch.tensor(lengths, dtype=torch.int32),
         contexts=torch.tensor([context for context, _ in sequences], dtype=torch.int32),
-        seats=seats,
+        table_rows=table_rows,
         tables=tables,
         sample_at=torch.tensor([0]),
     )
@@ -151,6 +153,6 @@ def part_of(step: Step, index: int, first: int, last: int) -> Step:
         firsts=torch.zeros(1, dtype=torch.int32),
         lengths=torch.tensor([last - first], dtype=torch.int32),
         contexts=plan.contexts[index : index + 1] - left,
-        seats=plan.seats[index : index + 1].clone(),
+        table_rows=plan.table_rows[index : index + 1].clone(),
     )
     return replace(step, plan=one, qkv=step.qkv[rows].contiguous())

@@ -7,9 +7,9 @@ from pdcluster_worker.model.ops.operations import AttentionShape
 SMALL, LARGE = AttentionShape(9, 3, 64, 0.125), AttentionShape(64, 2, 256, 0.0625)
 
 
-@pytest.mark.parametrize(("number", "wanted"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
-def test_power_of_two(number: int, wanted: int) -> None:
-    assert power_of_two(number) == wanted
+@pytest.mark.parametrize(("number", "needed"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_power_of_two(number: int, needed: int) -> None:
+    assert power_of_two(number) == needed
 
 
 def test_group_fills_a_product_of_tensor_cores() -> None:

@@ -100,9 +100,9 @@ def test_what_is_not_finite_reaches_no_row_before_it(bad, dtype, make_cpu):
     """A row of a chunk has a bad key and value, another sequence none."""
     step = make_step(HEADS["smollm"], ((30, 1), (300, 80)), dtype)
     clean = make_cpu(step).attend(step.qkv, step.plan, LAYER)
-    seat, place = int(step.plan.seats[1]), 260
+    table_row, place = int(step.plan.table_rows[1]), 260
     block, offset = divmod(place, 16)
-    step.cache[int(step.plan.tables[seat, block]), :, LAYER, :, offset] = bad
+    step.cache[int(step.plan.tables[table_row, block]), :, LAYER, :, offset] = bad
     found = make_cpu(step).attend(step.qkv, step.plan, LAYER)
     row = 1 + place - 220
     assert torch.equal(found[:row], clean[:row])
@@ -114,8 +114,8 @@ def test_what_is_not_finite_reaches_no_row_whose_window_has_left_it(bad, dtype, 
     step = make_step(HEADS["smollm"], ((300, 1), (300, 80)), dtype)
     clean = make_cpu(step).attend(step.qkv, step.plan, LAYER, 30)
     place = 240
-    for seat in step.plan.seats.tolist():
-        step.cache[int(step.plan.tables[seat, place // 16]), :, LAYER, :, place % 16] = bad
+    for table_row in step.plan.table_rows.tolist():
+        step.cache[int(step.plan.tables[table_row, place // 16]), :, LAYER, :, place % 16] = bad
     found = make_cpu(step).attend(step.qkv, step.plan, LAYER, 30)
     seen = range(1 + place - 220, 1 + place - 220 + 30)
     unseen = [row for row in range(81) if row not in seen]

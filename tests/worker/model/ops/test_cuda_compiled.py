@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from pdcluster_worker.model.ops import triton_kernels
 from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
-from pdcluster_worker.model.ops.device_choosing import BLOCK
+from pdcluster_worker.model.ops.device_sampling import BLOCK
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.triton_kernels import attention, rows, sampling
 

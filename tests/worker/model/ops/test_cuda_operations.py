@@ -74,15 +74,15 @@ else:
             )
         )
 
-    def close(found: Tensor, wanted: Tensor) -> None:
-        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True, **TOLERANCE[wanted.dtype])
+    def close(found: Tensor, needed: Tensor) -> None:
+        torch.testing.assert_close(found.cpu(), needed, equal_nan=True, **TOLERANCE[needed.dtype])
 
-    def same(found: Tensor, wanted: Tensor) -> None:
+    def same(found: Tensor, needed: Tensor) -> None:
         """Bit for bit where bfloat16 is rounded."""
-        if ON_GPU or wanted.dtype == torch.float32:
-            assert torch.equal(found.cpu(), wanted)
+        if ON_GPU or needed.dtype == torch.float32:
+            assert torch.equal(found.cpu(), needed)
         else:
-            close(found, wanted)
+            close(found, needed)
 
     def run(
         operations: CudaOperations, step: cases.Step, case: cases.Case
@@ -98,16 +98,16 @@ else:
     def test_step_is_that_of_the_reference(case: cases.Case) -> None:
         step = cases.make_step(case)
         operations = operations_of(case, step)
-        cache, wanted = step.cache.clone(), step.qkv.clone()
+        cache, needed = step.cache.clone(), step.qkv.clone()
         reference = Reference(cache, case.shape)
-        reference.rope_store(wanted, step.plan, cases.LAYER, step.rotation, step.norms)
+        reference.rope_store(needed, step.plan, cases.LAYER, step.rotation, step.norms)
 
         qkv, out = run(operations, step, case)
 
         rows = step.plan.num_tokens
-        close(qkv[:rows], wanted[:rows])
+        close(qkv[:rows], needed[:rows])
         close(operations._cache, cache)
-        close(out, reference.attend(wanted, step.plan, cases.LAYER, case.window))
+        close(out, reference.attend(needed, step.plan, cases.LAYER, case.window))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_nothing_is_rotated_or_normed_without_being_asked(dtype: torch.dtype) -> None:
@@ -148,7 +148,10 @@ else:
         alone = step.plan.__class__(
             *(1, 1, 300),
             *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
-            *(getattr(step.plan, name)[:1] for name in ("firsts", "lengths", "contexts", "seats")),
+            *(
+                getattr(step.plan, name)[:1]
+                for name in ("firsts", "lengths", "contexts", "table_rows")
+            ),
             *(step.plan.tables, step.plan.sample_at[:1]),
         )
 
@@ -172,12 +175,12 @@ else:
         case = cases.Case("one split", ((9, 1), (256, 1), (257, 1), (500, 1)))
         step = cases.make_step(case)
         reference = Reference(step.cache.clone(), case.shape)
-        wanted = step.qkv.clone()
-        reference.rope_store(wanted, step.plan, cases.LAYER, step.rotation, step.norms)
+        needed = step.qkv.clone()
+        reference.rope_store(needed, step.plan, cases.LAYER, step.rotation, step.norms)
 
         _, found = run(operations_of(case, step), step, case)
 
-        close(found, reference.attend(wanted, step.plan, cases.LAYER))
+        close(found, reference.attend(needed, step.plan, cases.LAYER))
 
     @pytest.mark.parametrize("sequences", [((23, 23), (30, 30)), ((12, 1), (40, 25), (2, 2))])
     def test_long_prompts_by_torch(
@@ -209,7 +212,7 @@ else:
         case = cases.Case("padded", ((9, 1), (30, 1), (2, 1)), padding=5, dtype=dtype)
         step = cases.make_step(case)
         operations = operations_of(case, step)
-        _, wanted = run(operations, step, case)
+        _, needed = run(operations, step, case)
 
         _, found = run(
             operations,
@@ -217,7 +220,7 @@ else:
             case,
         )
 
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, needed)
         assert not found[3:].any()
 
     @pytest.mark.parametrize("rounds_first", [True, False])
@@ -268,12 +271,12 @@ else:
                 Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)),
                 simple(dtype),
             )
-            wanted = reference.linear(x, reference.pack(weight, given, wide=wide))
+            needed = reference.linear(x, reference.pack(weight, given, wide=wide))
 
             found = operations.linear(x.to(DEVICE), operations.pack(weight, given, wide=wide))
 
             assert found.dtype == (torch.float32 if wide else dtype)
-            close(found, wanted)
+            close(found, needed)
 
     def test_cache_must_be_contiguous() -> None:
         with pytest.raises(ValueError, match="contiguous"):
@@ -324,5 +327,5 @@ else:
         ):
             plan = cases.make_plan(other, torch.Generator().manual_seed(7))
             with torch.inference_mode():
-                found, wanted = replayed(plan).clone(), forward_of(eager)(placed(plan, other))
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+                found, needed = replayed(plan).clone(), forward_of(eager)(placed(plan, other))
+            torch.testing.assert_close(found, needed, rtol=0, atol=0)

@@ -21,7 +21,7 @@ if not INTERPRETED and not ON_GPU:
         interpret(__file__)
 
 else:
-    from pdcluster_worker.model.ops.device_choosing import BLOCK, DEVICE_CHOOSING
+    from pdcluster_worker.model.ops.device_sampling import BLOCK, DEVICE_ROW_OPS
 
     # of numpy: what the interpreter adds up is beyond float32, as on a GPU
     pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
@@ -54,11 +54,11 @@ else:
 
     def choose(logits: Tensor, rows: Rows) -> list[int]:
         """Status of each row, after a check that tokens are those of the plain operations."""
-        found = DEVICE_CHOOSING.pick(logits.to(DEVICE), rows)
-        wanted = pick_tokens(logits, rows)
-        assert found.status.tolist() == wanted.status.tolist()
-        good = wanted.status == PICKED
-        assert found.token_ids[good].tolist() == wanted.token_ids[good].tolist()
+        found = DEVICE_ROW_OPS.pick(logits.to(DEVICE), rows)
+        needed = pick_tokens(logits, rows)
+        assert found.status.tolist() == needed.status.tolist()
+        good = needed.status == PICKED
+        assert found.token_ids[good].tolist() == needed.token_ids[good].tolist()
         return list(found.status)
 
     def random_logits(num_rows: int, vocab_size: int, *scales: float) -> Tensor:
@@ -149,11 +149,11 @@ else:
     def test_ranks_are_those_of_the_plain_operations() -> None:
         logits = random_logits(9, BLOCK + 5, 4.0).round()
         places = np.array([8, 0, 4])
-        found = DEVICE_CHOOSING.rank(logits.to(DEVICE), places, 20)
-        wanted = rank_tokens(logits, places, 20)
+        found = DEVICE_ROW_OPS.rank(logits.to(DEVICE), places, 20)
+        needed = rank_tokens(logits, places, 20)
         for name in ("ids", "best", "total"):
-            assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+            assert getattr(found, name).tolist() == getattr(needed, name).tolist()
 
     def test_logits_stay_where_they_are() -> None:
         logits = torch.zeros(2, 3, device=DEVICE)
-        assert DEVICE_CHOOSING.receive(logits) is logits
+        assert DEVICE_ROW_OPS.receive(logits) is logits

@@ -115,29 +115,31 @@ def not_built(level):
 
 def test_a_better_object_that_was_not_built_is_named(tmp_path, monkeypatch):
     (tmp_path / "avx2.so").touch()
-    monkeypatch.setattr(kernel_object, "_load", lambda path, level, asked: Kernels(level, None))
+    monkeypatch.setattr(kernel_object, "_load", lambda path, level, requested: Kernels(level, None))
     found = load_kernels.__wrapped__("", LEVELS["avx512"] | LEVELS["avx2"], tmp_path)
     assert found == Kernels("avx2", None, not_built("avx512"))
     best = load_kernels.__wrapped__("", LEVELS["avx2"], tmp_path)
     assert best == Kernels("avx2", None, "")
 
 
-@pytest.mark.parametrize("asked", ["amx", ""])
-def test_a_level_that_was_not_built_beside_others_is_no_want_of_a_compiler(tmp_path, asked):
+@pytest.mark.parametrize("requested", ["amx", ""])
+def test_a_level_that_was_not_built_beside_others_is_no_want_of_a_compiler(tmp_path, requested):
     (tmp_path / "other.so").touch()
-    found = load_kernels.__wrapped__(asked, LEVELS["amx"], tmp_path)
+    found = load_kernels.__wrapped__(requested, LEVELS["amx"], tmp_path)
     assert found == NoKernels(not_built("amx"))
 
 
 @pytest.mark.parametrize(
-    ("asked", "fix"),
+    ("requested", "fix"),
     [("", ""), ("amx", ", or unset PDCLUSTER_KERNELS for a lower level")],
 )
-def test_refused_tiles_name_the_variable_where_it_asked_for_them(tmp_path, monkeypatch, asked, fix):
+def test_refused_tiles_name_the_variable_where_it_asked_for_them(
+    tmp_path, monkeypatch, requested, fix
+):
     (tmp_path / "amx.so").touch()
     monkeypatch.setattr(kernel_object, "_thread_functions", list)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: mock.Mock(start=lambda *given: 22))
-    found = load_kernels.__wrapped__(asked, LEVELS["amx"], tmp_path)
+    found = load_kernels.__wrapped__(requested, LEVELS["amx"], tmp_path)
     assert found == NoKernels(
         "kernels amx.so do not run here, as the kernel refuses the tiles of AMX (error 22): use "
         f"Linux 5.16 or newer{fix}"
@@ -175,7 +177,7 @@ def test_operations_are_the_kernels_or_plain_torch_which_say_why(monkeypatch, ca
     kernels = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
     assert (kernels.name.split()[0], kernels.note) == ("cpu", "")
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")
-    monkeypatch.setattr(choose, "kernels_found", lambda: NoKernels("the test took them away"))
+    monkeypatch.setattr(choose, "find_kernels", lambda: NoKernels("the test took them away"))
     found = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
     assert (found.name, found.note) == (
         "reference",

@@ -23,7 +23,7 @@ def make_copy() -> PlanCopy:
 
 def blocks_of(plan: StepPlan, index: int) -> list[int]:
     needed = -(-int(plan.contexts[index]) // 4)
-    return plan.tables[int(plan.seats[index]), :needed].tolist()
+    return plan.tables[int(plan.table_rows[index]), :needed].tolist()
 
 
 def test_placed_plan_says_what_the_plan_says() -> None:
@@ -96,7 +96,7 @@ def test_decodes_are_padded_with_sequences_of_no_context() -> None:
     assert padded.contexts.tolist() == [*plan.contexts.tolist(), 0, 0, 0, 0, 0]
     assert padded.firsts.tolist() == padded.sample_at.tolist() == list(range(8))
     assert padded.slots.tolist() == [*plan.slots[:3].tolist(), -1, -1, -1, -1, -1]
-    assert len({len(padded.seats), len(padded.lengths), 8}) == 1
+    assert len({len(padded.table_rows), len(padded.lengths), 8}) == 1
 
 
 def test_largest_graph_is_captured_first() -> None:

@@ -7,16 +7,16 @@ import torch
 
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.parallel import place as place_module
+from pdcluster_worker.model.parallel import rank_layout as place_module
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part, rank_cache
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 GEOMETRY = KVGeometry(num_kv_heads=4, head_dim=8, num_layers=3, block_size=4, dtype="bfloat16")
 CPU = torch.device("cpu")
 
 
 def cache_of(tensor: int, pipeline: int, num_blocks: int = 4) -> RanksDeviceCache:
-    places = [Place(tensor, pipeline, rank) for rank in range(tensor * pipeline)]
+    places = [ParallelRank(tensor, pipeline, rank) for rank in range(tensor * pipeline)]
     parts = [(place, open_part(GEOMETRY, num_blocks, place, CPU)) for place in places]
     return RanksDeviceCache(GEOMETRY, num_blocks, parts)
 
@@ -30,9 +30,9 @@ def test_a_block_of_one_rank_lands_in_parts_and_comes_back_the_same(
     cache = cache_of(tensor, pipeline)
     assert cache.block_bytes == host.block_bytes
 
-    landing = cache.landing(3)
-    landing[:] = host.block(1)
-    cache.land(3, landing)
+    staging = cache.staging(3)
+    staging[:] = host.block(1)
+    cache.write_block(3, staging)
 
     assert cache.block(3) == host.block(1)
     assert not any(any(cache.block(block)) for block in range(3))
@@ -45,9 +45,9 @@ def test_some_heads_leave_and_land_alone(tensor: int, pipeline: int) -> None:
     host, cache, heads = KVCache(GEOMETRY, 4), cache_of(tensor, pipeline), range(1, 3)
     host.tensor.normal_()
 
-    landing = cache.landing(3, heads)
-    landing[:] = host.block(1, heads)
-    cache.land(3, landing, heads)
+    staging = cache.staging(3, heads)
+    staging[:] = host.block(1, heads)
+    cache.write_block(3, staging, heads)
 
     assert cache.block(3, heads) == host.block(1, heads)
     assert not any(cache.block(3, range(1)))
@@ -56,7 +56,7 @@ def test_some_heads_leave_and_land_alone(tensor: int, pipeline: int) -> None:
 
 @pytest.mark.parametrize(("rank", "heads"), [(0, range(2)), (1, range(2, 4))])
 def test_a_rank_on_its_own_device_has_its_heads(rank: int, heads: range) -> None:
-    cache = rank_cache(GEOMETRY, 4, Place(tensor_size=2, rank=rank), CPU)
+    cache = rank_cache(GEOMETRY, 4, ParallelRank(tensor_size=2, rank=rank), CPU)
 
     assert cache.heads == heads
     assert cache.tensor.shape == (4, 2, 3, 2, 4, 8)

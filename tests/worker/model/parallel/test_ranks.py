@@ -16,15 +16,15 @@ import pytest
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.execution import EngineBrokenError
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.parallel.opening import open_ranks
-from pdcluster_worker.model.parallel.place import Place
-from pdcluster_worker.model.runner_opening import open_runner
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
+from pdcluster_worker.model.parallel.ranks_loader import open_ranks
+from pdcluster_worker.model.runner_loader import open_runner
 
 Folder = Callable[[str], Path]
 WAIT_SECONDS = 30.0
@@ -59,7 +59,7 @@ def test_a_model_that_cannot_be_divided_is_refused(
     tiny_folder: Folder, kind: str, tensor: int, pipeline: int, reason: str
 ) -> None:
     loaded = load_model(tiny_folder(kind), "float32", block_size=16, threads=1)
-    unasked: Any = SimpleNamespace(place=Place(tensor, pipeline))
+    unasked: Any = SimpleNamespace(place=ParallelRank(tensor, pipeline))
     engine = EngineConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     with pytest.raises(ModelError, match=reason):
         open_ranks(loaded, engine, StepLimits(32, 8, 2048, 16), unasked)
@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_divided_is_refused(
 
 def test_batch_invariance_is_refused_over_tensor_parallel_ranks(tiny_folder: Folder) -> None:
     loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
-    unasked: Any = SimpleNamespace(place=Place(2))
+    unasked: Any = SimpleNamespace(place=ParallelRank(2))
     engine = EngineConfig(tensor_parallel_size=2, batch_invariant=True)
     with pytest.raises(
         ModelError, match=r"engine\.batchInvariant is for engine\.tensorParallelSize 1, not 2"
@@ -84,11 +84,11 @@ def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) ->
 
 def test_a_dead_rank_is_reported_at_once_and_breaks_the_next_step(tiny_folder: Folder) -> None:
     """gemma over two ranks passes the proof (offset norms, a tied head); then rank 1 is killed."""
-    said: list[str] = []
+    occurrences: list[str] = []
     died = threading.Event()
 
     def on_death(reason: str) -> None:
-        said.append(reason)
+        occurrences.append(reason)
         died.set()
 
     engine = EngineConfig(
@@ -104,7 +104,10 @@ def test_a_dead_rank_is_reported_at_once_and_breaks_the_next_step(tiny_folder: F
         batch = Batch(
             (
                 Scheduled.of(
-                    Request("a", [1, 2, 3], 3, Sampling(max_tokens=1, seed=0), block_table=[0]), 3
+                    EngineRequest(
+                        "a", [1, 2, 3], 3, SamplingParams(max_tokens=1, seed=0), block_table=[0]
+                    ),
+                    3,
                 ),
             )
         )
@@ -116,7 +119,7 @@ def test_a_dead_rank_is_reported_at_once_and_breaks_the_next_step(tiny_folder: F
         ]
         os.kill(rank.pid, signal.SIGKILL)
         assert died.wait(WAIT_SECONDS)
-        assert said == ["rank 1 of this engine's 2 ended"]
+        assert occurrences == ["rank 1 of this engine's 2 ended"]
         with pytest.raises(
             EngineBrokenError, match=r"rank 1 of this engine|a rank of this engine is gone"
         ):

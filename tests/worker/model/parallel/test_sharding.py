@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.parallel.place import Place, check_divides
 from pdcluster_worker.model.parallel.plan_parts import plan_parts
 from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots, slot_bytes
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank, check_divides
 from pdcluster_worker.model.parallel.sharding import split_inputs, split_outputs, split_vocabulary
 from pdcluster_worker.model.parallel.shared import attach, reserve
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, StepPlanner, padded_rows
@@ -27,8 +27,8 @@ from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, StepPlanner, pad
 SIZES = st.sampled_from([1, 2, 4, 8])
 
 
-def places(size: int) -> list[Place]:
-    return [Place(tensor_size=size, rank=rank) for rank in range(size)]
+def places(size: int) -> list[ParallelRank]:
+    return [ParallelRank(tensor_size=size, rank=rank) for rank in range(size)]
 
 
 @given(SIZES, st.integers(1, 4), st.booleans())
@@ -71,10 +71,10 @@ def test_parts_of_the_cache_cover_each_byte_of_a_block_once(
     )
     cache = KVCache(geometry, 2)
     for rank in range(size * stages):
-        cache.part(Place(size, stages, rank)).add_(rank + 1)
+        cache.part(ParallelRank(size, stages, rank)).add_(rank + 1)
     heads, layers = (
         [8 // size] * size,
-        [len(Place(1, stages, stage).layers(num_layers)) for stage in range(stages)],
+        [len(ParallelRank(1, stages, stage).layers(num_layers)) for stage in range(stages)],
     )
     expected = torch.arange(1, size * stages + 1).view(stages, size).T
     expected = expected.repeat_interleave(torch.tensor(heads), 0).repeat_interleave(
@@ -89,8 +89,8 @@ SHAPE = AttentionShape(num_heads=12, num_kv_heads=4, head_dim=16, scaling=1.0)
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_size_that_divides_is_taken(size: int) -> None:
-    check_divides(Place(size, 2), SHAPE, 64, 2)
-    assert Place(size).shape(SHAPE) == AttentionShape(12 // size, 4 // size, 16, 1.0)
+    check_divides(ParallelRank(size, 2), SHAPE, 64, 2)
+    assert ParallelRank(size).shape(SHAPE) == AttentionShape(12 // size, 4 // size, 16, 1.0)
 
 
 def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
@@ -99,9 +99,9 @@ def test_a_size_that_does_not_divide_is_refused_with_the_numbers() -> None:
         match=r"tensorParallelSize of 8 .* KV heads \(4\), its attention heads \(12\): set it to "
         r"one of 1, 2, 4",
     ):
-        check_divides(Place(8), SHAPE, 64, 2)
+        check_divides(ParallelRank(8), SHAPE, 64, 2)
     with pytest.raises(ModelError, match=r"its intermediate size \(63\): set it to one of 1$"):
-        check_divides(Place(4), SHAPE, 63, 2)
+        check_divides(ParallelRank(4), SHAPE, 63, 2)
 
 
 def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
@@ -109,7 +109,7 @@ def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
         ModelError,
         match=r"pipelineParallelSize of 4 is over this model's 3 layers.*: set it to 3 or less",
     ):
-        check_divides(Place(1, 4), SHAPE, 64, 3)
+        check_divides(ParallelRank(1, 4), SHAPE, 64, 3)
 
 
 @st.composite
@@ -122,11 +122,11 @@ def plans(draw: st.DrawFn) -> StepPlan:
         blocks = -(-known // 4)
         table = list(range(num_blocks, num_blocks + blocks))
         num_blocks += blocks
-        request = Request(
+        request = EngineRequest(
             f"r{number}",
             list(range(known)),
             known,
-            Sampling(max_tokens=1, seed=0),
+            SamplingParams(max_tokens=1, seed=0),
             block_table=table,
         )
         request.num_computed_tokens = computed
@@ -139,12 +139,12 @@ def plans(draw: st.DrawFn) -> StepPlan:
 def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
     """Inputs of each row: token, position, slot, blocks and whether it is sampled."""
     found = []
-    for first, length, context, seat in zip(
-        plan.firsts, plan.lengths, plan.contexts, plan.seats, strict=True
+    for first, length, context, table_row in zip(
+        plan.firsts, plan.lengths, plan.contexts, plan.table_rows, strict=True
     ):
         for row in range(int(first), int(first + length)):
             seen = int(context) - (int(first + length) - 1 - row)  # tokens that this row attends to
-            blocks = plan.tables[seat][: -(-seen // 4)].tolist()
+            blocks = plan.tables[table_row][: -(-seen // 4)].tolist()
             sampled = row in plan.sample_at.tolist()
             found.append(
                 (

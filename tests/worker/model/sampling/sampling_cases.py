@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.rows import plan_rows
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
@@ -16,7 +16,7 @@ from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 def make_request(tokens=(1, 2), num_prompt=None, name="r", **sampling):
     options = {"max_tokens": 100, "seed": 0, "temperature": 0.0, **sampling}
     count = len(tokens) if num_prompt is None else num_prompt
-    return Request(name, list(tokens), count, Sampling(**options))
+    return EngineRequest(name, list(tokens), count, SamplingParams(**options))
 
 
 def random_logits(seed, num_rows, vocab_size, scale=3.0):
@@ -43,9 +43,9 @@ def naive_kept(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     weights = weights_of(logits, temperature, min_p)
     order = sorted(range(len(weights)), key=lambda n: (-float(logits[n]), n))
     order = order[: top_k or len(order)]
-    wanted, mass, kept = top_p * math.fsum(weights[n] for n in order), 0.0, {}
+    needed, mass, kept = top_p * math.fsum(weights[n] for n in order), 0.0, {}
     for token_id in order:
-        if top_p < 1 and mass >= wanted:
+        if top_p < 1 and mass >= needed:
             break
         kept[token_id] = weights[token_id]
         mass += weights[token_id]

@@ -13,19 +13,19 @@ import torch
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import Sample
-from pdcluster_worker.grammar.masks import Masks
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.ops import device_choosing
+from pdcluster_worker.model.ops import device_sampling
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.sampling import picking, slabs
+from pdcluster_worker.model.sampling import picking, row_chunks
 from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
+from pdcluster_worker.structured_output.masks import Masks
 from tests.worker.model.other_device import OtherDevice
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits, rows_for
 
@@ -47,12 +47,12 @@ class Launch:
 
     def __getitem__(self, grid):
         def launch(
-            logits, settings, picks, rooms, *, vocab_size, block, num_warps, enable_fp_fusion
+            logits, settings, picks, workspaces, *, vocab_size, block, num_warps, enable_fp_fusion
         ):
             assert not enable_fp_fusion  # a fused product would have other bits
             assert vocab_size == logits.inner.shape[1]
             assert block % (32 * num_warps) == 0
-            assert rooms.inner.shape == (*grid, block)
+            assert workspaces.inner.shape == (*grid, block)
             inverse_temperature, top_k, top_p, min_p, u = settings.inner.numpy().T
             rows = Rows(
                 inverse_temperature.astype(np.float32),
@@ -73,7 +73,7 @@ def awaited(monkeypatch):
     found = []
     stream = SimpleNamespace(synchronize=lambda: found.append("awaited"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(device_choosing.sampling, "pick", Launch())
+    monkeypatch.setattr(device_sampling.sampling, "pick", Launch())
     return found
 
 
@@ -92,16 +92,16 @@ def batch_of(num_rows):
 
 def test_samples_are_those_of_the_host_and_no_row_of_logits_comes_to_it(awaited):
     logits, requests, masks = batch_of(16)
-    wanted = [Sampler(VOCAB).sample(logits, requests, each) for each in (masks, None)]
+    needed = [Sampler(VOCAB).sample(logits, requests, each) for each in (masks, None)]
 
     with OtherDevice() as device:
         there = device.place(logits)
-        sampler = Sampler(VOCAB, CudaOperations.choosing)
+        sampler = Sampler(VOCAB, CudaOperations.row_ops)
         found = [sampler.sample(there, requests, each) for each in (masks, None)]
 
         after = there.inner.nan_to_num(7.0)
     assert torch.equal(after, logits.nan_to_num(7.0))
-    assert list(map(str, found)) == list(map(str, wanted))
+    assert list(map(str, found)) == list(map(str, needed))
     assert sum(isinstance(each, Sample) for each in found[1]) == 13
     assert max(device.copied) <= 16 * 8 * 4  # a few numbers a row
 
@@ -114,7 +114,7 @@ def test_the_number_of_waits_does_not_grow_with_the_rows(awaited):
             logits[row] = 0.5
         with OtherDevice() as device:
             there = device.place(logits)
-            Sampler(VOCAB, CudaOperations.choosing).sample(there, requests, masks)
+            Sampler(VOCAB, CudaOperations.row_ops).sample(there, requests, masks)
         waits.append(device.num_waits)
 
     assert waits[0] == waits[1]
@@ -125,16 +125,16 @@ def test_temporaries_of_a_slab_fit_the_memory_that_is_reckoned():
     for logits in (random_logits(1, 24, VOCAB, 0.1), torch.zeros(24, VOCAB)):
         with OtherDevice() as device:
             rank_tokens(device.place(logits), np.arange(24), 20, 8 * VOCAB)
-        assert device.most_bytes <= logits.nbytes + slabs.SLAB_BYTES * 8 * VOCAB
+        assert device.most_bytes <= logits.nbytes + row_chunks.CHUNK_BYTES * 8 * VOCAB
 
 
-@pytest.mark.parametrize("slab", [1, 5 * VOCAB, 1 << 24])
-def test_the_size_of_a_slab_changes_nothing(slab, monkeypatch):
+@pytest.mark.parametrize("chunk", [1, 5 * VOCAB, 1 << 24])
+def test_the_size_of_a_slab_changes_nothing(chunk, monkeypatch):
     monkeypatch.setattr(picking, "FIRST_GUESS", 4)
     logits = random_logits(3, 16, VOCAB)
     rows = rows_for(VOCAB, *[{**kind, "seed": n} for n, kind in enumerate(KINDS * 2)])
 
-    found = pick_tokens(logits, rows, slab)
+    found = pick_tokens(logits, rows, chunk)
 
     assert found.token_ids.tolist() == pick_tokens(logits, rows).token_ids.tolist()
 
@@ -144,8 +144,8 @@ class StubForward:
 
     code = "stub"
 
-    def __init__(self, choosing, place):
-        self.operations = SimpleNamespace(choosing=choosing, pads_rows=False)
+    def __init__(self, row_ops, place):
+        self.operations = SimpleNamespace(row_ops=row_ops, pads_rows=False)
         self._place = place
 
     def close(self):
@@ -156,12 +156,12 @@ class StubForward:
         return self._place(torch.cat(rows))
 
 
-def run_steps(choosing, place):
+def run_steps(row_ops, place):
     """Outcomes of a prompt that is scored beside one that is not, then of both decodes."""
     geometry = KVGeometry(num_kv_heads=1, head_dim=8, num_layers=1, block_size=16, dtype="float32")
     info = ModelInfo(geometry, "", "float32", 64, VOCAB, (None,))
     limits = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
-    runner = Runner(info, StubForward(choosing, place), KVCache(geometry, 8), limits)
+    runner = Runner(info, StubForward(row_ops, place), KVCache(geometry, 8), limits)
     requests = [
         make_request(range(9), name="scored", temperature=1.0, top_p=0.9, prompt_logprobs=2),
         make_request(range(20), name="plain", temperature=1.0),
@@ -180,12 +180,12 @@ def run_steps(choosing, place):
 
 
 def test_runner_leaves_logits_where_they_are_and_waits_for_each_pass(awaited):
-    wanted = run_steps(PLAIN_TENSORS, lambda logits: logits)
+    needed = run_steps(PLAIN_TENSORS, lambda logits: logits)
 
     with OtherDevice() as device:
-        found = run_steps(CudaOperations.choosing, device.place)
+        found = run_steps(CudaOperations.row_ops, device.place)
 
-    assert found == wanted
+    assert found == needed
     assert len(found[0][0].prompt_logprobs) == 8
     assert max(device.copied) <= 9 * 8 * 4
     assert len(awaited) == 3  # one part of a prompt, and both steps

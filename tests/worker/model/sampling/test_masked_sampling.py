@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pdcluster_worker.engine.ports import Sample, failed_row
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.grammar.masks import Masks, bar
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.ops.cpu import choosing_of
-from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.model.ops.cpu import row_ops_of
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
+from pdcluster_worker.structured_output.masks import Masks, bar
 
 VOCAB = 300
 SETTINGS = [
@@ -33,7 +33,7 @@ SETTINGS = [
 
 
 def request_of(index, **options):
-    sampling = Sampling(
+    sampling = SamplingParams(
         **{
             "max_tokens": 9,
             "seed": index,
@@ -42,7 +42,7 @@ def request_of(index, **options):
             **options,
         }
     )
-    return Request(f"r{index}", [1, 2, 3], 2, sampling)
+    return EngineRequest(f"r{index}", [1, 2, 3], 2, sampling)
 
 
 def masks_of(rows, allowed, errors=None):
@@ -53,27 +53,27 @@ def masks_of(rows, allowed, errors=None):
 
 
 @pytest.fixture(params=["plain", "kernel"])
-def choosing(request):
+def row_ops(request):
     if request.param == "plain":
         return PLAIN_TENSORS
-    found = kernels_found()
+    found = find_kernels()
     if not isinstance(found, Kernels):
         pytest.skip(found.reason)
-    return choosing_of(found)
+    return row_ops_of(found)
 
 
 @pytest.mark.parametrize("options", SETTINGS)
-def test_a_masked_row_chooses_as_if_it_had_no_other_tokens(choosing, options):
+def test_a_masked_row_chooses_as_if_it_had_no_other_tokens(row_ops, options):
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
     before = logits.clone()
     ids = [4, 17, 40, 41, 200, 299]
     requests = [request_of(index, **options) for index in range(3)]
-    free = Sampler(VOCAB, choosing).sample(logits, requests)
+    free = Sampler(VOCAB, row_ops).sample(logits, requests)
     alone = logits.clone()
     alone[1, [token for token in range(VOCAB) if token not in ids]] = -math.inf
-    expected = Sampler(VOCAB, choosing).sample(alone, requests)[1]
+    expected = Sampler(VOCAB, row_ops).sample(alone, requests)[1]
 
-    masked = Sampler(VOCAB, choosing).sample(logits, requests, masks_of([1], [ids]))
+    masked = Sampler(VOCAB, row_ops).sample(logits, requests, masks_of([1], [ids]))
 
     assert masked[1].token_id == expected.token_id in ids
     assert [masked[0], masked[2]] == [free[0], free[2]]
@@ -81,8 +81,8 @@ def test_a_masked_row_chooses_as_if_it_had_no_other_tokens(choosing, options):
     assert masked[1].top_logprobs == free[1].top_logprobs  # those of the model, before any of this
 
 
-def test_all_rows_may_be_masked(choosing):
-    sampler = Sampler(VOCAB, choosing)
+def test_all_rows_may_be_masked(row_ops):
+    sampler = Sampler(VOCAB, row_ops)
     outcomes = sampler.sample(
         torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
     )
@@ -91,10 +91,10 @@ def test_all_rows_may_be_masked(choosing):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_mask_does_not_hide_a_logit_that_is_not_finite(choosing, bad):
+def test_a_mask_does_not_hide_a_logit_that_is_not_finite(row_ops, bad):
     logits = torch.zeros(2, VOCAB)
     logits[0, 5] = bad
-    error, other = Sampler(VOCAB, choosing).sample(
+    error, other = Sampler(VOCAB, row_ops).sample(
         logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
     )
 
@@ -102,10 +102,10 @@ def test_a_mask_does_not_hide_a_logit_that_is_not_finite(choosing, bad):
     assert other.token_id == 9
 
 
-def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(choosing):
+def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(row_ops):
     logits = torch.zeros(2, VOCAB)
     logits[0, 7] = -math.inf
-    error, other = Sampler(VOCAB, choosing).sample(
+    error, other = Sampler(VOCAB, row_ops).sample(
         logits, [request_of(0), request_of(1)], masks_of([0, 1], [[7], [9]])
     )
 
@@ -114,9 +114,9 @@ def test_a_row_whose_allowed_tokens_the_model_excludes_fails_alone(choosing):
     assert isinstance(other, Sample)
 
 
-def test_a_row_that_does_not_fit_its_grammar_fails_alone(choosing):
+def test_a_row_that_does_not_fit_its_grammar_fails_alone(row_ops):
     error = failed_row("outside_grammar", "no")
-    outcomes = Sampler(VOCAB, choosing).sample(
+    outcomes = Sampler(VOCAB, row_ops).sample(
         torch.zeros(2, VOCAB), [request_of(0), request_of(1)], masks_of([1], [[9]], {0: error})
     )
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pdcluster_worker.model.sampling.penalties import FIRST_ROOM, PenaltyState
+from pdcluster_worker.model.sampling.penalties import FIRST_CAPACITY, PenaltyState
 from tests.worker.model.sampling.sampling_cases import make_request
 
 
@@ -84,18 +84,20 @@ def test_counts_follow_the_request_and_are_rebuilt_when_it_is_another():
 
 def test_counts_are_those_of_a_request_counted_at_once_however_it_grew():
     tokens = torch.randint(
-        2000, (3 * FIRST_ROOM,), generator=torch.Generator().manual_seed(2)
+        2000, (3 * FIRST_CAPACITY,), generator=torch.Generator().manual_seed(2)
     ).tolist()
     grown, state = make_request(tokens[:5], 5, repetition_penalty=1.5), PenaltyState(2000)
-    for size in (6, 7, FIRST_ROOM - 1, FIRST_ROOM + 1, 3 * FIRST_ROOM):
+    for size in (6, 7, FIRST_CAPACITY - 1, FIRST_CAPACITY + 1, 3 * FIRST_CAPACITY):
         grown.tokens[:] = tokens[:size]
         counts = state.counts(grown)
         assert counts.ids.tolist() == list(dict.fromkeys(tokens[:size]))
-        assert counts.said.tolist() == [tokens[5:size].count(token_id) for token_id in counts.ids]
+        assert counts.occurrences.tolist() == [
+            tokens[5:size].count(token_id) for token_id in counts.ids
+        ]
 
 
 def test_a_prompt_is_counted_for_the_repetition_penalty_alone():
     counts = PenaltyState(9).counts(make_request([1, 2, 3, 3], 3, presence_penalty=1.0))
-    assert (counts.ids.tolist(), counts.said.tolist()) == ([3], [1.0])
+    assert (counts.ids.tolist(), counts.occurrences.tolist()) == ([3], [1.0])
     counts = PenaltyState(9).counts(make_request([1, 2, 3], 3, presence_penalty=1.0))
     assert counts.ids.tolist() == []

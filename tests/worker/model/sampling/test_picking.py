@@ -113,9 +113,9 @@ def test_min_p_keeps_all_equals_of_the_last_one_kept():
 @given(logit_rows, st.floats(0.01, 0.999), st.floats(0.2, 3.0))
 def test_top_p_leaves_the_smallest_set_that_holds_p(logits, top_p, temperature):
     kept = naive_kept(logits, top_p=top_p, temperature=temperature)
-    wanted = top_p * math.fsum(weights_of(logits, temperature))
+    needed = top_p * math.fsum(weights_of(logits, temperature))
     mass = math.fsum(kept.values())
-    assert mass >= wanted > mass - min(kept.values())
+    assert mass >= needed > mass - min(kept.values())
 
 
 def test_draws_follow_the_probabilities_over_positions():

@@ -20,7 +20,7 @@ from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sample_kernel import (
     RankArguments,
     SampleArguments,
-    kernel_choosing,
+    kernel_operations,
     row_function,
 )
 from pdcluster_worker.model.sampling.sampler import Sampler
@@ -49,13 +49,15 @@ def library(request):
 
 
 @pytest.fixture(scope="module")
-def choosing(library):
-    return kernel_choosing(row_function(library, "sample_rows"), row_function(library, "rank_rows"))
+def row_ops(library):
+    return kernel_operations(
+        row_function(library, "sample_rows"), row_function(library, "rank_rows")
+    )
 
 
-def same(choosing, logits, rows):
+def same(row_ops, logits, rows):
     """Status and tokens, after a check that both ways give the same."""
-    ours, plain = choosing.pick(logits, rows), pick_tokens(logits, rows)
+    ours, plain = row_ops.pick(logits, rows), pick_tokens(logits, rows)
     assert ours.status.tolist() == plain.status.tolist()
     good = plain.status == PICKED
     assert ours.token_ids[good].tolist() == plain.token_ids[good].tolist()
@@ -65,12 +67,12 @@ def same(choosing, logits, rows):
 # The last group of 64 is whole, nearly whole, or one token alone.
 @pytest.mark.parametrize("vocab_size", [1, 63, 64, 65, 1000, 49_152])
 @pytest.mark.parametrize("scale", [0.01, 2.0, 12.0])
-def test_kernel_picks_the_tokens_of_the_plain_operations(choosing, vocab_size, scale):
+def test_kernel_picks_the_tokens_of_the_plain_operations(row_ops, vocab_size, scale):
     count = 2 if vocab_size > 10_000 else 20
     kinds = [{**kind, "seed": 31 * n} for n, kind in enumerate(KINDS * count)]
     logits = random_logits(vocab_size, len(kinds), vocab_size, scale)
-    same(choosing, logits, rows_for(vocab_size, *kinds))
-    same(choosing, logits.bfloat16().float(), rows_for(vocab_size, *kinds))
+    same(row_ops, logits, rows_for(vocab_size, *kinds))
+    same(row_ops, logits.bfloat16().float(), rows_for(vocab_size, *kinds))
 
 
 values = st.sampled_from(
@@ -91,34 +93,34 @@ finite = st.floats(-30, 30, width=32)
     st.floats(0.0, 1.0),
 )
 def test_kernel_agrees_on_odd_logits_and_settings(
-    choosing, logits, temperature, top_k, top_p, min_p, u
+    row_ops, logits, temperature, top_k, top_p, min_p, u
 ):
     row = rows_for(
         len(logits), {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     )
     rows = Rows(row.inverse_temperature, row.top_k, row.top_p, row.min_p, np.array([u]))
-    same(choosing, torch.tensor([logits]), rows)
+    same(row_ops, torch.tensor([logits]), rows)
 
 
-def test_kernel_fails_rows_alone(choosing):
+def test_kernel_fails_rows_alone(row_ops):
     logits = random_logits(1, 5, 1000)
     logits[1, 999], logits[2, 0], logits[3] = math.nan, math.inf, -math.inf
     for kind in KINDS:
-        picks = same(choosing, logits, rows_for(1000, *[kind] * 5))
+        picks = same(row_ops, logits, rows_for(1000, *[kind] * 5))
         assert picks.status.tolist() == [PICKED, NOT_FINITE, NOT_FINITE, NOTHING_LEFT, PICKED]
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20, 1000])
-def test_kernel_ranks_the_tokens_of_the_plain_operations(choosing, count):
+def test_kernel_ranks_the_tokens_of_the_plain_operations(row_ops, count):
     logits = random_logits(3, 9, 1000, 5).bfloat16().float()
     logits[4, 7:] = -math.inf
     rows = np.array([8, 0, 4, 3])
-    ours, plain = choosing.rank(logits, rows, count), rank_tokens(logits, rows, count)
+    ours, plain = row_ops.rank(logits, rows, count), rank_tokens(logits, rows, count)
     for name in ("ids", "best", "total"):
         assert getattr(ours, name).tolist() == getattr(plain, name).tolist()
 
 
-def test_rows_may_be_shared_between_threads_in_any_way(library, choosing):
+def test_rows_may_be_shared_between_threads_in_any_way(library, row_ops):
     def split(name):
         function = row_function(library, name)
 
@@ -135,21 +137,21 @@ def test_rows_may_be_shared_between_threads_in_any_way(library, choosing):
 
         return run
 
-    shared = kernel_choosing(split("sample_rows"), split("rank_rows"))
+    shared = kernel_operations(split("sample_rows"), split("rank_rows"))
     kinds = [{**kind, "seed": n} for n, kind in enumerate(KINDS * 3)]
     logits = random_logits(5, len(kinds), 5000)
     rows = rows_for(5000, *kinds)
     assert (
         shared.pick(logits, rows).token_ids.tolist()
-        == choosing.pick(logits, rows).token_ids.tolist()
+        == row_ops.pick(logits, rows).token_ids.tolist()
     )
     places = np.arange(len(kinds))
     assert (
-        shared.rank(logits, places, 3).ids.tolist() == choosing.rank(logits, places, 3).ids.tolist()
+        shared.rank(logits, places, 3).ids.tolist() == row_ops.rank(logits, places, 3).ids.tolist()
     )
 
 
-def test_a_sampler_with_kernels_gives_the_same_samples(choosing):
+def test_a_sampler_with_kernels_gives_the_same_samples(row_ops):
     options = [
         {"logprobs": 4},
         {"temperature": 1.0, "top_p": 0.9, "logprobs": 0},
@@ -160,9 +162,7 @@ def test_a_sampler_with_kernels_gives_the_same_samples(choosing):
         make_request([5, 6, 6], 1, name=str(n), **option) for n, option in enumerate(options)
     ]
     logits = random_logits(6, len(options), 3000)
-    assert Sampler(3000, choosing).sample(logits, requests) == Sampler(3000).sample(
-        logits, requests
-    )
+    assert Sampler(3000, row_ops).sample(logits, requests) == Sampler(3000).sample(logits, requests)
 
 
 def test_no_memory_is_an_error_of_the_step():
@@ -176,7 +176,7 @@ def test_no_memory_is_an_error_of_the_step():
 
         return run
 
-    failing = kernel_choosing(no_memory("status"), no_memory("total"))
+    failing = kernel_operations(no_memory("status"), no_memory("total"))
     with pytest.raises(MemoryError, match="sampling"):
         failing.pick(torch.zeros(2, 9), rows_for(9, *[{"temperature": 1.0}] * 2))
     with pytest.raises(MemoryError, match="log probabilities"):

@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.config.routing import KvAwarePolicy
-from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.kv_aware import cost, decay, kv_aware
 from pdcluster_worker.routing.decode_score.selection import select
 
-TEN_BLOCKS = Asked(prompt_tokens=160, block_size=16)
+TEN_BLOCKS = RequestSize(prompt_tokens=160, block_size=16)
 
 
 def test_y8_old_cost_is_overlap_weight_times_prefill_blocks_plus_active_blocks() -> None:

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
-from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.latency import (
     capacity_aware,
     extended_cost,
@@ -14,7 +14,7 @@ from pdcluster_worker.routing.decode_score.latency import (
 )
 from pdcluster_worker.routing.decode_score.selection import select
 
-ASKED = Asked(prompt_tokens=160, block_size=16)
+ASKED = RequestSize(prompt_tokens=160, block_size=16)
 
 
 @pytest.mark.parametrize(

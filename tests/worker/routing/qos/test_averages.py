@@ -2,22 +2,22 @@
 
 import pytest
 
-from pdcluster_worker.routing.estimator import Flight, Line
+from pdcluster_worker.routing.estimator import QueuedRequest, QueueState
 from pdcluster_worker.routing.qos.averages import Averages, queue_seconds
 from pdcluster_worker.routing.qos.meter import Measured, Meter
 from pdcluster_worker.testing import FakeClock
 
 
-def waiting(prompt_tokens: int, priority: int = 0) -> Flight:
-    return Flight("g", prompt_tokens, 10, priority)
+def waiting(prompt_tokens: int, priority: int = 0) -> QueuedRequest:
+    return QueuedRequest("g", prompt_tokens, 10, priority)
 
 
-def decoding() -> Flight:
-    return Flight("g", 100, 10, num_tokens=3)
+def decoding() -> QueuedRequest:
+    return QueuedRequest("g", 100, 10, num_tokens=3)
 
 
-def line(*flights: Flight) -> Line:
-    return Line(flights, seats=64)
+def queue_state(*requests: QueuedRequest) -> QueueState:
+    return QueueState(requests, slots=64)
 
 
 NEW = waiting(50, priority=100)
@@ -68,14 +68,14 @@ def test_first_token_is_estimated_by_the_formula_of_the_document() -> None:
             tokens=40,
         )
     )
-    queue = line(waiting(300), waiting(100), decoding(), decoding())
+    queue = queue_state(waiting(300), waiting(100), decoding(), decoding())
 
     assert averages.prompt_token_seconds == pytest.approx(0.001)
     assert averages.estimated_tpot_seconds(2) == pytest.approx(0.05)
     assert averages.estimated_ttft_seconds(NEW, queue) == pytest.approx(
         queue_seconds(2, 200 * 0.001, 2, 0.05 / 2)
     )
-    assert averages.estimated_ttft_seconds(NEW, line()) == 0.0
+    assert averages.estimated_ttft_seconds(NEW, queue_state()) == 0.0
     assert averages.estimated_completion_seconds(NEW, queue) == pytest.approx(0.45 + 9 * 0.05)
 
 
@@ -85,21 +85,21 @@ def test_only_requests_that_are_served_before_count() -> None:
 
     assert (
         averages.estimated_ttft_seconds(
-            waiting(1, priority=-100), line(waiting(300), waiting(100, 100))
+            waiting(1, priority=-100), queue_state(waiting(300), waiting(100, 100))
         )
         == 0.0
     )
     assert averages.estimated_ttft_seconds(
-        NEW, line(waiting(300), waiting(100, 1000))
+        NEW, queue_state(waiting(300), waiting(100, 1000))
     ) == pytest.approx(0.3)
 
 
 def test_nothing_is_estimated_before_anything_was_measured() -> None:
     averages = Averages()
 
-    assert averages.estimated_ttft_seconds(NEW, line(waiting(300))) is None
+    assert averages.estimated_ttft_seconds(NEW, queue_state(waiting(300))) is None
     assert averages.estimated_tpot_seconds(3) is None
-    assert averages.estimated_completion_seconds(NEW, line(waiting(300))) is None
+    assert averages.estimated_completion_seconds(NEW, queue_state(waiting(300))) is None
     assert (averages.firsts_per_second, averages.ends_per_second) == (0.0, 0.0)
 
 

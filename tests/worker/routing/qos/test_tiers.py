@@ -3,13 +3,13 @@
 import pytest
 
 from pdcluster_worker.config.qos import SloPolicy, Tier
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
-from pdcluster_worker.routing.qos.slo import Slo, slo_of
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.routing.qos.slo import LatencySlo, slo_of
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 
 
 @pytest.mark.parametrize(
-    ("asked", "ceiling", "client_decides", "expected"),
+    ("requested", "ceiling", "client_decides", "expected"),
     [
         (None, None, False, 0),
         (0, None, False, 0),
@@ -22,13 +22,13 @@ from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
     ],
 )
 def test_priority_is_the_one_asked_for_within_what_the_key_may_have(
-    asked: int | None, ceiling: Tier | None, client_decides: bool, expected: int
+    requested: int | None, ceiling: Tier | None, client_decides: bool, expected: int
 ) -> None:
-    assert priority_of(asked, ceiling, client_decides=client_decides) == expected
+    assert priority_of(requested, ceiling, client_decides=client_decides) == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "ceiling", "client_decides", "words"),
+    ("requested", "ceiling", "client_decides", "words"),
     [
         (-1, None, False, "leave it out, or set qos.allowClientPriority"),
         (1, None, False, "leave it out, or set qos.allowClientPriority"),
@@ -38,19 +38,19 @@ def test_priority_is_the_one_asked_for_within_what_the_key_may_have(
     ],
 )
 def test_priority_beyond_that_is_refused(
-    asked: int, ceiling: Tier | None, client_decides: bool, words: str
+    requested: int, ceiling: Tier | None, client_decides: bool, words: str
 ) -> None:
     with pytest.raises(PriorityError, match=words):
-        priority_of(asked, ceiling, client_decides=client_decides)
+        priority_of(requested, ceiling, client_decides=client_decides)
 
 
 def test_objectives_of_a_request_go_before_those_of_the_policy() -> None:
-    plain = RequestSpec("r", [1], Sampling(max_tokens=1, seed=1))
+    plain = RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=1))
     own = RequestSpec(
-        "r", [1], Sampling(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03
+        "r", [1], SamplingParams(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03
     )
     policy = SloPolicy(tpot_milliseconds=40.0)
 
-    assert slo_of(plain, SloPolicy()) == Slo(0.5, None)
-    assert slo_of(plain, policy) == Slo(0.5, 0.04)
-    assert slo_of(own, policy) == Slo(0.2, 0.03)
+    assert slo_of(plain, SloPolicy()) == LatencySlo(0.5, None)
+    assert slo_of(plain, policy) == LatencySlo(0.5, 0.04)
+    assert slo_of(own, policy) == LatencySlo(0.2, 0.03)

@@ -9,21 +9,21 @@ from random import Random
 
 import pytest
 
-from pdcluster_worker.routing.estimator import Completion, Estimator, Flight, Line
-from pdcluster_worker.routing.waiting_time.drain import drain
-from pdcluster_worker.routing.waiting_time.flights import MOST, Ahead, Flights
+from pdcluster_worker.routing.estimator import Completion, Estimator, QueuedRequest, QueueState
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.request_queue import MOST, QueueAhead, RequestQueue
 from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
+from pdcluster_worker.routing.waiting_time.simulate_queue import simulate_queue
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 from pdcluster_worker.routing.waiting_time.survival import Survival
 
 
-def flight(
+def request(
     tokens: int = 0, *, prompt: int = 0, group: str = "g", priority: int = 0, due: float = inf
-) -> Flight:
-    return Flight(
+) -> QueuedRequest:
+    return QueuedRequest(
         group, prompt, max_tokens=1000, priority=priority, due_seconds=due, num_tokens=tokens
     )
 
@@ -111,72 +111,72 @@ def test_prefill_rate_is_measured_tokens_over_seconds() -> None:
 
 
 def test_drain_gives_free_seats_to_those_that_wait() -> None:
-    assert drain([], [10.0, 10.0, 10.0], 1, lambda _: 1.0) == [(0, 10), (10, 20), (20, 30)]
-    assert drain([10.0, 30.0], [5.0], 2, lambda _: 1.0) == [(0, 10), (0, 30), (10, 15)]
-    assert drain([], [], 4, lambda _: 1.0) == []
+    assert simulate_queue([], [10.0, 10.0, 10.0], 1, lambda _: 1.0) == [(0, 10), (10, 20), (20, 30)]
+    assert simulate_queue([10.0, 30.0], [5.0], 2, lambda _: 1.0) == [(0, 10), (0, 30), (10, 15)]
+    assert simulate_queue([], [], 4, lambda _: 1.0) == []
 
 
 def test_the_line_goes_by_priority_then_deadline_then_arrival() -> None:
     kinds = [{"priority": 1}, {"due": 9.0}, {}, {"due": 3.0}, {"tokens": 5}, {"priority": -1}]
-    line = Flights(flight(prompt=10**index, **kind) for index, kind in enumerate(kinds))
-    urgent, plain = line.ahead(flight(due=5.0)), line.ahead(flight())
+    queue = RequestQueue(request(prompt=10**index, **kind) for index, kind in enumerate(kinds))
+    urgent, plain = queue.ahead(request(due=5.0)), queue.ahead(request())
 
     assert (urgent.num_requests, urgent.prompt_tokens) == (2, 101_000)
     assert (plain.num_requests, plain.prompt_tokens) == (4, 101_110)
-    assert len(line.running) == 1
+    assert len(queue.running) == 1
 
 
 def test_totals_of_a_long_line_are_those_of_its_requests_whatever_comes_and_goes() -> None:
-    source, line, known = Random(3), Flights(), list[Flight]()
+    source, queue, known = Random(3), RequestQueue(), list[QueuedRequest]()
     for step in range(6 * MOST):
         if known and source.random() < 0.3:
             gone = known.pop(source.randrange(len(known)))
-            line.remove(gone)
+            queue.remove(gone)
         elif known and source.random() < 0.1:
             began = source.choice(known)
             began.num_tokens += 1
-            line.began(began)
-        new = flight(
+            queue.began(began)
+        new = request(
             prompt=step,
             group=source.choice("gh"),
             priority=source.choice((-1, 0, 1)),
             due=source.choice((1.0, 5.0, inf)),
         )
         known.append(new)
-        line.add(new)
-    asked = flight(due=4.0)
-    ahead, expected = line.ahead(asked), Ahead()
+        queue.add(new)
+    requested = request(due=4.0)
+    ahead, expected = queue.ahead(requested), QueueAhead()
     for other in known:
         if not other.is_decoding and (other.priority, other.due_seconds) <= (0, 4.0):
             expected.count(other)
 
     assert ahead == expected
-    assert set(line) == set(known)
-    assert len(line) == len(known)
-    assert all(each in line for each in known)
-    assert line.by_group == Counter(other.group for other in known)
+    assert set(queue) == set(known)
+    assert len(queue) == len(known)
+    assert all(each in queue for each in known)
+    assert queue.by_group == Counter(other.group for other in known)
 
 
 def test_a_group_is_forgotten_with_its_last_request() -> None:
-    line, only = Flights(), flight(group="86400s")
-    line.add(only)
-    line.remove(only)
+    queue, only = RequestQueue(), request(group="86400s")
+    queue.add(only)
+    queue.remove(only)
 
-    assert list(line.by_group) == []
+    assert list(queue.by_group) == []
 
 
 def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
     estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
     for tokens in (80, 100, 120) * 10:
         estimator.observe(ended(tokens, tokens * 0.01))
-    line = Line(
-        [*(flight(tokens) for tokens in range(1, 80, 10)), *(flight() for _ in range(100))], 8
+    queue = QueueState(
+        [*(request(tokens) for tokens in range(1, 80, 10)), *(request() for _ in range(100))], 8
     )
-    exact = drain(
+    exact = simulate_queue(
         [100.0 - tokens for tokens in range(1, 80, 10)], [100.0] * 101, 8, lambda _: 0.01
     )[-1]
 
-    assert estimator.estimated_completion_seconds(flight(), line) == pytest.approx(
+    assert estimator.estimated_completion_seconds(request(), queue) == pytest.approx(
         exact[1], rel=0.03
     )
 
@@ -185,35 +185,41 @@ def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
 def test_without_presets_nothing_is_estimated_before_five_completions(estimator: Estimator) -> None:
     for _ in range(4):
         estimator.observe(ended())
-        assert estimator.estimated_ttft_seconds(flight(), Line([], 4)) is None
-        assert estimator.estimated_completion_seconds(flight(), Line([], 4)) is None
+        assert estimator.estimated_ttft_seconds(request(), QueueState([], 4)) is None
+        assert estimator.estimated_completion_seconds(request(), QueueState([], 4)) is None
     estimator.observe(ended())
 
-    assert estimator.estimated_ttft_seconds(flight(), Line([], 4)) == pytest.approx(0.01, rel=0.02)
+    assert estimator.estimated_ttft_seconds(request(), QueueState([], 4)) == pytest.approx(
+        0.01, rel=0.02
+    )
 
 
 def test_load_aware_waits_for_a_seat_and_for_prefills_before_it() -> None:
     estimator = LoadAware(
         Presets(token_seconds=0.01, output_tokens=100, prefill_tokens_per_second=1000)
     )
-    free = estimator.estimated_ttft_seconds(flight(prompt=500), Line([], 2))
-    behind = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(prompt=1500)], 2))
-    full = estimator.estimated_ttft_seconds(flight(prompt=500), Line([flight(40), flight(20)], 2))
+    free = estimator.estimated_ttft_seconds(request(prompt=500), QueueState([], 2))
+    behind = estimator.estimated_ttft_seconds(
+        request(prompt=500), QueueState([request(prompt=1500)], 2)
+    )
+    full = estimator.estimated_ttft_seconds(
+        request(prompt=500), QueueState([request(40), request(20)], 2)
+    )
 
     assert (free, behind) == (pytest.approx(0.51), pytest.approx(2.01))
     assert full == pytest.approx(0.6 + 0.51, abs=0.4)
-    assert estimator.estimated_completion_seconds(flight(prompt=500), Line([], 2)) == pytest.approx(
-        1.5
-    )
+    assert estimator.estimated_completion_seconds(
+        request(prompt=500), QueueState([], 2)
+    ) == pytest.approx(1.5)
 
 
 def test_load_aware_takes_the_batch_into_account() -> None:
     estimator = LoadAware(Presets())
     for batch in (1, 2, 4, 8) * 5:
         estimator.observe(ended(101, 1.0 + 0.5 * batch, batch))
-    alone = estimator.estimated_completion_seconds(flight(), Line([], 8))
+    alone = estimator.estimated_completion_seconds(request(), QueueState([], 8))
     beside = estimator.estimated_completion_seconds(
-        flight(), Line([flight(1) for _ in range(7)], 8)
+        request(), QueueState([request(1) for _ in range(7)], 8)
     )
 
     assert alone == pytest.approx(1.5, rel=0.05)
@@ -224,14 +230,14 @@ def test_load_aware_group_ends_with_the_last_of_its_members() -> None:
     estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
     for _ in range(20):
         estimator.observe(ended(100, 0.99))
-    members = [flight() for _ in range(4)]
-    before = [flight(group="h") for _ in range(2)]
+    members = [request() for _ in range(4)]
+    before = [request(group="h") for _ in range(2)]
 
-    assert estimator.group_seconds(members, Line(members, 2)) == pytest.approx(2.0, rel=0.02)
-    assert estimator.group_seconds(members, Line([*before, *members], 2)) == pytest.approx(
+    assert estimator.group_seconds(members, QueueState(members, 2)) == pytest.approx(2.0, rel=0.02)
+    assert estimator.group_seconds(members, QueueState([*before, *members], 2)) == pytest.approx(
         3.0, rel=0.02
     )
-    assert estimator.group_seconds([], Line([], 2)) == 0.0
+    assert estimator.group_seconds([], QueueState([], 2)) == 0.0
 
 
 def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
@@ -242,7 +248,7 @@ def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
     for estimator in (static, decode, both):
         for _ in range(60):
             estimator.observe(ended(100, 1.0))
-    members = [flight() for _ in range(5)]
+    members = [request() for _ in range(5)]
 
     assert static.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.02 + 1000 * 0.02)
     assert decode.group_seconds(members, 1) == pytest.approx(4 * 50 * 0.01 + 1000 * 0.01, rel=0.01)
@@ -254,12 +260,12 @@ def test_rwt_of_one_request_is_conservative() -> None:
     """[R6]: above what the same line takes with answers of their mean length."""
     presets = Presets(token_seconds=0.01, output_tokens=100)
     rwt, ours = RwtEstimator(presets), LoadAware(presets)
-    line = Line([flight(1) for _ in range(2)], 2)
+    queue = QueueState([request(1) for _ in range(2)], 2)
 
-    assert (rwt.estimated_completion_seconds(flight(), line) or 0) > (
-        ours.estimated_completion_seconds(flight(), line) or inf
+    assert (rwt.estimated_completion_seconds(request(), queue) or 0) > (
+        ours.estimated_completion_seconds(request(), queue) or inf
     )
-    assert rwt.estimated_ttft_seconds(flight(), Line([], 2)) == pytest.approx(0.01)
+    assert rwt.estimated_ttft_seconds(request(), QueueState([], 2)) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -276,4 +282,4 @@ def test_groups_learn_from_each_other_as_far_as_they_are_alike(
     for number in (0, 0, 0, 1):
         estimator.observe(replace(ended(new[number]), group="new"))
 
-    assert estimator.survival("new", Line([], 4)).mean == pytest.approx(expected, rel=0.25)
+    assert estimator.survival("new", QueueState([], 4)).mean == pytest.approx(expected, rel=0.25)

@@ -593,8 +593,10 @@ async def test_a_final_message_that_no_answer_goes_on_from_is_refused(
 
 async def test_a_schema_that_the_engine_refuses_is_named_as_this_api_names_it(rig, http):
     rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
-    wanted = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
-    reply = await http.post("/v1/messages", json=BODY | wanted)
+    sampling_request = {
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    }
+    reply = await http.post("/v1/messages", json=BODY | sampling_request)
 
     assert reply.json()["error"]["message"] == "output_config.format: cannot be compiled"
 

@@ -6,13 +6,13 @@ import pytest
 import xgrammar
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.grammar.schema import SchemaError
-from pdcluster_worker.grammar.tags import prepared_tag
 from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.server.generation.answer_format import Reasoning, answer_constraint
 from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
+from pdcluster_worker.structured_output.schema import SchemaError
+from pdcluster_worker.structured_output.tags import prepared_tag
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
 CITY = {
@@ -96,7 +96,7 @@ CODER += "</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
-    ("use", "parser", "asked", "right", "wrong"),
+    ("use", "parser", "requested", "right", "wrong"),
     [
         (
             REQUIRED,
@@ -147,8 +147,10 @@ CODER += "</function>\n</tool_call>"
         ),
     ],
 )
-def test_calls_have_the_form_that_is_asked_for(grammar, use, parser, asked, right, wrong) -> None:
-    constraint = answer_constraint(asked, use, parser, ANSWER)
+def test_calls_have_the_form_that_is_asked_for(
+    grammar, use, parser, requested, right, wrong
+) -> None:
+    constraint = answer_constraint(requested, use, parser, ANSWER)
 
     assert [text for text in right if not grammar.takes(constraint, text)] == []
     assert [text for text in wrong if grammar.takes(constraint, text)] == []
@@ -162,7 +164,7 @@ def test_a_named_call_is_its_parameters(grammar) -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "asked", "reasoning", "right", "wrong"),
+    ("use", "requested", "reasoning", "right", "wrong"),
     [
         (
             NONE,
@@ -233,9 +235,9 @@ def test_a_named_call_is_its_parameters(grammar) -> None:
     ],
 )
 def test_the_form_begins_after_the_reasoning_which_has_a_budget(
-    grammar, use, asked, reasoning, right, wrong
+    grammar, use, requested, reasoning, right, wrong
 ) -> None:
-    constraint = answer_constraint(asked, use, "hermes", reasoning)
+    constraint = answer_constraint(requested, use, "hermes", reasoning)
 
     assert [text for text in right if not grammar.takes(constraint, text)] == []
     assert [text for text in wrong if grammar.takes(constraint, text)] == []

@@ -49,7 +49,7 @@ def test_a_shared_cache_still_keeps_a_client_s_own_salts_apart():
 
 
 @pytest.fixture
-async def asked(rig, tmp_path: Path) -> AsyncIterator[Asked]:
+async def requested(rig, tmp_path: Path) -> AsyncIterator[Asked]:
     """Sends a body with a key; returns the salts of the requests that reached the backend."""
     for name in ("alice", "bob"):
         (tmp_path / name).write_text(f"sk-{name}")
@@ -80,22 +80,27 @@ async def asked(rig, tmp_path: Path) -> AsyncIterator[Asked]:
         yield ask
 
 
-async def test_two_keys_have_two_caches_in_both_apis(asked: Asked):
-    alice, again, bob = [(await asked(key, CHAT))[0] for key in ("sk-alice", "sk-alice", "sk-bob")]
+async def test_two_keys_have_two_caches_in_both_apis(requested: Asked):
+    alice, again, bob = [
+        (await requested(key, CHAT))[0] for key in ("sk-alice", "sk-alice", "sk-bob")
+    ]
 
     assert alice == again != bob
-    assert await asked("sk-alice", COMPLETION) == [alice] * 4
+    assert await requested("sk-alice", COMPLETION) == [alice] * 4
 
 
-async def test_a_request_carries_the_name_of_its_key(rig, asked: Asked):
-    await asked("sk-bob", CHAT)
+async def test_a_request_carries_the_name_of_its_key(rig, requested: Asked):
+    await requested("sk-bob", CHAT)
 
     assert [spec.tenant for specs, _ in rig.backend.calls for spec in specs] == ["bob"]
 
 
-async def test_the_policy_gives_all_keys_one_cache_at_once(asked: Asked):
-    assert [await asked(key, CHAT, shared=True) for key in ("sk-alice", "sk-bob")] == [[b""], [b""]]
-    assert await asked("sk-alice", CHAT) != [b""]
+async def test_the_policy_gives_all_keys_one_cache_at_once(requested: Asked):
+    assert [await requested(key, CHAT, shared=True) for key in ("sk-alice", "sk-bob")] == [
+        [b""],
+        [b""],
+    ]
+    assert await requested("sk-alice", CHAT) != [b""]
 
 
 async def test_without_keys_there_is_one_cache_and_a_client_may_divide_it(rig, http):

@@ -18,11 +18,11 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.mark.parametrize(
-    ("asked", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)]
+    ("requested", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)]
 )
-async def test_priority_is_a_name_or_a_number(rig, http, asked, number):
+async def test_priority_is_a_name_or_a_number(rig, http, requested, number):
     rig.policy = replace(rig.policy, allow_client_priority=True)
-    response = await http.post(CHAT, json=BODY | {"priority": asked})
+    response = await http.post(CHAT, json=BODY | {"priority": requested})
 
     assert response.status_code == 200
     assert rig.backend.calls[0][0][0].priority == number

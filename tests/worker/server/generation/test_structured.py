@@ -36,7 +36,7 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "constraint"),
+    ("requested", "constraint"),
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
@@ -76,8 +76,10 @@ def by_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("path", REQUESTS)
-async def test_both_apis_hand_the_constraint_to_every_choice(rig, http, path, asked, constraint):
-    response = await http.post(path, json={**REQUESTS[path], "n": 2, **asked})
+async def test_both_apis_hand_the_constraint_to_every_choice(
+    rig, http, path, requested, constraint
+):
+    response = await http.post(path, json={**REQUESTS[path], "n": 2, **requested})
 
     assert response.status_code == 200, response.text
     (specs, _), *_ = rig.backend.calls
@@ -92,7 +94,7 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("asked", "param", "words"),
+    ("requested", "param", "words"),
     [
         (
             {"response_format": {"type": "yaml"}},
@@ -153,10 +155,10 @@ def nested(depth: int) -> Any:
     ],
 )
 async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(
-    rig, http, asked, param, words
+    rig, http, requested, param, words
 ):
     path = "/v1/completions"
-    response = await http.post(path, json={**REQUESTS[path], **asked})
+    response = await http.post(path, json={**REQUESTS[path], **requested})
     error = response.json()["error"]
 
     assert (response.status_code, error["type"], error["param"]) == (
@@ -169,7 +171,7 @@ async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("requested", "param"),
     [
         (by_format(), "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
@@ -178,11 +180,11 @@ async def test_a_form_that_cannot_be_meant_is_a_400_that_names_the_field(
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_cannot_compile_is_a_400_that_names_the_field(
-    rig, http, asked, param, stream
+    rig, http, requested, param, stream
 ):
     rig.backend.error = RequestError("#/properties/b: no", param="constraint")
     path = "/v1/chat/completions"
-    response = await http.post(path, json={**REQUESTS[path], **asked, "stream": stream})
+    response = await http.post(path, json={**REQUESTS[path], **requested, "stream": stream})
 
     assert response.status_code == 400
     assert response.json()["error"] == {

@@ -37,7 +37,7 @@ async def closed(rig, keys: ApiKeys) -> AsyncIterator[HttpServer]:
 
 
 @pytest.fixture
-async def door(closed: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
+async def direct_writer(closed: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{closed.port}", timeout=20, trust_env=False
     ) as client:
@@ -45,9 +45,11 @@ async def door(closed: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("header", ["Bearer sk-alice", "bearer sk-alice", "Bearer  sk-alice"])
-async def test_a_good_key_opens(door, header):
+async def test_a_good_key_opens(direct_writer, header):
     assert (
-        await door.post("/v1/chat/completions", json=BODY, headers={"authorization": header})
+        await direct_writer.post(
+            "/v1/chat/completions", json=BODY, headers={"authorization": header}
+        )
     ).status_code == 200
 
 
@@ -63,8 +65,10 @@ async def test_a_good_key_opens(door, header):
         ({"authorization": "Bearer sk-alice sk-alice"}, "incorrect API key provided"),
     ],
 )
-async def test_anything_else_is_a_401_and_never_reaches_the_model(rig, door, headers, message):
-    reply = await door.post("/v1/chat/completions", json=BODY, headers=headers)
+async def test_anything_else_is_a_401_and_never_reaches_the_model(
+    rig, direct_writer, headers, message
+):
+    reply = await direct_writer.post("/v1/chat/completions", json=BODY, headers=headers)
 
     error = reply.json()["error"]
     assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
@@ -83,19 +87,19 @@ async def test_anything_else_is_a_401_and_never_reaches_the_model(rig, door, hea
     "path",
     ["/v1/models", "/v1/models/tiny", "/v1/completions", "/v1/nothing", "/v1", "/%761/models"],
 )
-async def test_the_whole_api_is_closed(door, path):
-    assert (await door.get(path)).status_code == 401
+async def test_the_whole_api_is_closed(direct_writer, path):
+    assert (await direct_writer.get(path)).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
-async def test_probes_and_scrapers_need_no_key(door, path):
-    assert (await door.get(path)).status_code == 200
+async def test_probes_and_scrapers_need_no_key(direct_writer, path):
+    assert (await direct_writer.get(path)).status_code == 200
 
 
-async def test_a_long_body_without_a_key_gets_its_answer(door):
+async def test_a_long_body_without_a_key_gets_its_answer(direct_writer):
     for _ in range(2):
         assert (
-            await door.post("/v1/chat/completions", content=b"x" * (8 << 20))
+            await direct_writer.post("/v1/chat/completions", content=b"x" * (8 << 20))
         ).status_code == 401
 
 
@@ -116,24 +120,26 @@ async def test_openai_s_client_sees_an_authentication_error(closed):
     assert answer.choices[0].message.content == "Hello, world!"
 
 
-async def test_a_key_that_was_taken_away_is_refused_without_a_restart(door, keys, tmp_path):
+async def test_a_key_that_was_taken_away_is_refused_without_a_restart(
+    direct_writer, keys, tmp_path
+):
     headers = {"authorization": "Bearer sk-alice"}
-    assert (await door.get("/v1/models", headers=headers)).status_code == 200
+    assert (await direct_writer.get("/v1/models", headers=headers)).status_code == 200
     (tmp_path / "alice").write_text("sk-new")
     assert keys.reload()
-    assert (await door.get("/v1/models", headers=headers)).status_code == 401
+    assert (await direct_writer.get("/v1/models", headers=headers)).status_code == 401
 
 
 async def test_with_no_key_left_every_request_is_refused_and_probes_go_on(
-    rig, door, keys, tmp_path
+    rig, direct_writer, keys, tmp_path
 ):
     (tmp_path / "alice").unlink()
     assert keys.reload()
     for headers in ({}, {"authorization": "Bearer sk-alice"}, {"authorization": "Bearer"}):
         assert (
-            await door.post("/v1/chat/completions", json=BODY, headers=headers)
+            await direct_writer.post("/v1/chat/completions", json=BODY, headers=headers)
         ).status_code == 401
-    assert (rig.backend.calls, (await door.get("/ready")).status_code) == ([], 200)
+    assert (rig.backend.calls, (await direct_writer.get("/ready")).status_code) == ([], 200)
 
 
 async def test_a_prefill_worker_asks_for_keys_too(rig, keys):

@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from pdcluster_worker.server.http import unsent
-from pdcluster_worker.server.http.connection import SEND_SECONDS, Connection
+from pdcluster_worker.server.http import unacked_responses
+from pdcluster_worker.server.http.connection import SEND_SECONDS, HttpConnection
 
 KEEP_ALIVE_SECONDS = 75
 
@@ -96,7 +96,7 @@ def connection(clock, transport):
         """Never called."""
 
     config = uvicorn.Config(app, ws="none", log_config=None, timeout_keep_alive=KEEP_ALIVE_SECONDS)
-    connection = Connection(config, ServerState(), {}, clock)
+    connection = HttpConnection(config, ServerState(), {}, clock)
     connection.connection_made(transport)
     assert transport.limits == (0, None)
     return connection
@@ -147,4 +147,4 @@ def test_a_client_that_was_gone_before_it_asked_has_no_name(connection, transpor
     transport.peer = ("10.244.1.11", 49153)
     connection.connection_made(transport)
 
-    assert connection.name == unsent.name(("10.244.1.10", 8000), transport.peer)
+    assert connection.name == unacked_responses.name(("10.244.1.10", 8000), transport.peer)

@@ -29,11 +29,13 @@ def allow(rig, **fields) -> None:
 
 
 async def test_by_default_no_page_of_another_origin_is_allowed(http):
-    asked = await http.options(CHAT, headers=ASKED)
+    requested = await http.options(CHAT, headers=ASKED)
     reply = await http.post(CHAT, json=HELLO, headers={"origin": PAGE})
 
-    assert (asked.status_code, reply.status_code) == (405, 200)
-    assert not any(name.startswith("access-control") for name in (*asked.headers, *reply.headers))
+    assert (requested.status_code, reply.status_code) == (405, 200)
+    assert not any(
+        name.startswith("access-control") for name in (*requested.headers, *reply.headers)
+    )
 
 
 async def test_a_preflight_needs_no_key_and_the_request_does(rig, tmp_path: Path):
@@ -43,18 +45,18 @@ async def test_a_preflight_needs_no_key_and_the_request_does(rig, tmp_path: Path
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
-        asked = await client.options(CHAT, headers=ASKED)
+        requested = await client.options(CHAT, headers=ASKED)
         refused = await client.post(CHAT, json=HELLO, headers={"origin": PAGE})
         served = await client.post(
             CHAT, json=HELLO, headers={"origin": PAGE, "authorization": "Bearer sk-alice"}
         )
 
-    assert (asked.status_code, asked.content) == (204, b"")
-    assert asked.headers["access-control-allow-origin"] == PAGE
-    assert asked.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
-    assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-lang"
-    assert asked.headers["access-control-max-age"] == "600"
-    assert "access-control-allow-credentials" not in asked.headers
+    assert (requested.status_code, requested.content) == (204, b"")
+    assert requested.headers["access-control-allow-origin"] == PAGE
+    assert requested.headers["access-control-allow-methods"] == "GET, HEAD, POST, DELETE"
+    assert requested.headers["access-control-allow-headers"] == "authorization,x-stainless-lang"
+    assert requested.headers["access-control-max-age"] == "600"
+    assert "access-control-allow-credentials" not in requested.headers
     assert [refused.status_code, served.status_code] == [401, 200]
     for reply in (refused, served):  # a page reads errors too
         assert (reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (
@@ -76,22 +78,24 @@ async def test_a_preflight_needs_no_key_and_the_request_does(rig, tmp_path: Path
 )
 async def test_a_wrong_origin_is_never_echoed(rig, http, origin):
     allow(rig, allow_credentials=True)
-    asked = await http.options(CHAT, headers=ASKED | {"origin": origin})
+    requested = await http.options(CHAT, headers=ASKED | {"origin": origin})
     reply = await http.post(CHAT, json=HELLO, headers={"origin": origin})
 
-    assert (asked.status_code, asked.json()["error"]["code"]) == (403, "cors_not_allowed")
-    assert "service.cors.allowedOrigins" in asked.json()["error"]["message"]
+    assert (requested.status_code, requested.json()["error"]["code"]) == (403, "cors_not_allowed")
+    assert "service.cors.allowedOrigins" in requested.json()["error"]["message"]
     # the browser keeps it from the page
     assert (reply.status_code, reply.headers["vary"]) == (200, "Origin")
-    assert not any(name.startswith("access-control") for name in (*asked.headers, *reply.headers))
+    assert not any(
+        name.startswith("access-control") for name in (*requested.headers, *reply.headers)
+    )
 
 
 async def test_every_origin_is_allowed_by_a_star_and_never_with_credentials(rig, http):
     allow(rig, allowed_origins=["*"])
-    asked = await http.options(CHAT, headers=ASKED)
+    requested = await http.options(CHAT, headers=ASKED)
 
-    assert asked.headers["access-control-allow-origin"] == "*"
-    assert "access-control-allow-credentials" not in asked.headers
+    assert requested.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in requested.headers
     with pytest.raises(
         msgspec.ValidationError,
         match="cors: allowCredentials is not for every origin: name them in allowedOrigins",
@@ -113,7 +117,7 @@ async def test_credentials_are_allowed_to_named_origins_where_the_policy_says_so
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [
         (
             {"access-control-request-method": "PATCH"},
@@ -126,13 +130,15 @@ async def test_credentials_are_allowed_to_named_origins_where_the_policy_says_so
         ),
     ],
 )
-async def test_a_preflight_for_more_than_is_allowed_says_what_is_missing(rig, http, asked, words):
+async def test_a_preflight_for_more_than_is_allowed_says_what_is_missing(
+    rig, http, requested, words
+):
     allow(rig, allowed_methods=["POST"], allowed_headers=["Authorization"], max_age_seconds=5)
     right = await http.options(
         CHAT, headers=ASKED | {"access-control-request-headers": "authorization"}
     )
     wrong = await http.options(
-        CHAT, headers=ASKED | {"access-control-request-headers": "authorization"} | asked
+        CHAT, headers=ASKED | {"access-control-request-headers": "authorization"} | requested
     )
 
     assert (

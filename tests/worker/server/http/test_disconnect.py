@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.server.http import half_closed
-from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.half_closed import INTERIM
 
 CHAT = "/v1/chat/completions"
@@ -89,7 +89,7 @@ async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(
     rig, server, deaf, monkeypatch, caplog
 ):
     caplog.set_level("INFO", logger="pdcluster_worker")
-    monkeypatch.setattr(Connection, "send_seconds", 0.2)
+    monkeypatch.setattr(HttpConnection, "send_seconds", 0.2)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 300_000  # far more than the kernel's buffers hold
     await deaf({**BODY, "stream": True})
@@ -105,7 +105,7 @@ async def test_a_client_that_stops_reading_is_cut_off_and_holds_up_no_drain(
 async def test_a_whole_answer_that_no_client_reads_holds_up_no_drain(
     rig, server, deaf, monkeypatch, until
 ):
-    monkeypatch.setattr(Connection, "send_seconds", 0.2)
+    monkeypatch.setattr(HttpConnection, "send_seconds", 0.2)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
     await deaf({**BODY, "logprobs": True, "top_logprobs": 20, "max_tokens": 2_000})

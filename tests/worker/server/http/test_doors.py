@@ -97,7 +97,7 @@ class Client:
 
 
 @pytest.fixture
-async def door(rig) -> AsyncIterator[Callable[..., Awaitable[HttpServer]]]:
+async def direct_writer(rig) -> AsyncIterator[Callable[..., Awaitable[HttpServer]]]:
     """Serves the application with limits of one's own."""
     servers = []
 
@@ -138,9 +138,9 @@ async def connect() -> AsyncIterator[Callable[[HttpServer], Awaitable[Client]]]:
     ],
 )
 async def test_a_body_that_no_route_takes_is_answered_without_being_read(
-    door, connect, start, status, length
+    direct_writer, connect, start, status, length
 ):
-    client = await connect(await door())
+    client = await connect(await direct_writer())
     client.send(start, length)
     reply = await client.reply()
 
@@ -148,17 +148,21 @@ async def test_a_body_that_no_route_takes_is_answered_without_being_read(
     assert await client.is_closed()
 
 
-async def test_a_prefill_worker_reads_no_body_at_all(rig, door, connect):
-    client = await connect(await door(create_prefill_app(rig.backend, Metrics(), PolicyConfig)))
+async def test_a_prefill_worker_reads_no_body_at_all(rig, direct_writer, connect):
+    client = await connect(
+        await direct_writer(create_prefill_app(rig.backend, Metrics(), PolicyConfig))
+    )
     client.send(f"POST {CHAT}", HUGE)
 
     assert (await client.reply()).status == 404
 
 
 @pytest.mark.parametrize("authorization", ["", "authorization: Bearer wrong\r\n"])
-async def test_without_a_key_no_body_is_read(rig, door, connect, tmp_path: Path, authorization):
+async def test_without_a_key_no_body_is_read(
+    rig, direct_writer, connect, tmp_path: Path, authorization
+):
     (tmp_path / "alice").write_text("sk-alice")
-    client = await connect(await door(tenant_of=ApiKeys(tmp_path).tenant_of))
+    client = await connect(await direct_writer(tenant_of=ApiKeys(tmp_path).tenant_of))
     client.send(f"POST {CHAT}", HUGE + authorization)
     reply = await client.reply()
 
@@ -170,16 +174,16 @@ async def test_without_a_key_no_body_is_read(rig, door, connect, tmp_path: Path,
     assert await client.is_closed()
 
 
-async def test_a_body_that_announces_too_much_is_not_read(door, connect):
-    client = await connect(await door())
+async def test_a_body_that_announces_too_much_is_not_read(direct_writer, connect):
+    client = await connect(await direct_writer())
     client.send(f"POST {CHAT}", HUGE)
 
     assert (await client.reply()).code == "body_too_large"
     assert await client.is_closed()
 
 
-async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(door, connect):
-    client = await connect(await door())
+async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(direct_writer, connect):
+    client = await connect(await direct_writer())
     client.send(f"POST {CHAT}", CHUNKED, b"5000\r\n" + bytes(0x5000) + b"\r\n")  # and no end
 
     assert (await client.reply()).code == "body_too_large"
@@ -189,9 +193,9 @@ async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(door, c
     ("path", "first"), [("/x", b"HTTP/1.1 404 Not Found\r\n"), (CHAT, b"HTTP/1.1 100 Continue\r\n")]
 )
 async def test_a_client_that_asks_first_gets_100_continue_only_where_its_body_is_read(
-    door, connect, path, first
+    direct_writer, connect, path, first
 ):
-    client = await connect(await door())
+    client = await connect(await direct_writer())
     body = json.dumps(QUESTION).encode()
     client.send(f"POST {path}", f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -208,8 +212,10 @@ async def test_a_client_that_sends_all_before_it_reads_gets_its_answer(server, w
         assert (await wire.post(CHAT, content=bytes(8 << 20))).status_code == 413
 
 
-async def test_a_connection_goes_on_after_answers_to_requests_that_came_whole(door, connect):
-    client = await connect(await door())
+async def test_a_connection_goes_on_after_answers_to_requests_that_came_whole(
+    direct_writer, connect
+):
+    client = await connect(await direct_writer())
     for _ in range(3):
         client.question()
         assert (await client.reply()).status == 200
@@ -218,8 +224,8 @@ async def test_a_connection_goes_on_after_answers_to_requests_that_came_whole(do
 
 
 @pytest.mark.parametrize("length", ["content-length: 100\r\n", CHUNKED])
-async def test_a_body_that_does_not_come_is_408(rig, door, connect, length):
-    client = await connect(await door(limits=HttpLimits(body_seconds=SHORT)))
+async def test_a_body_that_does_not_come_is_408(rig, direct_writer, connect, length):
+    client = await connect(await direct_writer(limits=HttpLimits(body_seconds=SHORT)))
     client.send(f"POST {CHAT}", length, b"1\r\n{\r\n")
     reply = await client.reply()
 
@@ -235,8 +241,8 @@ def test_a_body_has_more_time_the_more_of_it_has_come():
 
 
 @pytest.mark.parametrize("hosts", ["", "host: x\r\nHost: y\r\n"])
-async def test_a_request_without_one_host_is_refused(door, connect, hosts):
-    client = await connect(await door())
+async def test_a_request_without_one_host_is_refused(direct_writer, connect, hosts):
+    client = await connect(await direct_writer())
     client.writer.write(f"GET /health HTTP/1.1\r\n{hosts}\r\n".encode())
     reply = await client.reply()
 
@@ -245,8 +251,8 @@ async def test_a_request_without_one_host_is_refused(door, connect, hosts):
     assert f"the header has {num} fields Host: send one" in reply.body.decode()
 
 
-async def test_http_1_0_needs_no_host(door, connect):
-    client = await connect(await door())
+async def test_http_1_0_needs_no_host(direct_writer, connect):
+    client = await connect(await direct_writer())
     client.writer.write(b"GET /health HTTP/1.0\r\n\r\n")
 
     assert (await client.reply()).status == 200
@@ -254,8 +260,8 @@ async def test_http_1_0_needs_no_host(door, connect):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 @pytest.mark.parametrize("coding", ["gzip", "identity, br"])
-async def test_a_coded_body_is_415_and_not_read(rig, door, connect, path, coding):
-    client = await connect(await door())
+async def test_a_coded_body_is_415_and_not_read(rig, direct_writer, connect, path, coding):
+    client = await connect(await direct_writer())
     client.send(f"POST {path}", f"content-encoding: {coding}\r\ncontent-length: 1000\r\n")
     reply = await client.reply()
 
@@ -263,8 +269,8 @@ async def test_a_coded_body_is_415_and_not_read(rig, door, connect, path, coding
     assert f"content-encoding: {coding} is not supported: send the body" in reply.body.decode()
 
 
-async def test_a_body_may_say_that_it_is_not_coded(door, connect):
-    client = await connect(await door())
+async def test_a_body_may_say_that_it_is_not_coded(direct_writer, connect):
+    client = await connect(await direct_writer())
     client.send(
         f"POST {CHAT}",
         f"content-encoding: Identity\r\ncontent-length: {len(HELLO)}\r\n",
@@ -276,8 +282,8 @@ async def test_a_body_may_say_that_it_is_not_coded(door, connect):
 
 @pytest.mark.parametrize("begun", [b"GET /hea", b"\r\n", b"POST / HTTP/1.1\r\nhost: x\r\nx-a"])
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_a_header_that_does_not_come_whole_is_408(door, connect, begun, num_before):
-    client = await connect(await door(limits=HttpLimits(header_seconds=SHORT)))
+async def test_a_header_that_does_not_come_whole_is_408(direct_writer, connect, begun, num_before):
+    client = await connect(await direct_writer(limits=HttpLimits(header_seconds=SHORT)))
     for _ in range(num_before):
         client.send("GET /health")
         assert (await client.reply()).status == 200
@@ -288,8 +294,10 @@ async def test_a_header_that_does_not_come_whole_is_408(door, connect, begun, nu
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(door, connect, num_before):
-    client = await connect(await door(limits=HttpLimits(keep_alive_seconds=num_before)))
+async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(
+    direct_writer, connect, num_before
+):
+    client = await connect(await direct_writer(limits=HttpLimits(keep_alive_seconds=num_before)))
     for _ in range(num_before):
         client.send("GET /health")
         assert (await client.reply()).status == 200
@@ -298,10 +306,10 @@ async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(door, conn
 
 
 @pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nx-a: "])
-async def test_a_header_without_an_end_ends_the_connection(door, connect, begun, caplog):
+async def test_a_header_without_an_end_ends_the_connection(direct_writer, connect, begun, caplog):
     caplog.set_level("INFO")
     client = await connect(
-        await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
+        await direct_writer(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
     )
     client.writer.write(begun)
 
@@ -322,10 +330,10 @@ FIELDS = "".join(f"x-{i}: y\r\n" for i in range(40))
 )
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_a_header_that_comes_whole_and_too_large_is_431(
-    rig, door, connect, headers, words, num_before
+    rig, direct_writer, connect, headers, words, num_before
 ):
     limits = HttpLimits(max_header_bytes=5000, max_headers=40, linger_seconds=SHORT)
-    client = await connect(await door(limits=limits))
+    client = await connect(await direct_writer(limits=limits))
     for _ in range(num_before):
         client.send("GET /health")
         assert (await client.reply()).status == 200
@@ -342,17 +350,17 @@ async def test_a_header_that_comes_whole_and_too_large_is_431(
     assert rig.backend.calls == []
 
 
-async def test_a_header_within_its_bounds_is_served(door, connect):
+async def test_a_header_within_its_bounds_is_served(direct_writer, connect):
     # beside host, content-type and content-length
     limits = HttpLimits(max_header_bytes=5000, max_headers=43)
-    client = await connect(await door(limits=limits))
+    client = await connect(await direct_writer(limits=limits))
     client.send(f"POST {CHAT}", FIELDS + f"content-length: {len(HELLO)}\r\n", HELLO)
 
     assert (await client.reply()).status == 200
 
 
-async def test_a_refused_client_that_goes_on_sending_reads_its_answer(door, connect):
-    client = await connect(await door(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+async def test_a_refused_client_that_goes_on_sending_reads_its_answer(direct_writer, connect):
+    client = await connect(await direct_writer(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: " + bytes(b"y" * 200_000))
     client.writer.write(b"y" * 200_000)
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -361,8 +369,8 @@ async def test_a_refused_client_that_goes_on_sending_reads_its_answer(door, conn
     assert (await client.reply()).code == "header_too_large"
 
 
-async def test_a_refused_client_that_never_stops_sending_is_cut_off(door, connect):
-    client = await connect(await door(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+async def test_a_refused_client_that_never_stops_sending_is_cut_off(direct_writer, connect):
+    client = await connect(await direct_writer(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: ")
 
     assert await client.sends_until_closed(b"y" * 100_000)
@@ -371,8 +379,8 @@ async def test_a_refused_client_that_never_stops_sending_is_cut_off(door, connec
 @pytest.mark.parametrize(
     "sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"]
 )
-async def test_what_is_no_http_is_answered_in_openais_shape(door, connect, sent):
-    client = await connect(await door())
+async def test_what_is_no_http_is_answered_in_openais_shape(direct_writer, connect, sent):
+    client = await connect(await direct_writer())
     client.writer.write(sent)
     reply = await client.reply()
 
@@ -381,24 +389,28 @@ async def test_what_is_no_http_is_answered_in_openais_shape(door, connect, sent)
 
 
 @pytest.mark.parametrize("first", ["POST /v1/chat/completions", "GET /health"])
-async def test_half_a_body_ends_the_connection(door, connect, first):
-    client = await connect(await door(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT)))
+async def test_half_a_body_ends_the_connection(direct_writer, connect, first):
+    client = await connect(
+        await direct_writer(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT))
+    )
     client.send(first, "content-length: 100\r\n", b"{")
 
     assert (await client.reply()).status == (408 if first.startswith("POST") else 200)
     assert await client.is_closed()
 
 
-async def test_a_body_that_drips_ends_the_connection(door, connect):
-    client = await connect(await door(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT)))
+async def test_a_body_that_drips_ends_the_connection(direct_writer, connect):
+    client = await connect(
+        await direct_writer(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT))
+    )
     client.send(f"POST {CHAT}", "content-length: 100000\r\n")
 
     assert await client.sends_until_closed(b" ")
 
 
-async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(door, connect):
+async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(direct_writer, connect):
     """As the JDK's client offers HTTP/2 with its first request."""
-    client = await connect(await door())
+    client = await connect(await direct_writer())
     offer = (
         "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: "
         "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
@@ -416,8 +428,8 @@ async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(door, connect
     assert (await client.reply()).status == 200
 
 
-async def test_a_proxy_s_connect_is_refused(door, connect):
-    client = await connect(await door())
+async def test_a_proxy_s_connect_is_refused(direct_writer, connect):
+    client = await connect(await direct_writer())
     client.writer.write(b"CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n")
 
     assert (await client.reply()).status == 405
@@ -441,17 +453,17 @@ async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect
     await server.close()
 
 
-async def test_trailers_without_an_end_cut_the_connection(door, connect):
+async def test_trailers_without_an_end_cut_the_connection(direct_writer, connect):
     client = await connect(
-        await door(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
+        await direct_writer(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
     )
     client.send(f"POST {CHAT}", CHUNKED, b"1\r\n{\r\n0\r\nx-a: ")
 
     assert await client.sends_until_closed(b"x" * 3000)
 
 
-async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(door, connect):
-    client = await connect(await door(limits=HttpLimits(max_header_bytes=2_000)))
+async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(direct_writer, connect):
+    client = await connect(await direct_writer(limits=HttpLimits(max_header_bytes=2_000)))
     body = json.dumps(QUESTION).encode().ljust(4000)
     client.send(f"POST {CHAT}", CHUNKED, b"".join(b"1\r\n%c\r\n" % byte for byte in body[:2000]))
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -463,8 +475,8 @@ async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(door, connec
     assert (await client.reply()).status == 200
 
 
-async def test_bodies_of_all_connections_share_one_bound(rig, door, connect):
-    server = await door(limits=HttpLimits(max_bodies_bytes=50_000))
+async def test_bodies_of_all_connections_share_one_bound(rig, direct_writer, connect):
+    server = await direct_writer(limits=HttpLimits(max_bodies_bytes=50_000))
     clients = [await connect(server) for _ in range(20)]
     for client in clients:
         client.send(f"POST {CHAT}", "content-length: 15001\r\n", bytes(15_000))  # one byte short
@@ -489,35 +501,35 @@ async def test_bodies_of_all_connections_share_one_bound(rig, door, connect):
     late = await connect(server)
     async with asyncio.timeout(DEADLINE_SECONDS):
         # until the server has seen them leave
-        while (reply := await asked(late, bytes(19_000))).status == 503:
+        while (reply := await requested(late, bytes(19_000))).status == 503:
             late = await connect(server)
     assert reply.status == 400  # read, and no JSON
 
 
-async def asked(client: Client, body: bytes) -> Reply:
+async def requested(client: Client, body: bytes) -> Reply:
     client.send(f"POST {CHAT}", f"content-length: {len(body)}\r\n", body)
     return await client.reply()
 
 
 async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has_room(
-    rig, door, connect
+    rig, direct_writer, connect
 ):
-    server = await door(limits=HttpLimits(max_bodies_bytes=1))
+    server = await direct_writer(limits=HttpLimits(max_bodies_bytes=1))
     rig.backend.hold_after = 0
     first, second = await connect(server), await connect(server)
     body = json.dumps(QUESTION).encode().ljust(19_000)
     first.send(f"POST {CHAT}", f"content-length: {len(body)}\r\n", body)
     await rig.backend.holding.wait()
 
-    assert (await asked(second, body)).code == "bodies_full"
+    assert (await requested(second, body)).code == "bodies_full"
     rig.backend.gate.set()
     assert (await first.reply()).status == 200
-    assert (await asked(await connect(server), body)).status == 200
+    assert (await requested(await connect(server), body)).status == 200
 
 
-async def test_a_stream_has_no_deadline(rig, door, connect):
+async def test_a_stream_has_no_deadline(rig, direct_writer, connect):
     limits = HttpLimits(header_seconds=0.05, body_seconds=0.05, keep_alive_seconds=1)
-    server = await door(limits=limits)
+    server = await direct_writer(limits=limits)
     rig.backend.hold_after = 3
     client = await connect(server)
     client.question(stream=True)
@@ -535,24 +547,24 @@ async def test_a_stream_has_no_deadline(rig, door, connect):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea"])
-async def test_a_crowd_of_silent_connections_does_not_shut_the_door(door, connect, begun):
-    server = await door(limits=HttpLimits(max_connections=3, spare_connections=0))
-    crowd = []
+async def test_a_crowd_of_silent_connections_does_not_shut_the_door(direct_writer, connect, begun):
+    server = await direct_writer(limits=HttpLimits(max_connections=3, spare_connections=0))
+    open_connections = []
     for _ in range(12):
-        crowd.append(await connect(server))
-        crowd[-1].writer.write(begun)
+        open_connections.append(await connect(server))
+        open_connections[-1].writer.write(begun)
     client = await connect(server)
     client.question()
 
     assert (await client.reply()).status == 200
-    for silent in crowd[:-3]:
+    for silent in open_connections[:-3]:
         assert await silent.is_closed()
 
 
 async def test_while_every_connection_has_a_request_probes_are_served_and_the_api_says_503(
-    rig, door, connect
+    rig, direct_writer, connect
 ):
-    server = await door(
+    server = await direct_writer(
         limits=HttpLimits(max_connections=2, spare_connections=3, linger_seconds=SHORT)
     )
     rig.backend.hold_after = 0
@@ -591,11 +603,11 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
     ],
 )
 async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(
-    door, connect, start, keys, status
+    direct_writer, connect, start, keys, status
 ):
     options = {"tenant_of": lambda key: None} if keys else {}
     limits = HttpLimits(max_connections=3, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
-    server = await door(limits=limits, **options)
+    server = await direct_writer(limits=limits, **options)
     for _ in range(3):
         for _ in range(5):
             stranger = await connect(server)
@@ -607,9 +619,9 @@ async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_th
 
 
 async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_the_door(
-    rig, door, connect
+    rig, direct_writer, connect
 ):
-    server = await door(
+    server = await direct_writer(
         limits=HttpLimits(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
     )
     rig.backend.hold_after = 0
@@ -629,23 +641,27 @@ async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_th
 
 
 async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on_sending(
-    door, connect
+    direct_writer, connect
 ):
-    server = await door(limits=HttpLimits(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS))
+    server = await direct_writer(
+        limits=HttpLimits(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS)
+    )
     client = await connect(server)
     client.send(f"POST {CHAT}", CHUNKED, b"3a98\r\n" + bytes(15_000) + b"\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS):
         # until it is held
-        while (reply := await asked(await connect(server), bytes(19_000))).status != 503:
+        while (reply := await requested(await connect(server), bytes(19_000))).status != 503:
             assert reply.status == 400
     client.writer.write(b"5000\r\n" + bytes(0x5000) + b"\r\n")
     assert (await client.reply()).code == "body_too_large"
 
-    assert (await asked(await connect(server), bytes(19_000))).status == 400  # read, and no JSON
+    assert (
+        await requested(await connect(server), bytes(19_000))
+    ).status == 400  # read, and no JSON
 
 
-async def test_the_policy_s_bound_on_a_body_is_read_again(rig, door, connect):
-    server = await door()
+async def test_the_policy_s_bound_on_a_body_is_read_again(rig, direct_writer, connect):
+    server = await direct_writer()
     rig.policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=10))
 
-    assert (await asked(await connect(server), bytes(11))).code == "body_too_large"
+    assert (await requested(await connect(server), bytes(11))).code == "body_too_large"

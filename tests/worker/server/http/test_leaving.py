@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pdcluster_worker.dispatch import draining
-from pdcluster_worker.dispatch.draining import Drain
-from pdcluster_worker.processes import life as process_life
+from pdcluster_worker.processes import lifecycle as process_life
 from pdcluster_worker.processes import server_process
-from pdcluster_worker.server.http import unsent
-from pdcluster_worker.server.http.connection import Connection
+from pdcluster_worker.server.http import unacked_responses
+from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.run import HttpServer
+from pdcluster_worker.serving import draining
+from pdcluster_worker.serving.draining import DrainController
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 DEADLINE_SECONDS = 10
@@ -66,7 +66,7 @@ class DrainingNode:
         self.num_requests = 0
         self.finished = False
         self.slips_in: list[Callable[[], Awaitable[None]]] = []
-        self.drain = Drain(lambda: self.num_requests, self.states.append, self._look)
+        self.drain = DrainController(lambda: self.num_requests, self.states.append, self._poll)
         self._server = server
 
     @property
@@ -83,9 +83,9 @@ class DrainingNode:
         await self.drain.drained()
         self.finished = True
 
-    async def _look(self) -> frozenset[str]:
+    async def _poll(self) -> frozenset[str]:
         self.num_looks += 1
-        return await self._server.untaken()
+        return await self._server.unacked()
 
 
 class Slow:
@@ -280,7 +280,7 @@ async def test_a_worker_has_not_drained_before_its_clients_have_taken_their_answ
 async def test_the_end_waits_for_the_client_of_a_request_that_slipped_in(node, slow, server, until):
     async def slip_in() -> None:
         node.num_requests = 1
-        node.drain.look()
+        node.drain.poll()
         await slow.ask()
         node.num_requests = 0
 
@@ -304,7 +304,7 @@ async def test_the_end_of_a_drained_worker_does_not_wait_for_clients_it_answered
         node.drain.command(True)
         await node.drain.drained()
         await slow.ask()
-        assert await server.untaken()
+        assert await server.unacked()
         await process_life.leave(node, server)
 
     assert (node.states, node.finished) == (["draining", "drained"], True)
@@ -314,13 +314,13 @@ async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_
     node, slow, server, until, monkeypatch
 ):
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr(unsent, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(unacked_responses, "STALLED_SECONDS", 0.3)
     node.num_requests = 1
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
         node.drain.command(True)
         await until(lambda: node.num_looks)
-        while await server.untaken():
+        while await server.unacked():
             await asyncio.sleep(0.01)
         assert node.drain.state == "draining"
         num_looks, node.num_requests = node.num_looks, 0
@@ -337,10 +337,10 @@ async def test_a_request_that_is_here_whole_counts_before_its_answer_begins(
     asking = asyncio.create_task(wire.post("/v1/chat/completions", json=BODY))
     async with asyncio.timeout(DEADLINE_SECONDS):
         await rig.backend.holding.wait()
-        assert len(await server.untaken()) == 1
+        assert len(await server.unacked()) == 1
         rig.backend.gate.set()
         await asking
-        while await server.untaken():
+        while await server.unacked():
             await asyncio.sleep(0.01)
 
 
@@ -357,7 +357,7 @@ async def test_a_whole_request_is_waited_for_though_another_comes_behind_it_on_i
     async with asyncio.timeout(DEADLINE_SECONDS):
         writer.write(head % len(content) + content + head % 1000)
         await rig.backend.holding.wait()
-        assert (server.num_answering, len(await server.untaken())) == (1, 1)
+        assert (server.num_answering, len(await server.unacked())) == (1, 1)
         rig.backend.gate.set()
         assert b"200 OK" in await reader.readline()
         await until(lambda: server.num_answering == 0)  # the second is not here whole
@@ -368,8 +368,8 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(
     node, rig, server, deaf, monkeypatch, caplog, until
 ):
     """Its connection is aborted, and what the kernel then holds has not moved since before."""
-    monkeypatch.setattr(Connection, "send_seconds", 1.0)
-    monkeypatch.setattr(unsent, "STALLED_SECONDS", 2.0)
+    monkeypatch.setattr(HttpConnection, "send_seconds", 1.0)
+    monkeypatch.setattr(unacked_responses, "STALLED_SECONDS", 2.0)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
     async with asyncio.timeout(DEADLINE_SECONDS * 3):

@@ -7,9 +7,8 @@ import pytest
 
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.server.generation.choice import Choice, TextRules
-from pdcluster_worker.server.openai.chat_parts import added_by, message_of
+from pdcluster_worker.server.openai.chat_messages import added_by, message_of
 from pdcluster_worker.server.text.events import (
-    Answer,
     ArgumentsDelta,
     Delta,
     Part,
@@ -18,6 +17,7 @@ from pdcluster_worker.server.text.events import (
     ToolCall,
     ToolCallBegin,
     ToolCallEnd,
+    WholeAnswer,
     assembled,
 )
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -71,7 +71,9 @@ def test_a_choice_gives_the_parsers_parts_and_counts_reasoning(tokenizer) -> Non
     choice, deltas = fed(tokenizer, "ab#{}")
 
     assert [delta.parts for delta in deltas[:2]] == [(ReasoningDelta("a"),), (ReasoningDelta("b"),)]
-    assert assembled(deltas) == Answer("", "ab", (ToolCall("call_a", "add", "{}"),), "tool_calls")
+    assert assembled(deltas) == WholeAnswer(
+        "", "ab", (ToolCall("call_a", "add", "{}"),), "tool_calls"
+    )
     assert (choice.num_tokens, choice.num_reasoning_tokens) == (6, 3)
 
 
@@ -88,7 +90,9 @@ def test_a_stop_string_ends_the_text_before_it_is_split(tokenizer) -> None:
         for character in "a#{}x"
     ]
 
-    assert assembled(deltas) == Answer("", "a", (ToolCall("call_a", "add", "{"),), "tool_calls")
+    assert assembled(deltas) == WholeAnswer(
+        "", "a", (ToolCall("call_a", "add", "{"),), "tool_calls"
+    )
 
 
 def test_a_parser_sees_the_control_tokens_that_it_names(tokenizer) -> None:
@@ -100,8 +104,8 @@ def test_a_parser_sees_the_control_tokens_that_it_names(tokenizer) -> None:
 
 def test_a_message_has_null_content_beside_calls_and_both_names_of_reasoning() -> None:
     calls = (ToolCall("call_a", "add", '{"x":1}'),)
-    called = message_of(Answer("", "", calls, "tool_calls")).model_dump()
-    thought = message_of(Answer("Hi", "hm", (), "stop")).model_dump()
+    called = message_of(WholeAnswer("", "", calls, "tool_calls")).model_dump()
+    thought = message_of(WholeAnswer("Hi", "hm", (), "stop")).model_dump()
 
     assert called == {
         "role": "assistant",

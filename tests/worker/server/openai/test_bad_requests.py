@@ -280,8 +280,10 @@ async def test_a_body_of_another_content_type_is_refused(http):
 
 async def test_a_request_has_at_most_as_many_generations_as_may_wait(rig, http):
     rig.policy = PolicyConfig(admission=AdmissionPolicy(max_queued_requests=4))
-    asked = [{"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}]
-    replies = [await http.post(COMPLETIONS, json={"model": "tiny", **fields}) for fields in asked]
+    requested = [{"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}]
+    replies = [
+        await http.post(COMPLETIONS, json={"model": "tiny", **fields}) for fields in requested
+    ]
 
     assert [reply.status_code for reply in replies] == [200, 400, 400]
     assert [error_of(reply).param for reply in replies[1:]] == ["prompt", "n"]

@@ -622,7 +622,7 @@ async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker
 
 
 @pytest.mark.parametrize(
-    ("asked", "form"),
+    ("requested", "form"),
     [
         (
             {"response_format": {"type": "json_object"}},
@@ -658,8 +658,8 @@ async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker
         ),
     ],
 )
-async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, asked, form):
-    await thinker.chat.completions.create(model="tiny", messages=ASK, **asked)
+async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, requested, form):
+    await thinker.chat.completions.create(model="tiny", messages=ASK, **requested)
     elements = form_of(rig)["elements"]
 
     assert elements[0]["type"] == "optional"
@@ -785,7 +785,7 @@ async def test_an_assistant_message_may_have_no_content(rig, client, message):
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "message"),
     [
         ("required", '[{"name": "now", "parameters": {}}]'),
         ({"type": "function", "function": {"name": "now"}}, "{}"),
@@ -799,9 +799,9 @@ async def test_an_assistant_message_may_have_no_content(rig, client, message):
     ],
 )
 async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
-    rig, client, choice, said, form
+    rig, client, choice, message, form
 ):
-    rig.say(said)
+    rig.say(message)
     fields = {"tools": TOOLS, "tool_choice": choice}
     await client.chat.completions.create(model="tiny", messages=ASK, **fields)
     alone = constraint(rig)

@@ -31,8 +31,10 @@ async def test_echo_with_logprobs_gives_those_of_the_prompt(rig, client):
     assert logprobs.text_offset == [0, 1, 2, 2, 3]
     assert reply.choices[3].logprobs.token_logprobs == [None, -1.0, -0.5]
     assert reply.choices[3].text == "cdx"
-    asked = [[spec.sampling.prompt_logprobs for spec in specs] for specs, _ in rig.backend.calls]
-    assert asked == [[1, None], [1, None]]
+    requested = [
+        [spec.sampling.prompt_logprobs for spec in specs] for specs, _ in rig.backend.calls
+    ]
+    assert requested == [[1, None], [1, None]]
 
 
 async def test_the_usage_of_chunks_counts_no_token_that_is_not_shown(client):
@@ -149,15 +151,15 @@ async def test_token_ids_are_returned_where_asked_for(rig, http):
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "requested"),
     [("/v1/completions", {"prompt": "ab"}), ("/v1/chat/completions", {"messages": HELLO})],
 )
-async def test_token_ids_are_streamed_with_their_tokens(rig, client, path, asked):
-    create = client.completions.create if "prompt" in asked else client.chat.completions.create
+async def test_token_ids_are_streamed_with_their_tokens(rig, client, path, requested):
+    create = client.completions.create if "prompt" in requested else client.chat.completions.create
     chunks = [
         chunk
         async for chunk in await create(
-            model="tiny", stream=True, extra_body={"return_token_ids": True}, **asked
+            model="tiny", stream=True, extra_body={"return_token_ids": True}, **requested
         )
     ]
 

@@ -104,9 +104,9 @@ async def test_chat_defaults_to_the_rest_of_the_context(rig, client):
 )
 async def test_completion_takes_every_form_of_prompt(rig, client, prompt, expected):
     reply = await client.completions.create(model="tiny", prompt=prompt, max_tokens=2)
-    asked = sorted(calls[0][0].prompt for calls in rig.backend.calls)
+    requested = sorted(calls[0][0].prompt for calls in rig.backend.calls)
 
-    assert asked == sorted(
+    assert requested == sorted(
         [
             rig.tokenizer._tokenizer.encode(item).ids if isinstance(item, str) else item
             for item in expected

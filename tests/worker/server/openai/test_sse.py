@@ -10,8 +10,8 @@ from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.openai.chat import ChatShape
 from pdcluster_worker.server.openai.completion import CompletionShape
 from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.openai.shown import Shown
-from pdcluster_worker.server.openai.writer import Events, Shape
+from pdcluster_worker.server.openai.response_extras import ResponseExtras
+from pdcluster_worker.server.openai.writer import EventEncoder, Shape
 from pdcluster_worker.server.text.events import Delta, TextDelta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def made(
         "chatcmpl-0",
         123,
         'the "0" model',
-        Shown(TokenNames(Tokenizer.__new__(Tokenizer))),
+        ResponseExtras(TokenNames(Tokenizer.__new__(Tokenizer))),
         has_logprobs,
         has_usage,
     )
@@ -41,7 +41,7 @@ def made(
 @pytest.mark.parametrize(("kind", "has_logprobs", "has_usage"), SHAPES)
 def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usage) -> None:
     shape = made(kind, has_logprobs, has_usage)
-    events = Events(shape.chunk)
+    events = EventEncoder(shape.chunk)
     for index, text in ((0, "x"), (3, EVERY_CHARACTER), (0, '"0"'), (3, "\x7f\\")):
         delta = Delta(index, (TextDelta(text),))
         assert delta.plain_text == text
@@ -60,7 +60,7 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
 )
 def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
     shape = made(ChatShape, False, True)
-    events = Events(shape.chunk)
+    events = EventEncoder(shape.chunk)
     for index, text, is_first, reason in deltas:
         delta = Delta(index, (TextDelta(text),) if text else (), (), is_first, reason)
         body = shape.chunk(delta)
@@ -68,14 +68,14 @@ def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
 
 
 def test_no_model_is_made_for_a_token_that_is_text_alone() -> None:
-    shape, asked = made(ChatShape, False, False), []
+    shape, requested = made(ChatShape, False, False), []
 
     def counted(delta: Delta) -> object:
-        asked.append(delta)
+        requested.append(delta)
         return shape.chunk(delta)
 
-    events = Events(counted)
+    events = EventEncoder(counted)
     for number in range(100):
         events.of(Delta(number % 2, (TextDelta("word"),)))
 
-    assert len(asked) == 2
+    assert len(requested) == 2

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
 from pdcluster_worker.server.reasoning.registry import parser_for, start_for
 from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
-from pdcluster_worker.server.text.events import Answer, Delta, assembled
+from pdcluster_worker.server.text.events import Delta, WholeAnswer, assembled
+from pdcluster_worker.server.tools.call_scanner import Numbering
 from pdcluster_worker.server.tools.registry import FORMS
-from pdcluster_worker.server.tools.scanning import Numbering
 from tests.worker.server.recorded_calls import HERMES_NOW, TOOLS
 from tests.worker.server.tools.parsing import called, cut
 
@@ -24,7 +24,7 @@ def parsed(
     shows: bool = True,
     has_tools: bool = False,
     form: str = "hermes",
-) -> Answer:
+) -> WholeAnswer:
     calls, probe = (FORMS[form].parser(TOOLS, Numbering(lambda: "call")) for _ in range(2))
     unclosed = UnclosedReasoning(probe) if has_tools else None
     parser = ReasonedAnswer(

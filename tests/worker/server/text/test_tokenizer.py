@@ -26,7 +26,7 @@ def folder(model_folder: Path, tmp_path: Path) -> Path:
 def test_server_modules_load_neither_torch_nor_transformers():
     code = (
         "import sys, pdcluster_worker.server.app, pdcluster_worker.server.http.run, "
-        "pdcluster_worker.dispatch.engines.metrics;"
+        "pdcluster_worker.serving.engines.metrics;"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from itertools import pairwise
 
-from pdcluster_worker.server.text.events import Answer
+from pdcluster_worker.server.text.events import WholeAnswer
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -12,5 +12,5 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(bounds)]
 
 
-def called(answer: Answer) -> tuple[tuple[str, object], ...]:
+def called(answer: WholeAnswer) -> tuple[tuple[str, object], ...]:
     return tuple((call.name, json.loads(call.arguments)) for call in answer.tool_calls)

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_worker.server.text.events import (
-    Answer,
     ArgumentsDelta,
     Delta,
     Part,
     ToolCallBegin,
     ToolCallEnd,
+    WholeAnswer,
     assembled,
 )
+from pdcluster_worker.server.tools.call_scanner import Numbering
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
-from pdcluster_worker.server.tools.scanning import Numbering
 from tests.worker.server.recorded_calls import (
     HERMES_NOW,
     HERMES_PARIS,
@@ -50,7 +50,7 @@ def parts_of(parser: CallParser, pieces: Sequence[str]) -> list[Part]:
     return [*(part for piece in pieces for part in parser.feed(piece)), *parser.end()]
 
 
-def answer_of(parser: CallParser, pieces: Sequence[str]) -> Answer:
+def answer_of(parser: CallParser, pieces: Sequence[str]) -> WholeAnswer:
     return assembled([Delta(0, tuple(parts_of(parser, pieces)), finish_reason="stop")])
 
 

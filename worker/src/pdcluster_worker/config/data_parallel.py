@@ -12,11 +12,11 @@ import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import WorkerConfig
-from pdcluster_worker.machine.cpu_limit import available_threads
+from pdcluster_worker.system.cpu_limit import available_threads
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlace:
+class EngineRank:
     """An engine among those of its worker.  board: descriptor of the memory that they share; None =
     there is none.
     """

@@ -8,7 +8,7 @@ import msgspec
 
 from pdcluster_worker.config.section import Natural, Positive, Section, Share
 from pdcluster_worker.config.speculation import SpeculationConfig
-from pdcluster_worker.config.vllm import VllmConfig, ours_given
+from pdcluster_worker.config.vllm import VllmConfig, pdcluster_only_fields
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     SchedulerName,
@@ -83,7 +83,7 @@ class EngineConfig(Section, frozen=True):
     data_parallel_size:  engine processes of this worker, which share its threads, KV memory and
                          transfer bandwidth (`data_parallel`).
     transport:           that moves KV blocks to and from peers that have it too
-                         (`transfer.carriers`).
+                         (`kv_transfer.carriers`).
     transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
     fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay
                            quarantined).
@@ -128,7 +128,7 @@ class EngineConfig(Section, frozen=True):
     speculation: SpeculationConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "vllm" and (given := list(ours_given(self))):
+        if self.type == "vllm" and (given := list(pdcluster_only_fields(self))):
             raise ValueError(
                 f"{given[0]} is for engine type pdcluster, not vllm: leave it out, or say it in "
                 "vLLM's own arguments"

@@ -14,7 +14,8 @@ import msgspec
 
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.http import CorsPolicy, HttpLimitsPolicy
-from pdcluster_worker.config.moving import MovingPolicy, RacingPolicy
+from pdcluster_worker.config.migration import MovingPolicy, RacingPolicy
+from pdcluster_worker.config.proxy import RelayingPolicy
 from pdcluster_worker.config.qos import (
     DegradationPolicy,
     EarlyRejectionPolicy,
@@ -24,7 +25,6 @@ from pdcluster_worker.config.qos import (
     SloPolicy,
     TenantPolicy,
 )
-from pdcluster_worker.config.relaying import RelayingPolicy
 from pdcluster_worker.config.routing import (
     CreditPolicy,
     DecodeScorePolicy,

@@ -55,7 +55,7 @@ class VllmConfig(Section, frozen=True):
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def ours_given(engine: msgspec.Struct) -> Iterator[str]:
+def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
     """Names, as the file spells them, of given fields that a stock engine does not read."""
     for field in msgspec.structs.fields(engine):
         if field.name in OURS_ALONE and getattr(engine, field.name) != field.default:

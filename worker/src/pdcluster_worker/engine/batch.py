@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.requests import SamplingParams
 
 
 class Scheduled(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class Scheduled(msgspec.Struct, frozen=True):
     waits:   no other step takes this request before this one has ended.
     """
 
-    request: Request
+    request: EngineRequest
     num_tokens: int
     start: int
     samples: bool
@@ -26,7 +26,7 @@ class Scheduled(msgspec.Struct, frozen=True):
     waits: bool = False
 
     @classmethod
-    def of(cls, request: Request, num_tokens: int) -> "Scheduled":
+    def of(cls, request: EngineRequest, num_tokens: int) -> "Scheduled":
         """The next tokens of a request, after those of the steps under way."""
         start = request.num_scheduled_tokens
         return cls(request, num_tokens, start, start + num_tokens == request.num_planned_tokens)
@@ -51,7 +51,7 @@ class Scheduled(msgspec.Struct, frozen=True):
 class AfterDrafts:
     """A place to sample at: a request as it is once its first drafts are accepted."""
 
-    request: Request
+    request: EngineRequest
     drafts: tuple[int, ...]
 
     @property
@@ -60,7 +60,7 @@ class AfterDrafts:
         return self.request.request_id
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """Sampling parameters of the request."""
         return self.request.sampling
 
@@ -75,7 +75,7 @@ class AfterDrafts:
         return self.request.num_output_tokens + len(self.drafts)
 
 
-SamplePlace = Request | AfterDrafts
+SamplePlace = EngineRequest | AfterDrafts
 """Tokens after which one is sampled."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
 from pdcluster_worker.messages.engine_settings import EngineSettings
 
@@ -46,7 +46,7 @@ class Reservation:
 
 
 class BlockTables:
-    """Fills and empties `Request.block_table` from one pool."""
+    """Fills and empties `EngineRequest.block_table` from one pool."""
 
     def __init__(self, settings: EngineSettings, pool: BlockPool) -> None:
         self.pool = pool
@@ -54,9 +54,9 @@ class BlockTables:
         self._block_size = settings.block_size
         self._prefix_caching = settings.prefix_caching
         self._num_kept = settings.num_kept_blocks
-        self._holding: set[Request] = set()
+        self._holding: set[EngineRequest] = set()
         # Those that have not taken all blocks of their prompt yet.
-        self._growing: dict[Request, Reservation] = {}
+        self._growing: dict[EngineRequest, Reservation] = {}
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks for that many tokens."""
@@ -68,7 +68,7 @@ class BlockTables:
         return sum(self._promise(request) for request in self._growing)
 
     def reservation(
-        self, request: Request, num_tokens: int, *, received: bool = False
+        self, request: EngineRequest, num_tokens: int, *, received: bool = False
     ) -> Reservation:
         """Blocks for `num_tokens` of a request that holds none, with its prefix hits.
 
@@ -110,7 +110,7 @@ class BlockTables:
         quota = len(reservation.hits) + num_new
         return replace(reservation, num_new=num_new, quota=quota, num_tokens=num_tokens)
 
-    def take(self, request: Request, reservation: Reservation) -> None:
+    def take(self, request: EngineRequest, reservation: Reservation) -> None:
         """Give the request its blocks; its KV is then computed up to the end of the hits."""
         assert not request.block_table, f"request {request.request_id} holds blocks already"
         self.pool.acquire(reservation.hits)
@@ -122,7 +122,7 @@ class BlockTables:
         if len(request.block_table) < self.num_blocks(reservation.num_tokens):
             self._growing[request] = reservation
 
-    def num_available_to(self, request: Request) -> int:
+    def num_available_to(self, request: EngineRequest) -> int:
         """Blocks that this request can grow by now."""
         if len(self._growing) == (request in self._growing):
             return self.pool.num_available
@@ -130,7 +130,7 @@ class BlockTables:
         others = self.num_promised - own
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
-    def has_room_for_next(self, requests: Iterable[Request]) -> bool:
+    def has_blocks_for_next(self, requests: Iterable[EngineRequest]) -> bool:
         """Return whether each of these finds a block for its next token, so that none
         is preempted.
         """
@@ -141,7 +141,7 @@ class BlockTables:
         reserved = self.num_promised + self.pool.num_shares if self._growing else 0
         return num_short == 0 or num_short + reserved <= self.pool.num_available
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
+    def grow(self, request: EngineRequest, num_tokens: int) -> bool:
         """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short.
 
         Never short within what was reserved.
@@ -159,7 +159,7 @@ class BlockTables:
             del self._growing[request]
         return True
 
-    def grow_for_drafts(self, request: Request, end: int, num_drafts: int) -> int:
+    def grow_for_drafts(self, request: EngineRequest, end: int, num_drafts: int) -> int:
         """Extend the table beyond `end` tokens, which have room, for drafts; returns for how many
         of them.
 
@@ -176,7 +176,7 @@ class BlockTables:
             request.num_draft_blocks = len(request.block_table) - held
         return min(num_drafts, len(request.block_table) * self._block_size - end)
 
-    def settle_drafts(self, request: Request) -> None:
+    def settle_drafts(self, request: EngineRequest) -> None:
         """Give back the blocks that drafts alone have asked for and the known tokens do not need;
         no step has the request now.
         """
@@ -189,7 +189,7 @@ class BlockTables:
             # Another list, as where blocks leave a window.
             request.block_table = request.block_table[:-extra]
 
-    def advance(self, request: Request, num_tokens: int) -> None:
+    def advance(self, request: EngineRequest, num_tokens: int) -> None:
         """`num_tokens` more have their KV: hash the blocks that they fill.
 
         Gives back those that have left the window.
@@ -205,7 +205,7 @@ class BlockTables:
         if self._settings.window is not None:
             self._give_back(request)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: EngineRequest) -> None:
         """Drop the request's hold on all its blocks."""
         self.pool.release(request.block_table[request.num_null_blocks :])
         if request.status is not Status.RECEIVING:  # of such a one a peer computes
@@ -217,7 +217,7 @@ class BlockTables:
         self._holding.discard(request)
         self._growing.pop(request, None)
 
-    def _match(self, request: Request) -> tuple[int, list[int]]:
+    def _match(self, request: EngineRequest) -> tuple[int, list[int]]:
         """The prefix hit: the index of its first block that is held again, and those blocks."""
         if not self._prefix_caching or request.scores_prompt:
             return 0, []  # a cached position has no logits
@@ -237,7 +237,7 @@ class BlockTables:
         idle_hits = sum(1 for block_id in hits if self.pool.state(block_id) is BlockState.CACHED)
         return num_new + idle_hits + kept
 
-    def _quota(self, request: Request, num_tokens: int, first: int) -> int:
+    def _quota(self, request: EngineRequest, num_tokens: int, first: int) -> int:
         num_blocks = self.num_blocks(num_tokens) - first
         if request.target is None:
             return min(num_blocks, most_blocks(num_tokens, self._settings))
@@ -245,12 +245,12 @@ class BlockTables:
         num_sent = self.num_blocks(num_tokens) - request.target.cached_tokens // self._block_size
         return min(num_blocks, max(num_sent, most_blocks(num_tokens, self._settings)))
 
-    def _promise(self, request: Request) -> int:
+    def _promise(self, request: EngineRequest) -> int:
         reserved = self._growing.get(request)
         num_held = len(request.block_table) - request.num_null_blocks
         return 0 if reserved is None else max(0, reserved.quota - num_held)
 
-    def _give_back(self, request: Request) -> None:
+    def _give_back(self, request: EngineRequest) -> None:
         first = first_live_block(request.num_computed_tokens, self._settings)
         if request.target is not None:
             first = min(first, request.target.cached_tokens // self._block_size)

@@ -11,24 +11,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from pdcluster_worker.engine.arrivals import Arrivals
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.checking import IdleCheck, PoolWalk
-from pdcluster_worker.engine.compiling import Compiling
 from pdcluster_worker.engine.delayed_schedule import delayed_schedule
-from pdcluster_worker.engine.execution import Executor
+from pdcluster_worker.engine.executor import Executor
 from pdcluster_worker.engine.failure import failure
-from pdcluster_worker.engine.flights import Flights
+from pdcluster_worker.engine.grammar_queue import GrammarQueue
+from pdcluster_worker.engine.in_flight import InFlightSteps
 from pdcluster_worker.engine.live_requests import LiveRequests
-from pdcluster_worker.engine.made_token import made_token
+from pdcluster_worker.engine.pool_audit import IdleCheck, PoolAuditor
 from pdcluster_worker.engine.ports import (
     BlocksSent,
     Drafter,
+    DraftSamples,
     Fenced,
     ModelRunner,
-    Run,
     Sample,
     SendEnded,
     TransferEvent,
@@ -36,18 +34,20 @@ from pdcluster_worker.engine.ports import (
 )
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver, random_epoch
+from pdcluster_worker.engine.remote_kv import RemoteKV
 from pdcluster_worker.engine.reporting import GaugeSources, Reporter
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.speculation import Speculation
 from pdcluster_worker.engine.stats import FirstTokens
 from pdcluster_worker.engine.stopping import check_stop, ends_by_length
+from pdcluster_worker.engine.token_message import token_message
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class EngineCore:
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
         self._executor = Executor(runner)
-        self._compiling = Compiling(runner.grammars, self._scheduler)
-        self._arrivals = Arrivals(self._receiver, self._compiling, clock, self._end)
-        self._flights = Flights(self._executor, runner.depth, settings.max_model_len, clock)
+        self._compiling = GrammarQueue(runner.grammars, self._scheduler)
+        self._arrivals = RemoteKV(self._receiver, self._compiling, clock, self._end)
+        self._in_flight = InFlightSteps(self._executor, runner.depth, settings.max_model_len, clock)
         self._delayer = delayer
         self._first_tokens = FirstTokens()
         self._requests = LiveRequests(settings, self._sender, clock)
@@ -101,7 +101,7 @@ class EngineCore:
             self._speculation = Speculation(
                 settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead
             )
-        self._check = IdleCheck(PoolWalk(self.pool, self._requests.held_blocks), clock)
+        self._check = IdleCheck(PoolAuditor(self.pool, self._requests.held_blocks), clock)
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +109,7 @@ class EngineCore:
 
         False while every request waits for blocks, a transfer or a message.
         """
-        return len(self._flights) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
+        return len(self._in_flight) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
 
     @property
     def num_steps(self) -> int:
@@ -168,12 +168,13 @@ class EngineCore:
             if error is not None:
                 self._refuse(request, error)
         requests = [*self._scheduler.computing, *self._scheduler.ready]
-        if self._flights and (
-            self._scheduler.displaced is not None or not self._tables.has_room_for_next(requests)
+        if self._in_flight and (
+            self._scheduler.preemption_victim is not None
+            or not self._tables.has_blocks_for_next(requests)
         ):
             # Blocks may be taken from a request now, and the step under way writes them.
-            self._land()
-        self._scheduler.displace()
+            self._complete()
+        self._scheduler.preempt_for_priority()
         schedule = delayed_schedule(
             self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started
         )
@@ -181,10 +182,10 @@ class EngineCore:
         if self._speculation is not None:
             self._speculation.extend(schedule, len(self._scheduler.running))
         if schedule.items:
-            self._flights.submit(schedule.batch, started)
-        self._stalled = not schedule.progressed and not self._flights
-        while self._flights.is_full or (self._flights and not schedule.items):
-            self._land()
+            self._in_flight.submit(schedule.batch, started)
+        self._stalled = not schedule.progressed and not self._in_flight
+        while self._in_flight.is_full or (self._in_flight and not schedule.items):
+            self._complete()
         if self._delayer is not None:
             self._delayer.finish(len(schedule.admitted), self._scheduler.num_requests == 0, started)
         self._outbox += self._reporter.report(idle=not self.has_work)
@@ -221,8 +222,8 @@ class EngineCore:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
-        room = self._scheduler.room.num_tokens(request)
-        answer = self._receiver.receive(request, room, self._scheduler.num_reserved_blocks)
+        block_policy = self._scheduler.block_policy.num_tokens(request)
+        answer = self._receiver.receive(request, block_policy, self._scheduler.num_reserved_blocks)
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
             self._reporter.counters.count_request(request)
@@ -230,7 +231,7 @@ class EngineCore:
         else:
             self._requests.forget(request)
 
-    def _prefill(self, spec: RequestSpec, target: Target) -> None:
+    def _prefill(self, spec: RequestSpec, target: TransferTarget) -> None:
         request = self._accept(spec, num_more=0, target=target)
         if request is None:
             return
@@ -246,8 +247,8 @@ class EngineCore:
             self._end(request)
 
     def _accept(
-        self, spec: RequestSpec, num_more: int, target: Target | None = None
-    ) -> Request | None:
+        self, spec: RequestSpec, num_more: int, target: TransferTarget | None = None
+    ) -> EngineRequest | None:
         """A live request; None where there is none, and one that can never run is answered."""
         accepted = self._requests.accept(spec, num_more, target)
         if isinstance(accepted, RequestFailed):
@@ -284,15 +285,15 @@ class EngineCore:
         )
         for request in schedule.started:
             self._reporter.counters.count_request(request)
-        for request in schedule.seated:
+        for request in schedule.newly_running:
             self._first_tokens.schedule(request, now)
             self._write_full(request, now)
 
-    def _land(self) -> None:
+    def _complete(self) -> None:
         """Wait for the oldest step under way, and take what it gives."""
-        landing = self._flights.land()
+        completed = self._in_flight.complete()
         tokens: list[Token] = []
-        for item, outcome in landing.outcomes:
+        for item, outcome in completed.outcomes:
             if isinstance(outcome, Exception):
                 self._fail(item.request, outcome)
                 continue
@@ -301,22 +302,22 @@ class EngineCore:
             )
             self._tables.advance(item.request, item.num_known_tokens)
             if outcome is None:
-                self._write_full(item.request, landing.landed)
+                self._write_full(item.request, completed.completed_seconds)
             else:
-                tokens += self._taken(item, outcome, landing.landed)
-        for request in landing.gone:
+                tokens += self._taken(item, outcome, completed.completed_seconds)
+        for request in completed.gone:
             self._requests.leaving.discard(request)
             self._release(request)
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
         self._reporter.changed = True
-        work, times = landing.flight.work, self._flights.times(landing)
+        work, times = completed.step.work, self._in_flight.times(completed)
         self._reporter.counters.count_step(work, times, len(tokens))
         self._scheduler.completed(work.num_tokens, times.step)
         if self._speculation is not None:
-            self._speculation.completed(landing.flight, times.model)
+            self._speculation.completed(completed.step, times.model)
 
-    def _taken(self, item: Scheduled, outcome: Sample | Run, now: float) -> list[Token]:
+    def _taken(self, item: Scheduled, outcome: Sample | DraftSamples, now: float) -> list[Token]:
         """The tokens of one item, one after another as if each had its step, until one ends it."""
         if isinstance(outcome, Sample):
             return [self._sampled(item.request, outcome, now)]
@@ -331,7 +332,7 @@ class EngineCore:
             self._speculation.settle(item, num_accepted=len(tokens) - 1)
         return tokens
 
-    def _sampled(self, request: Request, sample: Sample, now: float) -> Token:
+    def _sampled(self, request: EngineRequest, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
         finish = check_stop(request, self._settings.max_model_len)
         waits = self._first_tokens.sample(request, now)
@@ -341,25 +342,25 @@ class EngineCore:
             self._sender.write_rest(request.target, now)
             self._leave(request)
             request.status = Status.SENDING
-        return made_token(request, sample, finish, waits)
+        return token_message(request, sample, finish, waits)
 
-    def _refuse(self, request: Request, error: RequestError) -> None:
+    def _refuse(self, request: EngineRequest, error: RequestError) -> None:
         self._outbox.append(
             RequestFailed(request.request_id, error.message, is_refusal=True, param=error.param)
         )
         self._end(request)
 
-    def _write_full(self, request: Request, now: float) -> None:
+    def _write_full(self, request: EngineRequest, now: float) -> None:
         if request.target is not None and request.target.epoch in self._sender:
             self._sender.write_full(request, request.target, now)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: EngineRequest, error: Exception) -> None:
         self._outbox.append(failure(request.request_id, error))
         self._end(request)
 
     # --- ends ---------------------------------------------------------------------------------
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: EngineRequest) -> None:
         """Forget a request in whatever state; what a peer may still read or write stays held until
         the transport says so.
         """
@@ -371,7 +372,7 @@ class EngineCore:
         request.status = Status.FINISHED
         self._requests.forget(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: EngineRequest) -> None:
         """No more model steps for this request."""
         self._scheduler.remove(request)
         self._compiling.remove(request)
@@ -381,7 +382,7 @@ class EngineCore:
         else:
             self._release(request)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: EngineRequest) -> None:
         """No step has it any more: its blocks are free for others."""
         self._tables.release(request)
         self._runner.forget(request.request_id)

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from pdcluster_worker.engine.acceptance import refusal
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.sending import Sender
+from pdcluster_worker.engine.validation import refusal
 from pdcluster_worker.messages.engine import RequestFailed
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import RequestSpec, Target
+from pdcluster_worker.messages.requests import RequestSpec, TransferTarget
 
 logger = logging.getLogger(__name__)
 
@@ -26,29 +26,29 @@ class LiveRequests:
     def __init__(
         self, settings: EngineSettings, sender: Sender, clock: Callable[[], float]
     ) -> None:
-        self.leaving: set[Request] = set()
-        self._requests: dict[str, Request] = {}
+        self.leaving: set[EngineRequest] = set()
+        self._requests: dict[str, EngineRequest] = {}
         self._settings = settings
         self._sender = sender
         self._clock = clock
 
-    def __getitem__(self, request_id: str) -> Request:
+    def __getitem__(self, request_id: str) -> EngineRequest:
         return self._requests[request_id]
 
-    def get(self, request_id: str) -> Request | None:
+    def get(self, request_id: str) -> EngineRequest | None:
         """The request of this id; None when none that lives has it."""
         return self._requests.get(request_id)
 
     def accept(
-        self, spec: RequestSpec, num_more: int, target: Target | None = None
-    ) -> Request | RequestFailed | None:
+        self, spec: RequestSpec, num_more: int, target: TransferTarget | None = None
+    ) -> EngineRequest | RequestFailed | None:
         """A live request from its wire form; None for a repeated id, and the answer to one that can
         never run.
         """
         if spec.request_id in self._requests:
             logger.warning("ignored a repeated request id request=%s", spec.request_id)
             return None
-        request = Request.from_spec(spec, self._clock(), target)
+        request = EngineRequest.from_spec(spec, self._clock(), target)
         reason = refusal(request, self._settings, num_more)
         if reason is None and target is not None and target.epoch in self._sender:
             reason = "target.epoch is in use by another request: every transfer needs a fresh one"
@@ -59,7 +59,7 @@ class LiveRequests:
         self._requests[request.request_id] = request
         return request
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """End a request: its id is free."""
         del self._requests[request.request_id]
 

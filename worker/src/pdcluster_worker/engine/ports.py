@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import RowFailure
 from pdcluster_worker.messages.requests import PromptLogprob
@@ -31,7 +31,7 @@ class Sample(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
-class Run(msgspec.Struct, frozen=True):
+class DraftSamples(msgspec.Struct, frozen=True):
     """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at
     least one.
     """
@@ -48,7 +48,7 @@ def failed_row(reason: RowFailure, message: str, param: str | None = None) -> Re
     )
 
 
-RowOutcome = Sample | Run | RequestError | None
+RowOutcome = Sample | DraftSamples | RequestError | None
 """Outcome of one item: its tokens, the error, or None where its known tokens are not
 all computed.
 """
@@ -56,7 +56,7 @@ all computed.
 
 def verified(
     drafts: Sequence[int], rows: Sequence[Sample | RequestError]
-) -> Sample | Run | RequestError:
+) -> Sample | DraftSamples | RequestError:
     """The outcome of an item's rows: of the known tokens, then of each draft.
 
     A row counts as far as the drafts before it are what was sampled; one that failed is tried again
@@ -71,7 +71,7 @@ def verified(
             break
     if not drafts or not samples:
         return rows[0]
-    return Run(tuple(samples))
+    return DraftSamples(tuple(samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class GrammarCounts:
 class Grammars(Protocol):
     """Compiles what constrains answers, beside the engine."""
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         """Begin to compile the constraint of a new request, unless that was done before."""
         ...
 
-    def open(self, request: Request) -> bool | RequestError:
+    def open(self, request: EngineRequest) -> bool | RequestError:
         """Return whether tokens may be sampled for this request from now on, until
         `ModelRunner.forget`.
 
@@ -178,11 +178,11 @@ class ModelRunner(Protocol):
 class Drafter(Protocol):
     """Guesses the next tokens of requests, from all of their known ones."""
 
-    def may_follow(self, request: Request) -> bool:
+    def may_follow(self, request: EngineRequest) -> bool:
         """Return whether there may be drafts once the step under way has given one more token."""
         ...
 
-    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
         """Draft for each request at most so many tokens, to follow its known ones; none where there
         is no guess.
         """
@@ -211,14 +211,14 @@ class KVMemory(Protocol):
         """
         ...
 
-    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """Writable host memory for these heads of a block that arrives; they count
-        from `land` on.
+        from `write_block` on.
         """
         ...
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
-        """Make the bytes of a whole `landing` those of the block; steps after it read them."""
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
+        """Make the bytes of a whole `staging` those of the block; steps after it read them."""
         ...
 
 
@@ -246,7 +246,7 @@ class SlotMemory(Protocol):
         """Copy these heads of one block to `start`."""
         ...
 
-    def land(self, start: int, block_id: int, heads: range) -> None:
+    def write_block(self, start: int, block_id: int, heads: range) -> None:
         """Copy as many bytes from `start` on into these heads of one block."""
         ...
 
@@ -260,7 +260,7 @@ class HasSlots(Protocol):
         ...
 
 
-class Route(NamedTuple):
+class TransferRoute(NamedTuple):
     """The way that blocks went.  note: why not that which was asked for; empty = it was."""
 
     transport: str
@@ -278,7 +278,7 @@ class BlocksSent:
     block_ids: tuple[int, ...]
     num_bytes: int
     at: float = field(compare=False)
-    route: Route = field(compare=False)
+    route: TransferRoute = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ class Transport(Protocol):
 
     def checksum(self, epoch: bytes) -> int | None:
         """Checksum of all blocks sent so far under this epoch, in write order (see
-        `transfer.layout`).
+        `kv_transfer.layout`).
 
         None when verification is off.
         """

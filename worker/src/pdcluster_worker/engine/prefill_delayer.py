@@ -60,7 +60,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class DelayWait:
     """Passes for which prompts have been held back, and since when."""
 
     passes: int
@@ -68,13 +68,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DelayDecision:
     """The outcome of a pass.  has_no_seats: delayed because a whole batch finds no seats."""
 
     status: Status
     allow: bool
     reason: Reason
-    has_no_seats: bool = False
+    has_no_slots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,30 +141,30 @@ def status_of(ranks: Sequence[RankState]) -> Status:
 
 def negotiate(
     settings: DelayerSettings,
-    wait: Wait | None,
+    wait: DelayWait | None,
     ranks: Sequence[RankState],
     max_running: int,
     now: float,
-) -> Verdict:
+) -> DelayDecision:
     """The verdict of one pass over the states of all engines, this one among them.
 
     wait: of the passes before; its bounds end any delay.
     """
     status = status_of(ranks)
     if status == "none":
-        return Verdict(status, True, "")
+        return DelayDecision(status, True, "")
     if any(rank.below_watermark for rank in ranks):
-        return Verdict(status, True, "token_watermark")
-    has_no_seats = status == "all" and _has_no_seats(ranks, max_running)
-    wants_delay = status == "mixed" or has_no_seats or _queue_is_short(settings, ranks)
-    if not wants_delay:
-        return Verdict(status, True, "no_wait" if wait is None else "wait_success")
+        return DelayDecision(status, True, "token_watermark")
+    has_no_slots = status == "all" and _has_no_slots(ranks, max_running)
+    needs_delay = status == "mixed" or has_no_slots or _queue_is_short(settings, ranks)
+    if not needs_delay:
+        return DelayDecision(status, True, "no_wait" if wait is None else "wait_success")
     if _is_over(settings, wait, now) or any(rank.timed_out for rank in ranks):
-        return Verdict(status, True, "wait_timeout")
-    return Verdict(status, False, "delay", has_no_seats)
+        return DelayDecision(status, True, "wait_timeout")
+    return DelayDecision(status, False, "delay", has_no_slots)
 
 
-def _has_no_seats(ranks: Sequence[RankState], max_running: int) -> bool:
+def _has_no_slots(ranks: Sequence[RankState], max_running: int) -> bool:
     """Return whether the fullest engine lacks seats for the largest batch of prompts."""
     return max_running - max(rank.running for rank in ranks) < max(
         rank.max_prefill for rank in ranks
@@ -180,7 +180,7 @@ def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bo
     return max(rank.waiting for rank in ranks) < least
 
 
-def _is_over(settings: DelayerSettings, wait: Wait | None, now: float) -> bool:
+def _is_over(settings: DelayerSettings, wait: DelayWait | None, now: float) -> bool:
     if wait is None:
         return settings.max_delay_passes <= 1
     return (
@@ -207,11 +207,11 @@ class PrefillDelayer:
     def __init__(self, settings: DelayerSettings, board: Board) -> None:
         self._settings = settings
         self._board = board
-        self._wait: Wait | None = None
-        self._before: Wait | None = None  # of the passes before the present one
-        self._verdict = Verdict("none", True, "")
+        self._wait: DelayWait | None = None
+        self._before: DelayWait | None = None  # of the passes before the present one
+        self._verdict = DelayDecision("none", True, "")
         self._batches: deque[int] = deque(maxlen=REMEMBERED_BATCHES)
-        self._skips_seats = True  # once: nothing is known of batches at the start
+        self._skips_slots = True  # once: nothing is known of batches at the start
         self._counts = DelayerCounts()
 
     def begin(self, pressure: Pressure, now: float) -> bool:
@@ -222,13 +222,13 @@ class PrefillDelayer:
         verdict = negotiate(
             self._settings, self._before, [state, *self._board.others()], pressure.max_running, now
         )
-        if verdict.has_no_seats and self._skips_seats:
-            self._skips_seats = False
-            verdict = replace(verdict, allow=True, reason="no_wait", has_no_seats=False)
+        if verdict.has_no_slots and self._skips_slots:
+            self._skips_slots = False
+            verdict = replace(verdict, allow=True, reason="no_wait", has_no_slots=False)
         if verdict.allow:
             self._wait = None
         elif self._wait is None:
-            self._wait = Wait(1, now)
+            self._wait = DelayWait(1, now)
         else:
             self._wait = replace(self._wait, passes=self._wait.passes + 1)
         self._verdict = verdict

@@ -3,7 +3,7 @@
 Guarantees that a block which a peer may still write is neither read nor reused:
 it stays receiving, or quarantined once its request is gone, until the transport
 has fenced the epoch; no time-out frees it.  Nothing here preempts a request.
-What happens to the request after the fence is `engine.arrivals`' decision.
+What happens to the request after the fence is `engine.remote_kv`' decision.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.ports import Fenced, Transport
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.messages.engine import (
     Received,
     ReceiveDone,
@@ -37,7 +37,7 @@ class Transfer:
     fence_seconds: the clock when the fence was asked for; None before.
     """
 
-    request: Request
+    request: EngineRequest
     epoch: bytes
     targets: list[int]
     done: ReceiveDone | None = None
@@ -46,7 +46,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class FencedTransfer:
     """A fenced transfer of a live request.
 
     done:     as the peer said.
@@ -54,7 +54,7 @@ class Arrival:
     received: to be reported, of a request with `verify_transfer`; else None.
     """
 
-    request: Request
+    request: EngineRequest
     done: ReceiveDone
     usable: bool
     received: Received | None = None
@@ -96,16 +96,16 @@ class Receiver:
 
     def receive(
         self,
-        request: Request,
-        num_room_tokens: int,
+        request: EngineRequest,
+        num_needed_tokens: int,
         num_reserved_blocks: int,
     ) -> ReceiveReady | ReceiveRefused:
         """Hold blocks for all known tokens and one more, and open those that the peer is to write.
 
-        num_room_tokens:     tokens that the scheduler wants blocks for, if those are more.
+        num_needed_tokens:   tokens that the scheduler wants blocks for, if those are more.
         num_reserved_blocks: what must stay available for others.  A refusal holds nothing.
         """
-        num_tokens = max(request.num_tokens + 1, num_room_tokens)
+        num_tokens = max(request.num_tokens + 1, num_needed_tokens)
         reservation = self._tables.reservation(request, num_tokens, received=True)
         needed = reservation.num_needed + num_reserved_blocks
         if needed > self._pool.num_available:
@@ -132,7 +132,7 @@ class Receiver:
             request.request_id, transfer.epoch, request.num_computed_tokens, list(targets)
         )
 
-    def expects(self, request_id: str, epoch: bytes) -> Request | None:
+    def expects(self, request_id: str, epoch: bytes) -> EngineRequest | None:
         """Request that this epoch fills, until its end is reported; None for a stale message."""
         transfer = self._by_request.get(request_id)
         if transfer is None or transfer.epoch != epoch or transfer.done is not None:
@@ -145,7 +145,7 @@ class Receiver:
         transfer.done = message
         self._fence(transfer, now)
 
-    def give_up(self, request: Request, now: float) -> None:
+    def give_up(self, request: EngineRequest, now: float) -> None:
         """Quarantine the targets until the fence; the request holds nothing any more, its hits are
         released now.
         """
@@ -161,7 +161,7 @@ class Receiver:
         if transfer.fence_seconds is None:
             self._fence(transfer, now)
 
-    def fenced(self, event: Fenced) -> Arrival | None:
+    def fenced(self, event: Fenced) -> FencedTransfer | None:
         """No write can land any more: settle the targets.
 
         None when no live request waits for them.
@@ -185,7 +185,7 @@ class Receiver:
         else:
             self._tables.release(request)
         if not request.verify_transfer:
-            return Arrival(request, transfer.done, usable)
+            return FencedTransfer(request, transfer.done, usable)
         received = Received(
             request.request_id,
             num_new if usable else 0,
@@ -193,7 +193,7 @@ class Receiver:
             event.num_bytes,
             _is_intact(transfer.done, event),
         )
-        return Arrival(request, transfer.done, usable, received)
+        return FencedTransfer(request, transfer.done, usable, received)
 
     def num_overdue(self, now: float) -> int:
         """Fences older than `fence_timeout_seconds`; their blocks stay as they are."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.compiling import Compiling
-from pdcluster_worker.engine.execution import Executor
+from pdcluster_worker.engine.executor import Executor
+from pdcluster_worker.engine.grammar_queue import GrammarQueue
 from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
@@ -32,7 +32,7 @@ class GaugeSources:
     pool: BlockPool
     executor: Executor
     delayer: PrefillDelayer | None
-    compiling: Compiling
+    compiling: GrammarQueue
     grammars: Grammars
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdcluster_worker.messages.block_hash import extend_hashes
-from pdcluster_worker.messages.requests import RequestSpec, Sampling, Target
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 
 UNDATED_SECONDS = 60.0
 """Deadline of a request that has none, for the order of the waiting line alone: those with one
@@ -28,7 +28,7 @@ class Status(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class EngineRequest:
     """One request, its tokens and the blocks that it holds.
 
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
@@ -53,11 +53,11 @@ class Request:
     request_id: str
     tokens: list[int]
     num_prompt_tokens: int
-    sampling: Sampling
+    sampling: SamplingParams
     priority: int = 0
     arrival_seconds: float = 0.0
     due_seconds: float = 0.0
-    target: Target | None = None
+    target: TransferTarget | None = None
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0
@@ -75,7 +75,9 @@ class Request:
     verify_transfer: bool = False
 
     @classmethod
-    def from_spec(cls, spec: RequestSpec, now: float, target: Target | None = None) -> "Request":
+    def from_spec(
+        cls, spec: RequestSpec, now: float, target: TransferTarget | None = None
+    ) -> "EngineRequest":
         """Build from the wire form; `now` is the engine's clock, in seconds."""
         return cls(
             request_id=spec.request_id,

@@ -14,10 +14,10 @@ from itertools import chain
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.ports import BlocksSent, SendEnded, Transport
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.window import ceil_div
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.requests import Target
+from pdcluster_worker.messages.requests import TransferTarget
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ class Send:
                    engine saw that: it reads nothing while the model computes.
     """
 
-    request: Request
-    target: Target
+    request: EngineRequest
+    target: TransferTarget
     first: int
     end: int
     next_index: int
@@ -78,27 +78,27 @@ class Sender:
     def __contains__(self, epoch: bytes) -> bool:
         return epoch in self._by_epoch
 
-    def begin(self, request: Request, target: Target) -> None:
+    def begin(self, request: EngineRequest, target: TransferTarget) -> None:
         """Note where the blocks of the request's known tokens go; nothing is written yet."""
         first = target.cached_tokens // self._block_size
         end = ceil_div(request.num_tokens, self._block_size)
         self._by_epoch[target.epoch] = Send(request, target, first, end, next_index=first)
 
-    def write_full(self, request: Request, target: Target, now: float) -> None:
+    def write_full(self, request: EngineRequest, target: TransferTarget, now: float) -> None:
         """Queue every full computed block that is not queued yet; call it again as more get
         computed.
         """
         send = self._by_epoch[target.epoch]
         self._write(send, min(request.num_computed_tokens // self._block_size, send.end), now)
 
-    def write_rest(self, target: Target, now: float) -> None:
+    def write_rest(self, target: TransferTarget, now: float) -> None:
         """All known tokens are computed: queue whatever is left, the partial last
         block included.
         """
         send = self._by_epoch[target.epoch]
         self._write(send, send.end, now)
 
-    def cancel(self, target: Target) -> None:
+    def cancel(self, target: TransferTarget) -> None:
         """Stop sending, called once; source blocks stay held until `ended`.
 
         A send that never wrote is forgotten at once.
@@ -132,7 +132,7 @@ class Sender:
             transport_note=event.route.note,
         )
 
-    def ended(self, event: SendEnded) -> Request | None:
+    def ended(self, event: SendEnded) -> EngineRequest | None:
         """No block of the epoch is read any more: release them.
 
         The request, when the end came from the peer.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.ports import GrammarCounts, StepSeconds
 from pdcluster_worker.engine.prefill_delayer import DelayerCounts
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.engine import EngineStats
 
 
@@ -130,7 +130,7 @@ class Counters:
     batches: list[tuple[int, int, int, int]] = field(default_factory=list)
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
-    def count_request(self, request: Request) -> None:
+    def count_request(self, request: EngineRequest) -> None:
         """A request got its blocks for the first time; a prefill for a peer counts its prompt at
         the peer, which admitted it.
         """
@@ -218,11 +218,11 @@ class FirstTokens:
     def __init__(self) -> None:
         self._scheduled_seconds: dict[str, float | None] = {}
 
-    def schedule(self, request: Request, now: float) -> None:
+    def schedule(self, request: EngineRequest, now: float) -> None:
         """The request has a seat; only the first time counts."""
         self._scheduled_seconds.setdefault(request.request_id, now)
 
-    def sample(self, request: Request, now: float) -> tuple[float | None, float | None]:
+    def sample(self, request: EngineRequest, now: float) -> tuple[float | None, float | None]:
         """(queue_seconds, prefill_seconds) for the first token that this engine makes for the
         request, (None, None) after.
         """
@@ -232,6 +232,6 @@ class FirstTokens:
         self._scheduled_seconds[request.request_id] = None
         return scheduled - request.arrival_seconds, now - scheduled
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """The request is over."""
         self._scheduled_seconds.pop(request.request_id, None)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import FinishReason
 
 
@@ -14,7 +14,7 @@ class Finish:
     stop_reason: int | None = None
 
 
-def check_stop(request: Request, max_model_len: int) -> Finish | None:
+def check_stop(request: EngineRequest, max_model_len: int) -> Finish | None:
     """Return the end that the last token causes: end of sequence, then stop ids (neither before
     min_tokens), then length.
     """
@@ -31,7 +31,7 @@ def check_stop(request: Request, max_model_len: int) -> Finish | None:
     return None
 
 
-def ends_by_length(request: Request, max_model_len: int, num_more: int) -> bool:
+def ends_by_length(request: EngineRequest, max_model_len: int, num_more: int) -> bool:
     """Return whether the request is at its length limit once it has `num_more` further tokens,
     whatever they are.
     """

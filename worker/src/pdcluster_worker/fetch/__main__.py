@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from pdcluster_worker.errors import FetchError, HubError
-from pdcluster_worker.fetch.folder import Wanted, meaning
+from pdcluster_worker.fetch.model_folder import ModelDownload, meaning
 from pdcluster_worker.logs import start_logging
-from pdcluster_worker.machine.early_end import end_on_sigterm
+from pdcluster_worker.system.parent_death import end_on_sigterm
 
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes, after which the program ends and its
@@ -34,19 +34,21 @@ def main() -> int:
     start_logging()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
     has_weights = os.environ.get("PDCLUSTER_FETCH_WEIGHTS") != "false"
-    wanted = Wanted(arguments.repo, arguments.revision, arguments.target.absolute(), has_weights)
+    download = ModelDownload(
+        arguments.repo, arguments.revision, arguments.target.absolute(), has_weights
+    )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        if not wanted.is_there():
+        if not download.is_there():
             _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
             # the hub's client takes a second to import
-            from pdcluster_worker.fetch.fetching import fetch
+            from pdcluster_worker.fetch.fetch_model import fetch
 
-            fetch(wanted, arguments.attempts)
+            fetch(download, arguments.attempts)
     except (FetchError, HubError) as e:
-        return _say(wanted, str(e), 2 if isinstance(e, FetchError) else 1)
+        return _print_result(download, str(e), 2 if isinstance(e, FetchError) else 1)
     except OSError as e:
-        return _say(wanted, meaning(e, wanted.target), 2)
+        return _print_result(download, meaning(e, download.target), 2)
     return 0
 
 
@@ -62,8 +64,8 @@ def _set_token(secret: str | None) -> None:
         )
 
 
-def _say(wanted: Wanted, reason: str, status: int) -> int:
-    sys.stderr.write(f"error: {wanted.repo} at {wanted.revision}: {reason}\n")
+def _print_result(download: ModelDownload, reason: str, status: int) -> int:
+    sys.stderr.write(f"error: {download.repo} at {download.revision}: {reason}\n")
     return status
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pdcluster_worker.errors import HubError
 from pdcluster_worker.fetch.files import RemoteFile
-from pdcluster_worker.fetch.hub import Hub
-from pdcluster_worker.fetch.progress import Progress
+from pdcluster_worker.fetch.hf_hub import Hub
+from pdcluster_worker.fetch.progress import DownloadProgress
 
 _READ_BYTES = 1 << 20
 
@@ -25,7 +25,7 @@ class StoppedError(Exception):
 class Download:
     """One commit into one folder; `stop` ends every file that is under way."""
 
-    def __init__(self, hub: Hub, commit: str, folder: Path, progress: Progress) -> None:
+    def __init__(self, hub: Hub, commit: str, folder: Path, progress: DownloadProgress) -> None:
         self._hub = hub
         self._commit = commit
         self._folder = folder

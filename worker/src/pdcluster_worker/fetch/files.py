@@ -51,8 +51,8 @@ def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[Remo
     Raises FetchError when they are not there.
     """
     by_name = {file.name: file for file in files}
-    wanted = [WEIGHTS] if index is None else sorted(_shards(index))
-    missing = [name for name in wanted if name not in by_name or "/" in name]
+    needed = [WEIGHTS] if index is None else sorted(_shards(index))
+    missing = [name for name in needed if name not in by_name or "/" in name]
     if missing:
         others = (
             ", ".join(
@@ -68,7 +68,7 @@ def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[Remo
             f"it has no {missing[0]} (weights there: {others}): choose a repository or revision "
             "with safetensors weights"
         )
-    return [by_name[name] for name in wanted]
+    return [by_name[name] for name in needed]
 
 
 def _shards(index: bytes) -> set[str]:

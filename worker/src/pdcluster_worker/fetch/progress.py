@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
 
 
-class Progress:
+class DownloadProgress:
     """Counts bytes from any thread; within its `with` block it logs them."""
 
     def __init__(self, title: str, total: int) -> None:
@@ -20,7 +20,7 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._report, daemon=True)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "DownloadProgress":
         self._thread.start()
         return self
 

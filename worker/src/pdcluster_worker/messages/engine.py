@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from pdcluster_worker.messages.facts import Device, KVGeometry
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
 RowFailure = Literal[
     "not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"
@@ -55,7 +55,7 @@ class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
     """The prefill worker has its last write acknowledged: take the blocks and decode on from
     `first`.
 
-    checksum: of the written blocks (`transfer.layout`), None when verification is off.
+    checksum: of the written blocks (`kv_transfer.layout`), None when verification is off.
     """
 
     request_id: str
@@ -97,7 +97,7 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
     """
 
     spec: RequestSpec
-    target: Target
+    target: TransferTarget
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -153,7 +153,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
     max_model_len: int
     vocab_size: int
-    device: Device
+    device: DeviceFacts
     transport: str  # tcp, nixl or ucx: that moves KV between peers that have it; empty = none does
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
     scheduler: str = "continuous"
@@ -177,7 +177,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReceiveReady(msgspec.Struct, frozen=True, tag=True):
-    """Blocks are held for this request under `epoch`; see `Target` for the other fields."""
+    """Blocks are held for this request under `epoch`; see `TransferTarget` for the other fields."""
 
     request_id: str
     epoch: bytes

@@ -26,7 +26,7 @@ UNKNOWN_DEVICE = "unknown"
 """Kind of a device that a stock engine does not say; the note has the reason."""
 
 
-class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeviceFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Device that an engine computes on.
 
     kind: cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown

@@ -10,7 +10,7 @@ from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class SubmitCall(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Run a request.
 
     engine_id: the engine it is meant for; another one refuses.
@@ -25,13 +25,13 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
     context: dict[str, str] = {}
 
 
-class CallOff(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The answer is not wanted any more; of a call that has ended a no-op."""
 
     call: int
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class CallFailure(msgspec.Struct, frozen=True, array_like=True):
     """Error that ended a call.
 
     status: of a RequestError, whose other fields follow; None = the worker's own failure, in words.
@@ -44,23 +44,23 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     retry_after_seconds: int | None = None
 
 
-class Made(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class CallOutput(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The next token of a call.  The seconds of its notes count from the arrival of the call."""
 
     call: int
     generated: Generated
 
 
-class Over(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class CallEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The end of a call whose last token did not say so: a failure, or None for an answer that
     breaks off.
     """
 
     call: int
-    failure: Failure | None = None
+    failure: CallFailure | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_spec = msgspec.msgpack.Decoder(RequestSpec).decode
-decode_asked = msgspec.msgpack.Decoder(Ask | CallOff).decode
-decode_said = msgspec.msgpack.Decoder(Made | Over).decode
+decode_request = msgspec.msgpack.Decoder(SubmitCall | CancelCall).decode
+decode_reply = msgspec.msgpack.Decoder(CallOutput | CallEnd).decode

@@ -19,7 +19,7 @@ PrefillPlace = Literal["local", "remote"]
 Fact = str | int | float | bool
 
 
-class Note(msgspec.Struct, frozen=True, gc=False):
+class PeerEvent(msgspec.Struct, frozen=True, gc=False):
     """Decision or action of a worker about a request of a peer; seconds: of the reader's
     `time.monotonic`.
 
@@ -44,11 +44,11 @@ class Generated(msgspec.Struct, frozen=True):
     prefill: PrefillPlace | None = None
     index: int = 0
     degraded: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[PeerEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkerLoad:
     """Load of a worker, as it reports it to its peers about once a second; fields as in
     worker.proto.
 
@@ -84,7 +84,7 @@ class Report:
     whole cache.
     """
 
-    load: Load
+    load: WorkerLoad
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     snapshot: bool = False

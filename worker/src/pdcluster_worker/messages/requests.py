@@ -20,7 +20,7 @@ SALT_BYTES = 32
 FinishReason = Literal["stop", "length"]
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling parameters and ends of a request; the whole sampling state, so any worker can
     continue it.
 
@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     constraint: Constraint | None = None
 
-    def capped(self, max_tokens: int) -> "Sampling":
+    def capped(self, max_tokens: int) -> "SamplingParams":
         """The same with this `max_tokens`, and no more `min_tokens` than that."""
         return msgspec.structs.replace(
             self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens)
@@ -69,7 +69,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     request_id: str
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     output: list[int] = []
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
@@ -82,7 +82,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
 
 
-class Target(msgspec.Struct, frozen=True):
+class TransferTarget(msgspec.Struct, frozen=True):
     """Target of a prefill worker's KV writes: the decode engine's private blocks, under one epoch.
 
     addresses: host:port of its KV ports, each for an even share of the KV heads, in their order.

@@ -21,7 +21,7 @@ tokens_differ:   the tokens are others than those of a local prefill.
 """
 
 
-class Verification(msgspec.Struct, frozen=True, omit_defaults=True):
+class VerificationResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """One verification, by a decode worker.
 
     fault, message:       of one that failed; message alone of one that is postponed.

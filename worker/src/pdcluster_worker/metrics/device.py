@@ -6,9 +6,9 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pdcluster_worker.machine.nvidia import GpuUse
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics.registering import Registering
+from pdcluster_worker.system.nvidia import GpuUse
 
 
 class DeviceMetrics(Registering):
@@ -31,7 +31,7 @@ class DeviceMetrics(Registering):
         self._gpus = _Gpus()
         self.registry.register(self._gpus)
 
-    def watch_gpu(self, device: Device, use: Callable[[], GpuUse | None]) -> None:
+    def watch_gpu(self, device: DeviceFacts, use: Callable[[], GpuUse | None]) -> None:
         """Export memory and work of the worker's GPUs, asked at each scrape; nothing of a CPU."""
         if device.kind == "cuda":
             self._gpus.name, self._gpus.use = device.name, use

@@ -2,7 +2,7 @@
 
 Names are those of docs/contracts.md (`tests/contract`).  Attribute names are metric names
 without the `pdcluster_` prefix and the `_total` suffix.  Engine counters arrive as cumulative
-values in EngineStats and are moved forward by their difference (`dispatch.engines.metrics`).
+values in EngineStats and are moved forward by their difference (`serving.engines.metrics`).
 """
 
 from pdcluster_worker.metrics.credits import CreditMetrics

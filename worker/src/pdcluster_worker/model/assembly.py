@@ -3,10 +3,10 @@
 import logging
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model import proof
+from pdcluster_worker.model import logits_check
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.families import NotOursError, read_weights
+from pdcluster_worker.model.families import UnsupportedArchError, read_weights
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.generic import Generic, pack_linears, unpack
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
@@ -26,18 +26,18 @@ def assemble(
     transformers' code.
 
     invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
-    cannot be had, and on a device where transformers' code is not run; NotOursError where the
-    model was opened by an answer that does not fit it.
+    cannot be had, and on a device where transformers' code is not run; UnsupportedArchError
+    where the model was opened by an answer that does not fit it.
     """
     operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     try:
         forward: Forward = _proven_decoder(loaded, operations, cache.num_blocks)
-    except NotOursError as e:
+    except UnsupportedArchError as e:
         if loaded.answer is not None:
             raise  # what it has of a module cannot compute
         reason = str(e)
     else:
-        return _said(forward)
+        return _logged(forward)
     if invariant:
         raise ModelError(f"engine.batchInvariant needs our own decoder: {reason}; leave it out")
     if cache.tensor.device.type != "cpu":
@@ -47,10 +47,10 @@ def assemble(
         )
     logger.info("the model runs by transformers' code, which is slower: %s", reason)
     _pack(loaded, operations)
-    return _said(Generic(loaded.module, operations))
+    return _logged(Generic(loaded.module, operations))
 
 
-def _said(forward: Forward) -> Forward:
+def _logged(forward: Forward) -> Forward:
     logger.info("computes with operations=%s code=%s", forward.operations.name, forward.code)
     return forward
 
@@ -70,7 +70,7 @@ def _pack(loaded: LoadedModel, operations: Operations) -> None:
 def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
     """Our decoder over the model's weights.
 
-    Raises NotOursError when it is not for this model or computes something else.
+    Raises UnsupportedArchError when it is not for this model or computes something else.
     """
     weights = read_weights(
         loaded.module, loaded.info.max_model_len, operations, loaded.info.windows
@@ -83,18 +83,18 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
 def prove(ours: Forward, loaded: LoadedModel, num_blocks: int) -> None:
     """Compare with transformers' module, or its answer.
 
-    Raises NotOursError when ours computes something else.
+    Raises UnsupportedArchError when ours computes something else.
     """
-    theirs = proof.wanted(loaded) if loaded.answer is None else loaded.answer
-    found = proof.difference(
+    theirs = logits_check.expected_logits(loaded) if loaded.answer is None else loaded.answer
+    found = logits_check.logits_difference(
         ours,
         theirs,
         loaded.info,
-        min(num_blocks, proof.num_blocks(loaded.info.geometry.block_size)),
+        min(num_blocks, logits_check.num_blocks(loaded.info.geometry.block_size)),
     )
-    if not found <= proof.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
+    if not found <= logits_check.MAX_DIFFERENCE[DTYPES[loaded.info.dtype]]:
         logger.warning(
             "our decoder's logits differ from transformers' by %.3g of their size: not used", found
         )
-        raise NotOursError("our decoder computes something else")
+        raise UnsupportedArchError("our decoder computes something else")
     logger.info("our decoder's logits differ from transformers' by %.2g of their size", found)

@@ -1,7 +1,7 @@
 """Our decoder for llama-like models: embedding, layers and head, on whatever device they run.
 
 Its weights are read from transformers' module (`model.families`), and it is
-compared with that module before it serves (`model.proof`).
+compared with that module before it serves (`model.logits_check`).
 """
 
 from dataclasses import dataclass

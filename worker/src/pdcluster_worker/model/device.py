@@ -4,7 +4,7 @@
 or to a refusal that says why and what to change.  An engine never computes on
 another device than the one it was asked for: `check_computes_on` compares it
 with where the KV cache really is.  A node without any GPU is refused before, by
-`config.asked_device`.
+`config.requested_device`.
 """
 
 import importlib.util
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from pdcluster_worker.config.asked_device import Asked, asked_device
+from pdcluster_worker.config.requested_device import RequestedDevice, requested_device
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import DeviceError
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 
 TESTED_ON = ("H200",)
 """GPUs on which `make gpu-run` has passed; other ones are noted wherever a device is named."""
@@ -29,7 +29,7 @@ _OLD_DRIVER = "too old"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """Facts of the machine and its torch.
 
     cpu:   name of the processor
@@ -48,17 +48,17 @@ class Facts:
     compiler: bool = True
 
 
-def choose(asked: Asked, facts: Facts, num_ranks: int = 1) -> Device:
+def choose(requested: RequestedDevice, facts: MachineFacts, num_ranks: int = 1) -> DeviceFacts:
     """The device to compute on.  Raises DeviceError with the reason and the fix."""
-    if asked.kind == "cpu":
-        return Device("cpu", facts.cpu)
+    if requested.kind == "cpu":
+        return DeviceFacts("cpu", facts.cpu)
     refusal = _refusal(facts)
     if refusal is not None:
-        raise DeviceError(f"{asked}, but {refusal}")
-    return Device("cuda", facts.gpu, _untested(facts.gpu, num_ranks))
+        raise DeviceError(f"{requested}, but {refusal}")
+    return DeviceFacts("cuda", facts.gpu, _untested(facts.gpu, num_ranks))
 
 
-def check_computes_on(device: Device, cache: torch.device) -> None:
+def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
     """Compare the device with that of the KV cache.  Raises DeviceError where they differ."""
     if cache.type != device.kind:
         raise DeviceError(
@@ -69,27 +69,27 @@ def check_computes_on(device: Device, cache: torch.device) -> None:
         )
 
 
-def find_device(config: WorkerConfig) -> Device:
+def find_device(config: WorkerConfig) -> DeviceFacts:
     """The device of this worker's engine.  Raises DeviceError, without a look if it can."""
-    asked = asked_device(config)
+    requested = requested_device(config)
     engine = config.engine
     num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    return choose(asked, read_facts(asks_cuda=asked.kind == "cuda"), num_ranks)
+    return choose(requested, read_facts(needs_cuda=requested.kind == "cuda"), num_ranks)
 
 
-def read_facts(*, asks_cuda: bool) -> Facts:
+def read_facts(*, needs_cuda: bool) -> MachineFacts:
     """Facts of this machine.
 
     CUDA is looked at only when it is asked for, since a look takes memory of the device.
     """
     cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
-    found = Facts(
+    found = MachineFacts(
         cpu,
         torch.version.cuda,
         triton=importlib.util.find_spec("triton") is not None,
         compiler=bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
     )
-    if not asks_cuda or torch.version.cuda is None:
+    if not needs_cuda or torch.version.cuda is None:
         return found
     try:
         return replace(found, gpu=torch.cuda.get_device_name(0))
@@ -113,7 +113,7 @@ def _untested(gpu: str, num_ranks: int) -> str:
     return "not tested on several GPUs by the project" if num_ranks > 1 else ""
 
 
-def _refusal(facts: Facts) -> str | None:
+def _refusal(facts: MachineFacts) -> str | None:
     """Reason why there is no CUDA, and the fix; None = there is."""
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"

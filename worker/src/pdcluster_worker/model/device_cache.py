@@ -15,7 +15,6 @@ import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.memory_limit import memory_limit
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import (
     DTYPES,
@@ -25,7 +24,8 @@ from pdcluster_worker.model.kv_cache import (
 )
 from pdcluster_worker.model.ops.graphs import graph_sizes
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
-from pdcluster_worker.model.sampling.slabs import device_slab_bytes
+from pdcluster_worker.model.sampling.row_chunks import device_chunk_bytes
+from pdcluster_worker.system.memory_limit import memory_limit
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ STEP_BYTES_PER_TOKEN = 512 << 10
 measured.
 """
 
-CHOOSING_COPIES = 5
+SAMPLING_COPIES = 5
 """Copies of a step's logits beside those of the graphs: the step's own, the rows that masks change,
 these with their masks, all rows together, and truth values.
 """
@@ -146,9 +146,9 @@ def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
     measured.  Each captured graph keeps the logits that it writes.
     """
     most = engine.max_decode_rows
-    copies = max(CHOOSING_COPIES * most, SCORING_COPIES * MOST_ROWS)
+    copies = max(SAMPLING_COPIES * most, SCORING_COPIES * MOST_ROWS)
     num_rows = sum(graph_sizes(most)) + copies
-    return 4 * vocab_size * num_rows + device_slab_bytes(vocab_size * max(most, MOST_ROWS))
+    return 4 * vocab_size * num_rows + device_chunk_bytes(vocab_size * max(most, MOST_ROWS))
 
 
 class DeviceKVCache:
@@ -195,19 +195,19 @@ class DeviceKVCache:
 
         Raises IndexError for a block that does not exist.
         """
-        copy = self.landing(block_id, heads)
+        copy = self.staging(block_id, heads)
         self.copy(torch.frombuffer(copy, dtype=torch.uint8), self.part(block_id, heads))
         return copy
 
-    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """Pinned memory, not yet written.  Raises IndexError for a block that does not exist."""
         num_bytes = len(self.part(block_id, heads))
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         return host.numpy().data
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """Copy to the device; it is there when this returns."""
-        self.copy(self.part(block_id, heads), torch.frombuffer(landing, dtype=torch.uint8))
+        self.copy(self.part(block_id, heads), torch.frombuffer(staging, dtype=torch.uint8))
 
     def slots(self, num_bytes: int) -> "DeviceSlots":
         """See `engine.ports.HasSlots`."""
@@ -265,7 +265,7 @@ class DeviceSlots:
         part = self._cache.part(block_id, heads)
         self._cache.copy(self.array[start : start + len(part)], part)
 
-    def land(self, start: int, block_id: int, heads: range) -> None:
+    def write_block(self, start: int, block_id: int, heads: range) -> None:
         """See ports.SlotMemory."""
         part = self._cache.part(block_id, heads)
         self._cache.copy(part, self.array[start : start + len(part)])

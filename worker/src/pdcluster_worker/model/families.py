@@ -22,16 +22,16 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Packed,
 )
-from pdcluster_worker.model.parallel.place import ONE_RANK, Place
+from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.model.parallel.sharding import (
-    Product,
+    SplitProduct,
     split_inputs,
     split_outputs,
     split_vocabulary,
 )
 
 
-class NotOursError(Exception):
+class UnsupportedArchError(Exception):
     """Our decoder does not run this model; the message says why."""
 
 
@@ -49,11 +49,11 @@ def read_weights(
     max_model_len: int,
     operations: Operations,
     windows: Sequence[int | None],
-    place: Place = ONE_RANK,
+    place: ParallelRank = ONE_RANK,
 ) -> DecoderWeights:
     """Pack this rank's part of the module's weights.
 
-    Raises NotOursError for a type or form that our decoder does not have.
+    Raises UnsupportedArchError for a type or form that our decoder does not have.
 
     windows: of each layer of the model, in tokens; None = it sees all.
     """
@@ -92,15 +92,17 @@ def read_weights(
 def traits_of(module: Any) -> tuple[Family, Activation]:
     """The traits of a model that our decoder runs.
 
-    Raises NotOursError for a type or form that it does not have.
+    Raises UnsupportedArchError for a type or form that it does not have.
     """
     config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise NotOursError(f"model type {config.model_type} is not one of {', '.join(FAMILIES)}")
+        raise UnsupportedArchError(
+            f"model type {config.model_type} is not one of {', '.join(FAMILIES)}"
+        )
     activation = ACTIVATIONS.get(str(getattr(config, "hidden_act", "")))
     if activation is None:
-        raise NotOursError(
+        raise UnsupportedArchError(
             f"hidden_act {getattr(config, 'hidden_act', None)} is not one of "
             f"{', '.join(ACTIVATIONS)}"
         )
@@ -113,7 +115,7 @@ def _check_parts(layer: Any, family: Family) -> None:
     """Refuse a layer with a part that would be left out."""
     parts = {name for name, _ in layer.named_children()}
     if parts != LAYER_PARTS:
-        raise NotOursError(
+        raise UnsupportedArchError(
             f"its layers have parts {', '.join(sorted(parts ^ LAYER_PARTS))} too many or too few"
         )
     products = {
@@ -125,7 +127,7 @@ def _check_parts(layer: Any, family: Family) -> None:
     }
     inside = {name for name, _ in layer.self_attn.named_children()}
     if inside != products:
-        raise NotOursError(
+        raise UnsupportedArchError(
             f"its attention has parts {', '.join(sorted(inside ^ products))} too many or too few"
         )
     if not all(
@@ -133,11 +135,11 @@ def _check_parts(layer: Any, family: Family) -> None:
         for name in products
         if name.endswith("_proj")
     ):
-        raise NotOursError("its products are not plain linear layers")
+        raise UnsupportedArchError("its products are not plain linear layers")
 
 
 def _layer(
-    layer: Any, family: Family, operations: Operations, place: Place, window: int | None
+    layer: Any, family: Family, operations: Operations, place: ParallelRank, window: int | None
 ) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     dtype = layer.input_layernorm.weight.dtype  # of the model
@@ -174,7 +176,7 @@ def _layer(
 
 
 def _pack(
-    operations: Operations, dtype: torch.dtype, *products: Product, wide: bool = False
+    operations: Operations, dtype: torch.dtype, *products: SplitProduct, wide: bool = False
 ) -> Packed:
     """Weights of products of one input, one after another, of the model's dtype."""
     weights = [product.weight for product in products]
@@ -182,7 +184,7 @@ def _pack(
     return operations.pack(together.to(dtype), _bias(products, dtype), wide=wide)
 
 
-def _bias(products: Sequence[Product], dtype: torch.dtype) -> Tensor | None:
+def _bias(products: Sequence[SplitProduct], dtype: torch.dtype) -> Tensor | None:
     if all(product.bias is None for product in products):
         return None
     rows = [

@@ -15,9 +15,9 @@ import torch
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.parallel.place import ONE_RANK, Place
+from pdcluster_worker.model.kv_size_advice import check_num_blocks
+from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.model.parallel.shared import attach
-from pdcluster_worker.model.pool_fix import check_num_blocks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -56,7 +56,7 @@ class KVCache:
         geometry: KVGeometry,
         num_blocks: int,
         descriptor: int | None = None,
-        place: Place = ONE_RANK,
+        place: ParallelRank = ONE_RANK,
     ) -> None:
         """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory
         of its own.
@@ -80,7 +80,7 @@ class KVCache:
             geometry.head_dim,
         )
 
-    def part(self, place: Place) -> torch.Tensor:
+    def part(self, place: ParallelRank) -> torch.Tensor:
         """The heads and layers of one rank of the engine, contiguous from the layers on."""
         layers = place.layers(self.geometry.num_layers)
         return self.tensor[:, place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
@@ -97,11 +97,11 @@ class KVCache:
             start + part.start * self.head_bytes : start + part.stop * self.head_bytes
         ]
 
-    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """The block itself."""
         return self.block(block_id, heads)
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """Nothing is left to do."""
 
 

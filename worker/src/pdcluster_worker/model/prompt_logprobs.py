@@ -15,12 +15,12 @@ from torch import Tensor
 
 from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.ports import RowOutcome, Sample, failed_row
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.parallel.plan_parts import plan_parts
-from pdcluster_worker.model.sampling.logprobs import Wanted, logprobs
-from pdcluster_worker.model.sampling.sampler import Choosing
+from pdcluster_worker.model.sampling.logprobs import LogprobsRequest, logprobs
+from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
 MOST_ROWS = 256
@@ -34,7 +34,7 @@ class PromptRow:
     """A row of a step, and the position of the prompt's token that its logits are of."""
 
     row: int
-    request: Request
+    request: EngineRequest
     position: int
 
 
@@ -57,8 +57,8 @@ def prompt_rows(batch: Batch) -> list[PromptRow]:
 class PromptLogprobs:
     """Log probabilities computed so far for the prompts of live requests, by position."""
 
-    def __init__(self, choosing: Choosing) -> None:
-        self._choosing = choosing
+    def __init__(self, row_ops: RowOperations) -> None:
+        self._row_ops = row_ops
         self._kept: dict[str, dict[int, PromptLogprob]] = {}
 
     def logits(self, forward: Forward, plan: StepPlan, rows: Sequence[PromptRow]) -> Tensor:
@@ -66,13 +66,13 @@ class PromptLogprobs:
         are kept.
         """
         by_row = {row.row: row for row in rows}
-        wanted = torch.tensor(sorted([*plan.sample_at.tolist(), *by_row]))
-        count = 1 if len(wanted) <= MOST_ROWS else -(-plan.num_tokens // MOST_ROWS)
+        needed = torch.tensor(sorted([*plan.sample_at.tolist(), *by_row]))
+        count = 1 if len(needed) <= MOST_ROWS else -(-plan.num_tokens // MOST_ROWS)
         sampled: list[Tensor] = []
         first = 0
-        for part in plan_parts(replace(plan, sample_at=wanted), count):
+        for part in plan_parts(replace(plan, sample_at=needed), count):
             # they hold until the next part
-            logits = self._choosing.receive(forward.logits(part))
+            logits = self._row_ops.receive(forward.logits(part))
             places = [by_row.get(first + at) for at in part.sample_at.tolist()]
             self._keep(logits, places)
             others = [place for place, row in enumerate(places) if row is None]
@@ -80,7 +80,7 @@ class PromptLogprobs:
             first += part.num_tokens
         return torch.cat(sampled)
 
-    def of(self, request: Request, outcome: RowOutcome) -> RowOutcome:
+    def of(self, request: EngineRequest, outcome: RowOutcome) -> RowOutcome:
         """The outcome with the prompt's log probabilities, where they are still to be said.
 
         A request whose logits were not finite anywhere fails.
@@ -110,16 +110,16 @@ class PromptLogprobs:
         rows = [(place, row) for place, row in enumerate(places) if row is not None]
         if not rows:
             return
-        wanted = [
-            Wanted(
+        needed = [
+            LogprobsRequest(
                 place, row.request.tokens[row.position], row.request.sampling.prompt_logprobs or 0
             )
             for place, row in rows
         ]
-        at = _ids([one.row for one in wanted], logits.device)
-        chosen = logits[at, _ids([one.token_id for one in wanted], logits.device)]
+        at = _ids([one.row for one in needed], logits.device)
+        chosen = logits[at, _ids([one.token_id for one in needed], logits.device)]
         ranks = (logits[at] > chosen[:, None]).sum(1) + 1
-        figures = logprobs(logits, wanted, self._choosing.rank)
+        figures = logprobs(logits, needed, self._row_ops.rank)
         for (_, row), rank, (logprob, top) in zip(rows, ranks.cpu().tolist(), figures, strict=True):
             kept = self._kept.setdefault(row.request.request_id, {})
             kept[row.position] = PromptLogprob(logprob, rank, list(top))

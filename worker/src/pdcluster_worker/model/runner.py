@@ -19,14 +19,12 @@ from torch import Tensor
 
 from pdcluster_worker.engine.batch import Batch, SamplePlace, Scheduled, sample_places
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.grammar.book import GrammarBook
-from pdcluster_worker.grammar.masks import MaskMaker, Masks
-from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.beginning import AtOnce, Beginning
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.device_cache import DeviceKVCache
 from pdcluster_worker.model.forward import Forward
+from pdcluster_worker.model.forward_executor import ForwardExecutor, InlineExecutor
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -35,12 +33,14 @@ from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, pr
 from pdcluster_worker.model.sampling.sampler import Sampler
 from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.model.step_threads import OwnThreads, StepThreads
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache
+from pdcluster_worker.structured_output.masks import MaskMaker, Masks
 
 Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
 
 @dataclass(slots=True)
-class _Step:
+class _SubmittedStep:
     """A batch that was submitted.
 
     unknown: its rows whose tokens are those that the step before samples, and their requests.
@@ -51,7 +51,7 @@ class _Step:
 
     batch: Batch
     plan: StepPlan
-    unknown: list[tuple[int, Request]]
+    unknown: list[tuple[int, EngineRequest]]
     prompt_rows: list[PromptRow]
     places: list[SamplePlace]
     seconds: float
@@ -64,7 +64,8 @@ class Runner:
 
     forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
     seconds, depth: see `engine.ports.ModelRunner`.
-    kv_lines: to the other ranks of the engine that move KV of their own (`transfer.rank_port`).
+    kv_channels: to the other ranks of the engine that move KV of their own
+        (`kv_transfer.rank_port`).
     threads: of its steps.
     """
 
@@ -74,28 +75,28 @@ class Runner:
         forward: Forward,
         cache: Cache,
         limits: StepLimits,
-        beginning: Beginning | None = None,
+        beginning: ForwardExecutor | None = None,
     ) -> None:
         self.info = info
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
-        self.kv_lines: Sequence[socket.socket] = ()
+        self.kv_channels: Sequence[socket.socket] = ()
         self.threads: StepThreads = OwnThreads()
-        self._beginning: Beginning = beginning or AtOnce()
+        self._beginning: ForwardExecutor = beginning or InlineExecutor()
         self.depth = self._beginning.depth
         self._cache = cache
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_SubmittedStep] = deque()
         self._max_tokens = limits.max_tokens
         # A plan is read until its step has ended: each step under way has a planner's arrays.
         self._planners = deque(
             _planner(limits, pads=forward.operations.pads_rows) for _ in range(self.depth)
         )
-        self.grammars = GrammarBook(info.vocab_size)
+        self.grammars = GrammarCache(info.vocab_size)
         self._masks = MaskMaker(self.grammars, info.vocab_size)
-        self._choosing = forward.operations.choosing
-        self._sampler = Sampler(info.vocab_size, self._choosing)
-        self._prompts = PromptLogprobs(self._choosing)
+        self._row_ops = forward.operations.row_ops
+        self._sampler = Sampler(info.vocab_size, self._row_ops)
+        self._prompts = PromptLogprobs(self._row_ops)
 
     def submit(self, batch: Batch) -> None:
         """Plan the batch; its forward pass begins now, or when the step before has its tokens.
@@ -106,7 +107,7 @@ class Runner:
         self._planners.rotate(1)
         plan = self._planners[0].plan(batch)
         places = [place for item in batch.items if item.samples for place in sample_places(item)]
-        step = _Step(
+        step = _SubmittedStep(
             batch,
             plan,
             _unknown_rows(batch),
@@ -148,7 +149,7 @@ class Runner:
             )
         return outcomes
 
-    def _begin(self, step: _Step, chosen: Mapping[Request, int]) -> None:
+    def _begin(self, step: _SubmittedStep, chosen: Mapping[EngineRequest, int]) -> None:
         """Begin the forward pass; masks are filled beside it.
 
         chosen: tokens of the step before, which their requests have not yet.
@@ -169,12 +170,12 @@ class Runner:
 
         step.logits = self._beginning.begin(forward)
 
-    def _outcomes(self, step: _Step) -> list[RowOutcome]:
+    def _outcomes(self, step: _SubmittedStep) -> list[RowOutcome]:
         assert step.logits is not None, "a step begins before it is waited for"
         logits, seconds = step.logits.result()
         started = time.monotonic()
         with torch.inference_mode():
-            logits = self._choosing.receive(logits)
+            logits = self._row_ops.receive(logits)
             computed = time.monotonic()
             masks = None if step.masks is None else step.masks.result()
             rows = iter(self._sampler.sample(logits, step.places, masks) if step.places else ())
@@ -230,11 +231,11 @@ class Runner:
         prompt = [0] * max(
             1, min(self._max_tokens, num_blocks * size - 1, self.info.max_model_len - 1)
         )
-        request = Request(
+        request = EngineRequest(
             "warm-up",
             prompt,
             len(prompt),
-            Sampling(max_tokens=2, seed=0),
+            SamplingParams(max_tokens=2, seed=0),
             block_table=list(range(num_blocks)),
         )
         for _ in range(2):
@@ -274,7 +275,7 @@ def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
         ) from e
 
 
-def _unknown_rows(batch: Batch) -> list[tuple[int, Request]]:
+def _unknown_rows(batch: Batch) -> list[tuple[int, EngineRequest]]:
     """Rows of tokens that are not known when the batch is planned, each its request's only one."""
     ends = accumulate(item.num_tokens for item in batch.items)
     return [

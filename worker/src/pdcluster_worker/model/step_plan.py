@@ -35,7 +35,7 @@ class StepPlan:
     firsts:      [S] int32, each sequence's first row.
     lengths:     [S] int32, its rows.
     contexts:    [S] int32, its tokens up to and with its last row.
-    seats:       [S] int32, its row of `tables`.
+    table_rows:  [S] int32, its row of `tables`.
     tables:      [seats, blocks] int32 block ids; what is beyond a context is stale and must not be
                  read.
     sample_at:   [R] int64, rows whose logits are wanted, in the order of the batch.
@@ -50,7 +50,7 @@ class StepPlan:
     firsts: Tensor
     lengths: Tensor
     contexts: Tensor
-    seats: Tensor
+    table_rows: Tensor
     tables: Tensor
     sample_at: Tensor
 
@@ -73,7 +73,7 @@ def row_sizes(max_tokens: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _TableRow:
     """A request's row of the block tables.  table: the list that its first `num_copied` ids were
     copied from.
     """
@@ -109,17 +109,17 @@ class StepPlanner:
         self._rows = np.zeros((3, rows), np.int64)
         self._sequences = np.zeros((4, max(max_sequences, max_decode_rows)), np.int32)
         self._tables = np.zeros((max_sequences, max_blocks), np.int32)
-        self._seats: dict[str, _Seat] = {}
+        self._entries: dict[str, _TableRow] = {}
         self._free = list(range(max_sequences))
 
     def plan(self, batch: Batch) -> StepPlan:
         """Plan one step.  The order of the rows is the batch's."""
         items = batch.items
         token_ids, positions, slots = self._rows
-        seats = self._seat(items)
+        table_rows = self._entries_of(items)
         firsts: list[int] = []
         row = 0
-        for item, seat in zip(items, seats, strict=True):
+        for item, entry in zip(items, table_rows, strict=True):
             start, end = item.start, item.end
             firsts.append(row)
             last = row + end - start
@@ -143,38 +143,38 @@ class StepPlanner:
                 positions[row:last] = np.arange(start, end)
                 places = positions[row:last]
                 slots[row:last] = (
-                    self._tables[seat, places // self._size].astype(np.int64) * self._size
+                    self._tables[entry, places // self._size].astype(np.int64) * self._size
                     + places % self._size
                 )
             row = last
         padded = padded_rows(row) if self._pads else row
         token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
-        return self._finish(items, seats, firsts, row, padded)
+        return self._finish(items, table_rows, firsts, row, padded)
 
     def forget(self, request_id: str) -> None:
         """Free the request's row; unknown ids are a no-op."""
-        seat = self._seats.pop(request_id, None)
-        if seat is not None:
-            self._free.append(seat.row)
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._free.append(entry.row)
 
     def _finish(
         self,
         items: Sequence[Scheduled],
-        seats: list[int],
+        table_rows: list[int],
         firsts: list[int],
         num_tokens: int,
         padded: int,
     ) -> StepPlan:
         sequences_of: list[tuple[int, int, int, int]] = []
         sample_at: list[int] = []
-        for item, seat, first in zip(items, seats, firsts, strict=True):
+        for item, entry, first in zip(items, table_rows, firsts, strict=True):
             last = first + item.num_tokens - 1
             if item.drafts:
                 sequences_of += [
-                    (first + row, 1, item.start + row + 1, seat) for row in range(item.num_tokens)
+                    (first + row, 1, item.start + row + 1, entry) for row in range(item.num_tokens)
                 ]
             else:
-                sequences_of.append((first, item.num_tokens, item.end, seat))
+                sequences_of.append((first, item.num_tokens, item.end, entry))
             if item.samples:
                 sample_at += range(last - len(item.drafts), last + 1)
         # Decodes first; the sort keeps the batch's order among them.
@@ -194,39 +194,39 @@ class StepPlanner:
             firsts=sequences[0],
             lengths=sequences[1],
             contexts=sequences[2],
-            seats=sequences[3],
+            table_rows=sequences[3],
             tables=torch.from_numpy(self._tables),
             sample_at=torch.tensor(sample_at, dtype=torch.long),
         )
 
-    def _seat(self, items: Sequence[Scheduled]) -> list[int]:
+    def _entries_of(self, items: Sequence[Scheduled]) -> list[int]:
         """Rows of the block tables, brought up to date: an engine's block table grows at its end or
         is another list.
         """
         rows: list[int] = []
         for item in items:
             request = item.request
-            seat = self._seats.get(request.request_id)
-            if seat is None:
-                seat = self._seats[request.request_id] = _Seat(
+            entry = self._entries.get(request.request_id)
+            if entry is None:
+                entry = self._entries[request.request_id] = _TableRow(
                     self._free_row(items), request.block_table
                 )
-            elif seat.table is not request.block_table:
-                seat.table, seat.num_copied = request.block_table, 0
+            elif entry.table is not request.block_table:
+                entry.table, entry.num_copied = request.block_table, 0
             needed = -(-item.end // self._size)
-            if seat.num_copied < needed:
-                self._tables[seat.row, seat.num_copied : needed] = request.block_table[
-                    seat.num_copied : needed
+            if entry.num_copied < needed:
+                self._tables[entry.row, entry.num_copied : needed] = request.block_table[
+                    entry.num_copied : needed
                 ]
-                seat.num_copied = needed
-            rows.append(seat.row)
+                entry.num_copied = needed
+            rows.append(entry.row)
         return rows
 
     def _free_row(self, items: Sequence[Scheduled]) -> int:
         if not self._free:
             scheduled = {item.request.request_id for item in items}
             for request_id in [
-                request_id for request_id in self._seats if request_id not in scheduled
+                request_id for request_id in self._entries if request_id not in scheduled
             ]:
                 self.forget(request_id)
         return self._free.pop()

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from pdcluster_worker.machine.shared_cores import SharedCores
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.ops.kernel_object import Kernels, kernels_found
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
+from pdcluster_worker.system.shared_cores import SharedCores
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class OwnThreads:
         """See `StepThreads`."""
 
 
-class LentThreads:
+class SharedThreads:
     """The engine's own, and those of cores that others leave to it.
 
     For the thread that computes: OpenMP keeps a number of threads for each.  The
@@ -89,11 +89,11 @@ def share_threads(cores: SharedCores | None, runners: Sequence[Computing]) -> St
     Only the layers of our decoder by kernels give threads back within a step: an operation of
     torch ends with those that it began with.  An engine without them works all the time.
     """
-    kernels = kernels_found()
+    kernels = find_kernels()
     threads: StepThreads = OwnThreads()
     is_ours = all(runner.forward.code == Decoder.code for runner in runners)
     if cores is not None and is_ours and isinstance(kernels, Kernels):
-        threads = LentThreads(cores, kernels)
+        threads = SharedThreads(cores, kernels)
         logger.info("shares cores own=%d most=%d", cores.own, cores.most)
     for runner in runners:
         runner.threads = threads

@@ -13,7 +13,7 @@ import grpc
 
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.options import CHANNEL_OPTIONS
-from pdcluster_worker.peers.status import cancelled_here, error_of
+from pdcluster_worker.peers.status import cancelled_locally, error_of
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def unary(start: "Callable[[], grpc.aio.UnaryUnaryCall[Any, ReplyT]]") -> 
     except grpc.aio.UsageError as e:
         raise PeerError(f"the connection to the peer was closed: {e}") from e
     except asyncio.CancelledError as e:
-        if cancelled_here():
+        if cancelled_locally():
             raise
         raise PeerError("the call was cancelled by the other side") from e
 
@@ -75,7 +75,7 @@ class Replies(AsyncIterator[ReplyT]):
         except grpc.aio.UsageError as e:
             raise PeerError(f"the connection to the peer was closed: {e}") from e
         except asyncio.CancelledError as e:
-            if cancelled_here():
+            if cancelled_locally():
                 raise
             raise PeerError("the call was cancelled by the other side") from e
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import isfinite
 
 from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS
-from pdcluster_worker.messages.requests import SALT_BYTES, RequestSpec, Sampling, Token
+from pdcluster_worker.messages.requests import SALT_BYTES, RequestSpec, SamplingParams, Token
 
 SAMPLING_REALS = (
     "temperature",
@@ -58,7 +58,7 @@ def checked_request(spec: RequestSpec) -> RequestSpec:
     return spec
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: SamplingParams) -> None:
     """Raise ValueError for what no ingress admits."""
     for name in SAMPLING_REALS:
         require(isfinite(getattr(sampling, name)), f"{name} is not a finite number")
@@ -88,9 +88,9 @@ def checked_token(request_id: str, token: Token) -> None:
     require(token.token_id >= 0, "token_id is negative")
 
 
-def losses(said: Iterable[str]) -> tuple[str, ...]:
+def losses(values: Iterable[str]) -> tuple[str, ...]:
     """Losses of a request that a peer sent, as far as a header can carry them."""
-    return tuple(what for what in said if _LOSS.fullmatch(what))[:_MAX_LOSSES]
+    return tuple(what for what in values if _LOSS.fullmatch(what))[:_MAX_LOSSES]
 
 
 def require(fact: bool, otherwise: str) -> None:

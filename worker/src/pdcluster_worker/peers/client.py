@@ -15,29 +15,29 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from pdcluster_worker.errors import PeerError, WorkerError
-from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Hello, Load, PrefillMode
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.messages.peers import Hello, PrefillMode, WorkerLoad
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import Replies, unary
 from pdcluster_worker.peers.channel import PeerChannel
-from pdcluster_worker.peers.generate_client import Answer
-from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.generate_client import RemoteStream
 from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.routing.event_order import Arrival, EventOrder
+from pdcluster_worker.routing.event_order import EventOrder, GapCheck
 from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.tracing import trace_context
 
 logger = logging.getLogger(__name__)
 
 ReplyT = TypeVar("ReplyT")
 OutputT = TypeVar("OutputT")
 
-Wants = asyncio.Queue[pb.CreditRequest | None]
+CreditRequests = asyncio.Queue[pb.CreditRequest | None]
 """Messages out on a Credits stream; None ends it."""
 
 PeerState = Literal["connecting", "ready", "refused", "lost"]
@@ -63,7 +63,7 @@ NO_EVENTS = PeerEvents(on_credit=lambda *_: None, on_lost=lambda _: None, on_cha
 
 
 @dataclass(frozen=True)
-class LocalSide:
+class LocalWorker:
     """This worker's side, shared by all its peers."""
 
     hello: Hello
@@ -81,16 +81,16 @@ class Peer:
     hello: of the last handshake; None before the first.
     """
 
-    def __init__(self, record: WorkerRecord, here: LocalSide, events: PeerEvents) -> None:
+    def __init__(self, record: WorkerRecord, local: LocalWorker, events: PeerEvents) -> None:
         self.key = record.pod
         self.record = record
         self.state: PeerState = "connecting"
-        self.load = Load()
+        self.load = WorkerLoad()
         self.hello: Hello | None = None
-        self._here = here
+        self._local = local
         self._events = events
-        self._line = self._open()
-        self._wants: Wants = asyncio.Queue()
+        self._channel = self._open()
+        self._claims: CreditRequests = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
 
     @property
@@ -136,14 +136,14 @@ class Peer:
         await self._end_streams()
         try:
             if has_drained:
-                await self._line.idle()
+                await self._channel.idle()
         finally:
-            await self._line.close()
+            await self._channel.close()
 
     async def close(self) -> None:
         """End the streams and every call."""
         await self._end_streams()
-        await self._line.close()
+        await self._channel.close()
 
     async def _end_streams(self) -> None:
         self._task.cancel()
@@ -153,33 +153,35 @@ class Peer:
     def take_record(self, record: WorkerRecord) -> None:
         """Take a newer record of the same worker."""
         before, self.record = self._standing, record
-        self._tell_of_change(before)
+        self._report_change(before)
 
     # --- what dispatch asks of it -----------------------------------------------------------------
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` that its prefix cache holds, as far as is known here."""
-        return self._here.index.match(self.key, hashes)
+        return self._local.index.match(self.key, hashes)
 
-    def want(self, request_id: str, tokens: int, priority: int) -> None:
+    def claim(self, request_id: str, tokens: int, priority: int) -> None:
         """Ask for a credit; answered through `on_credit`, or by `on_lost`."""
-        self._wants.put_nowait(
+        self._claims.put_nowait(
             pb.CreditRequest(want=pb.Want(request_id=request_id, tokens=tokens, priority=priority))
         )
 
     def release(self, request_id: str) -> None:
         """Give back a want or a grant; a no-op for one that has been used."""
-        self._wants.put_nowait(pb.CreditRequest(release=request_id))
+        self._claims.put_nowait(pb.CreditRequest(release=request_id))
 
-    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> Answer:
+    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> RemoteStream:
         """Run a request there; closing the answer cancels it.
 
         It raises PeerError, or RequestError as raised there.
         """
-        return Answer(self._line.generating, (self.key, self.record.engine_id), spec, prefill)
+        return RemoteStream(
+            self._channel.generating, (self.key, self.record.engine_id), spec, prefill
+        )
 
     async def prefill(
-        self, spec: RequestSpec, target: Target
+        self, spec: RequestSpec, target: TransferTarget
     ) -> AsyncGenerator[Token | PrefillDone, None]:
         """Prefill there, into `target`, with a credit: the first token, then PrefillDone unless
         that token ended the request.
@@ -190,10 +192,10 @@ class Peer:
             request=convert.request_to_proto(spec),
             engine_id=self.record.engine_id,
             target=convert.target_to_proto(target),
-            worker_id=self._here.hello.engine_id,
+            worker_id=self._local.hello.engine_id,
         )
         finished = False
-        with self._line.request() as stub:
+        with self._channel.request() as stub:
             async with aclosing(
                 Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))
             ) as answers:
@@ -210,10 +212,10 @@ class Peer:
         if not finished:
             raise PeerError("the prefill broke off")
 
-    async def give(
+    async def push(
         self,
         spec: RequestSpec,
-        write: Callable[[Target], Awaitable[tuple[Token, PrefillDone]]],
+        write: Callable[[TransferTarget], Awaitable[tuple[Token, PrefillDone]]],
     ) -> bool:
         """Have it take the KV of a prefix, which `write` writes to the blocks that it names.
 
@@ -224,13 +226,13 @@ class Peer:
         async def requests() -> AsyncGenerator[pb.GiveRequest, None]:
             yield pb.GiveRequest(
                 engine_id=self.record.engine_id,
-                worker_id=self._here.hello.engine_id,
+                worker_id=self._local.hello.engine_id,
                 request=convert.request_to_proto(spec),
             )
             yield await written
 
         try:
-            with self._line.request() as stub:
+            with self._channel.request() as stub:
                 async with aclosing(Replies(lambda: stub.Give(requests()))) as replies:
                     async for reply in replies:
                         target = _parsed(
@@ -251,14 +253,14 @@ class Peer:
     # --- the pair ---------------------------------------------------------------------------------
 
     def _open(self) -> PeerChannel:
-        return PeerChannel(self.record.grpc_address, self._here.credentials.channel)
+        return PeerChannel(self.record.grpc_address, self._local.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
         """Open a channel; it shows the certificate that it was opened with, so a new certificate
         needs a new channel.
         """
-        if self._line.credentials is not self._here.credentials.channel:
-            old, self._line = self._line, self._open()
+        if self._channel.credentials is not self._local.credentials.channel:
+            old, self._channel = self._channel, self._open()
             await old.close()
 
     async def _run(self) -> None:
@@ -288,9 +290,9 @@ class Peer:
 
         Raises PeerError when another engine answers, or none.
         """
-        mine = self._here.hello
+        mine = self._local.hello
         message = await unary(
-            lambda: self._line.stub.Handshake(
+            lambda: self._channel.stub.Handshake(
                 convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS
             )
         )
@@ -301,10 +303,10 @@ class Peer:
                 "registered"
             )
         self.hello = theirs
-        return self._here.refusals.check(mine, theirs) is None
+        return self._local.refusals.check(mine, theirs) is None
 
     async def _serve(self) -> None:
-        self._wants = asyncio.Queue()
+        self._claims = asyncio.Queue()
         self._change("ready")
         if self.record.role == "prefill":
             await run_until_first_ends(self._watch(), self._follow_credits())
@@ -312,21 +314,23 @@ class Peer:
             await self._watch()
 
     async def _follow_credits(self) -> None:
-        wants = self._wants
+        claims = self._claims
         try:
             async with aclosing(
-                Replies(lambda: self._line.stub.Credits(self._credit_requests(wants)))
+                Replies(lambda: self._channel.stub.Credits(self._credit_requests(claims)))
             ) as answers:
                 async for reply in answers:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
             # gRPC keeps waiting for the requests of a call that the other side has ended
-            wants.put_nowait(None)
+            claims.put_nowait(None)
         raise PeerError("the peer ended the credits stream")
 
-    async def _credit_requests(self, wants: Wants) -> AsyncGenerator[pb.CreditRequest, None]:
-        yield pb.CreditRequest(engine_id=self._here.hello.engine_id)
-        while (request := await wants.get()) is not None:
+    async def _credit_requests(
+        self, claims: CreditRequests
+    ) -> AsyncGenerator[pb.CreditRequest, None]:
+        yield pb.CreditRequest(engine_id=self._local.hello.engine_id)
+        while (request := await claims.get()) is not None:
             yield request
 
     async def _watch(self) -> None:
@@ -334,13 +338,13 @@ class Peer:
         request = pb.WatchRequest(engine_id=self.record.engine_id)
         while True:
             order = EventOrder()
-            async with aclosing(Replies(lambda: self._line.stub.Watch(request))) as reports:
+            async with aclosing(Replies(lambda: self._channel.stub.Watch(request))) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
-                    if arrival is Arrival.ASK_SNAPSHOT:
+                    if arrival is GapCheck.GET_SNAPSHOT:
                         logger.info("watch gap peer=%s sequence=%d", self.key, report.sequence)
                         break
-                    if arrival is Arrival.TAKE:
+                    if arrival is GapCheck.APPLY:
                         self._on_report(report)
                 else:
                     raise PeerError("the peer ended the watch")
@@ -349,17 +353,17 @@ class Peer:
     def _on_report(self, report: pb.WorkerReport) -> None:
         load = _parsed(lambda _, load: convert.load_from_proto(load), "", report.load)
         before, self.load = self._standing, load
-        self._tell_of_change(before)
+        self._report_change(before)
         if report.snapshot:
-            self._here.index.snapshot(self.key, report.blocks_stored)
+            self._local.index.snapshot(self.key, report.blocks_stored)
         else:
-            self._here.index.apply(self.key, report.blocks_stored, report.blocks_removed)
+            self._local.index.apply(self.key, report.blocks_stored, report.blocks_removed)
 
     @property
     def _standing(self) -> tuple[bool, bool]:
         return self.ready, self.has_drained
 
-    def _tell_of_change(self, before: tuple[bool, bool]) -> None:
+    def _report_change(self, before: tuple[bool, bool]) -> None:
         if self._standing != before:
             self._events.on_change(self)
 
@@ -375,7 +379,7 @@ class Peer:
         if was == state:
             return
         if was == "ready":
-            self._here.index.drop(self.key)
+            self._local.index.drop(self.key)
             self._events.on_lost(self)
         self._events.on_change(self)
 

@@ -16,15 +16,15 @@ from pdcluster_worker.messages.constraint import (
 )
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Hello, Load, Report
+from pdcluster_worker.messages.peers import Hello, Report, WorkerLoad
 from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
     FinishReason,
     PromptLogprob,
     RequestSpec,
-    Sampling,
-    Target,
+    SamplingParams,
     Token,
+    TransferTarget,
 )
 from pdcluster_worker.peers.checks import (
     SAMPLING_LISTS,
@@ -120,7 +120,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
     )
 
 
-def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
+def sampling_to_proto(sampling: SamplingParams) -> pb.Sampling:
     """The whole sampling state."""
     others = ("logit_bias", "logprobs", "prompt_logprobs", "ignore_eos")
     names = (*_SAMPLING_INTEGERS, *SAMPLING_REALS, *SAMPLING_LISTS, *others)
@@ -132,9 +132,9 @@ def sampling_to_proto(sampling: Sampling) -> pb.Sampling:
     return message
 
 
-def sampling_from_proto(message: pb.Sampling) -> Sampling:
+def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
     """The whole sampling state."""
-    return Sampling(
+    return SamplingParams(
         **{name: getattr(message, name) for name in (*_SAMPLING_INTEGERS, *SAMPLING_REALS)},
         stop_token_ids=list(message.stop_token_ids),
         eos_token_ids=list(message.eos_token_ids),
@@ -203,7 +203,7 @@ def _optional(
     return value if message.HasField(name) else None
 
 
-def target_to_proto(target: Target) -> pb.Target:
+def target_to_proto(target: TransferTarget) -> pb.Target:
     """Encode the target of KV writes."""
     return pb.Target(
         epoch=target.epoch,
@@ -214,7 +214,7 @@ def target_to_proto(target: Target) -> pb.Target:
     )
 
 
-def target_from_proto(message: pb.Target) -> Target:
+def target_from_proto(message: pb.Target) -> TransferTarget:
     """Decode the target of KV writes; one without blocks fetches the KV.
 
     Raises ValueError for what could hit a wrong block: bad epoch, negative or repeated block ids.
@@ -232,7 +232,7 @@ def target_from_proto(message: pb.Target) -> Target:
     require(message.cached_tokens >= 0, "cached_tokens is negative")
     require_natural("block_ids", message.block_ids)
     require(len(set(message.block_ids)) == len(message.block_ids), "block_ids names a block twice")
-    return Target(
+    return TransferTarget(
         message.epoch,
         message.engine_id,
         list(message.addresses),
@@ -338,15 +338,17 @@ def report_to_proto(sequence: int, report: Report) -> pb.WorkerReport:
     )
 
 
-def load_to_proto(load: Load) -> pb.Load:
+def load_to_proto(load: WorkerLoad) -> pb.Load:
     """A worker's load."""
     return pb.Load(state=load.state, **{name: getattr(load, name) for name in _LOAD_FIELDS})
 
 
-def load_from_proto(message: pb.Load) -> Load:
+def load_from_proto(message: pb.Load) -> WorkerLoad:
     """A peer's load.  Raises ValueError for a negative number and one without an end."""
     for name in _LOAD_REALS:
         require(isfinite(getattr(message, name)), f"{name} is not a finite number")
     for name in _LOAD_FIELDS:
         require(getattr(message, name) >= 0, f"{name} is negative")
-    return Load(state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS})
+    return WorkerLoad(
+        state=message.state, **{name: getattr(message, name) for name in _LOAD_FIELDS}
+    )

@@ -17,7 +17,13 @@ from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers import convert
 from pdcluster_worker.peers.calls import open_channel, open_stub, unary
-from pdcluster_worker.peers.client import HANDSHAKE_SECONDS, NO_EVENTS, LocalSide, Peer, PeerEvents
+from pdcluster_worker.peers.client import (
+    HANDSHAKE_SECONDS,
+    NO_EVENTS,
+    LocalWorker,
+    Peer,
+    PeerEvents,
+)
 from pdcluster_worker.peers.records import WorkerRecord
 
 _DECODING: tuple[Role, ...] = ("decode", "mixed")
@@ -29,9 +35,9 @@ _NAMED = 4
 class Directory:
     """One per worker; `set_members` and `probe` are for `discovery`."""
 
-    def __init__(self, pod: str, here: LocalSide, metrics: Metrics) -> None:
+    def __init__(self, pod: str, local: LocalWorker, metrics: Metrics) -> None:
         self._pod = pod
-        self._here = here
+        self._local = local
         self._metrics = metrics
         self._events = PeerEvents(self._on_credit, self._on_lost, self._on_change)
         self._reports = NO_EVENTS
@@ -81,10 +87,10 @@ class Directory:
             for pod, record in self._members.items()
             if record.state == "ready" and pod != self._pod
         ]
-        here = self._here.hello.role
+        local = self._local.hello.role
         are_behind = "router" in ready and not relaying
-        roles = ("router",) if here == "router" or are_behind else _DECODING
-        return max(1, sum(role in roles for role in ready) + (here in roles))
+        roles = ("router",) if local == "router" or are_behind else _DECODING
+        return max(1, sum(role in roles for role in ready) + (local in roles))
 
     def refused(self, role: Role) -> dict[str, str]:
         """Members of a role that the handshake refused, from either side: reason by pod."""
@@ -93,7 +99,7 @@ class Directory:
             for pod, record in self._members.items()
             if pod != self._pod and record.role == role
         ]
-        reasons = {record.pod: self._here.refusals.reason(record.engine_id) for record in members}
+        reasons = {record.pod: self._local.refusals.reason(record.engine_id) for record in members}
         return {pod: reason for pod, reason in reasons.items() if reason is not None}
 
     def absence(self) -> str:
@@ -103,9 +109,9 @@ class Directory:
         ]
         if not members:
             return "none is registered"
-        said = [f"{record.pod} is {self._standing(record)}" for record in members[:_NAMED]]
+        standings = [f"{record.pod} is {self._standing(record)}" for record in members[:_NAMED]]
         more = len(members) - _NAMED
-        return ", ".join(said) + (f", and {more} more" if more > 0 else "")
+        return ", ".join(standings) + (f", and {more} more" if more > 0 else "")
 
     def _standing(self, record: WorkerRecord) -> str:
         """State that keeps new work from a member: a word or, if refused, a reason."""
@@ -115,7 +121,7 @@ class Directory:
         if peer is None:
             return "not connected"
         if peer.state == "refused":
-            return f"refused: {self._here.refusals.reason(record.engine_id)}"
+            return f"refused: {self._local.refusals.reason(record.engine_id)}"
         return peer.load.state if peer.state == "ready" else peer.state
 
     def set_members(self, members: Mapping[str, WorkerRecord]) -> None:
@@ -123,24 +129,24 @@ class Directory:
         new states.
         """
         self._members = members
-        wanted = {pod: record for pod, record in members.items() if self._needs(record)}
+        needed = {pod: record for pod, record in members.items() if self._needs(record)}
         for pod, peer in list(self._peers.items()):
-            if pod not in wanted or not _is_same_worker(peer.record, wanted[pod]):
+            if pod not in needed or not _is_same_worker(peer.record, needed[pod]):
                 self._drop(pod)
-        for pod, record in wanted.items():
+        for pod, record in needed.items():
             if pod in self._peers:
                 self._peers[pod].take_record(record)
             else:
-                self._peers[pod] = Peer(record, self._here, self._events)
+                self._peers[pod] = Peer(record, self._local, self._events)
         self._count()
 
     async def probe(self, record: WorkerRecord) -> bool:
         """Return whether the worker answers a handshake as the engine of its record, within
         HANDSHAKE_SECONDS.
         """
-        channel = open_channel(record.grpc_address, self._here.credentials.channel)
+        channel = open_channel(record.grpc_address, self._local.credentials.channel)
         try:
-            hello = convert.hello_to_proto(self._here.hello)
+            hello = convert.hello_to_proto(self._local.hello)
             answer = await unary(
                 lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS)
             )
@@ -166,8 +172,8 @@ class Directory:
         # Without an engine id its engine is still loading: no handshake is possible.
         if record.pod == self._pod or not record.engine_id:
             return False
-        here = self._here.hello.role
-        return here != "prefill" and record.role in (_DECODING if here == "router" else _KEPT)
+        local = self._local.hello.role
+        return local != "prefill" and record.role in (_DECODING if local == "router" else _KEPT)
 
     def _ready(self, *roles: Role) -> list[Peer]:
         found = self._found.get(roles)

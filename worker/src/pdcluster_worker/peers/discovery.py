@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from pdcluster_worker.config.worker import DiscoveryConfig
-from pdcluster_worker.peers.etcd import Etcd, EtcdError, KeyEvent, Listing
+from pdcluster_worker.peers.etcd import Etcd, EtcdError, EtcdListing, KeyEvent
 from pdcluster_worker.peers.membership import Membership
-from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.records import (
     WorkerRecord,
@@ -26,6 +25,7 @@ from pdcluster_worker.peers.records import (
     pod_of,
     worker_key,
 )
+from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Discovery:
         except EtcdError as e:
             logger.warning("left the worker record to its lease reason=%s", e)
 
-    def _take_members(self, workers: Listing) -> None:
+    def _take_members(self, workers: EtcdListing) -> None:
         listed = [self._decode(key, value) for key, value in workers.values.items()]
         self._apply(
             self._membership.resync({record.pod: record for record in listed if record is not None})

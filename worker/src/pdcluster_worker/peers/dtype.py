@@ -14,11 +14,11 @@ from typing import get_args
 
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.native_dtype import DType, slow_note
 from pdcluster_worker.peers.discovery import CALL_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.tls import EtcdCredentials
+from pdcluster_worker.system.native_dtype import DType, slow_note
 from pdcluster_worker.texts import quoted
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _parsed(key: str, value: bytes) -> DType:
     )
 
 
-def say_speed(dtype: DType, native: DType, kind: str = "cpu") -> None:
+def log_speed(dtype: DType, native: DType, kind: str = "cpu") -> None:
     """Log what a dtype that is not this device's own costs.  kind: cpu or cuda"""
     if note := slow_note(dtype, native, kind):
         logger.warning(note)

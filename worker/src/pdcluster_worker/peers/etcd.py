@@ -17,7 +17,7 @@ import grpc
 from aetcd import rpc
 
 from pdcluster_worker.errors import PeerError
-from pdcluster_worker.peers.status import cancelled_here
+from pdcluster_worker.peers.status import cancelled_locally
 
 ResponseT = TypeVar("ResponseT")
 
@@ -44,7 +44,7 @@ class EtcdError(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class EtcdListing:
     """The values under a key or prefix, at one revision of one etcd cluster."""
 
     cluster_id: int
@@ -96,12 +96,12 @@ class Etcd:
     ) -> None:
         await self._channel.close(None)
 
-    async def read(self, key: str) -> Listing:
+    async def read(self, key: str) -> EtcdListing:
         """Read what is there now, through the quorum."""
         request = rpc.RangeRequest(key=key.encode(), range_end=_range_end(key))
         response = await self._call(self._kv.Range, request)
         values = {kv.key.decode(errors="replace"): kv.value for kv in response.kvs}
-        return Listing(response.header.cluster_id, response.header.revision, values)
+        return EtcdListing(response.header.cluster_id, response.header.revision, values)
 
     async def put(self, key: str, value: bytes, lease_id: int) -> None:
         """Write a key that lives as long as the lease."""
@@ -178,7 +178,7 @@ async def _checked(call: Awaitable[ResponseT]) -> ResponseT:
     except asyncio.InvalidStateError as e:  # a write on a call that has just ended
         raise EtcdError(str(e)) from e
     except asyncio.CancelledError as e:
-        if cancelled_here():
+        if cancelled_locally():
             raise
         raise EtcdError("etcd cancelled the call") from e
 

@@ -16,17 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.journeys import trace_context
-from pdcluster_worker.messages.generate import Ask, CallOff, Over, decode_said, encode
+from pdcluster_worker.messages.generate import CallEnd, CancelCall, SubmitCall, decode_reply, encode
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.peers.batched_writer import BatchedWriter
 from pdcluster_worker.peers.calls import Replies
 from pdcluster_worker.peers.checks import checked_token, losses
-from pdcluster_worker.peers.frames import FramesOut
-from pdcluster_worker.peers.notes import taken
-from pdcluster_worker.peers.parts import run_until_first_ends
+from pdcluster_worker.peers.peer_events import sanitize_events
 from pdcluster_worker.peers.status import error_of_failure
+from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.tracing import trace_context
 
 if TYPE_CHECKING:
     import grpc
@@ -45,12 +45,12 @@ class GenerateClient:
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
         self._start = start
         self._count = count
-        self._stream: _Stream | None = None
+        self._stream: _CallStream | None = None
 
-    def open(self) -> "_Stream":
+    def open(self) -> "_CallStream":
         """The stream; a new one after a break."""
         if self._stream is None or self._stream.has_ended:
-            self._stream = _Stream(self._start, self._count)
+            self._stream = _CallStream(self._start, self._count)
         return self._stream
 
     async def close(self) -> None:
@@ -59,16 +59,16 @@ class GenerateClient:
             await self._stream.close()
 
 
-class _Stream:
+class _CallStream:
     """One stream, from its first request to its break."""
 
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
-        self.out = FramesOut(self._write, self._not_sent)
+        self.out = BatchedWriter(self._write, self._not_sent)
         self._start = start
         self._count = count
         self._call: FramesCall | None = None
         self._numbers = itertools.count()
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, RemoteStream] = {}
         self._task = asyncio.create_task(self._run(), name="generate stream")
 
     @property
@@ -76,7 +76,7 @@ class _Stream:
         """True after a break."""
         return self._task.done()
 
-    def enter(self, answer: "Answer") -> int:
+    def enter(self, answer: "RemoteStream") -> int:
         """A number for a call, whose answers go there from now on."""
         number = next(self._numbers)
         self._answers[number] = answer
@@ -109,7 +109,7 @@ class _Stream:
         for answer in list(self._answers.values()):
             answer.fail(error)
 
-    def _not_sent(self, item: Ask | CallOff, error: RequestError) -> None:
+    def _not_sent(self, item: SubmitCall | CancelCall, error: RequestError) -> None:
         if (answer := self._answers.get(item.call)) is not None:
             answer.fail(error)
 
@@ -129,21 +129,21 @@ class _Stream:
 
     def _take(self, item: bytes) -> None:
         try:
-            said = decode_said(item)
+            reply = decode_reply(item)
         except msgspec.DecodeError as e:
             raise PeerError(f"the peer sent an impossible answer: {e}") from e
-        answer = self._answers.get(said.call)
+        answer = self._answers.get(reply.call)
         if answer is None:  # it was called off meanwhile
             return
-        if not isinstance(said, Over):
-            answer.take(said.generated)
-        elif said.failure is None:
+        if not isinstance(reply, CallEnd):
+            answer.take(reply.generated)
+        elif reply.failure is None:
             answer.fail(PeerError("the answer broke off"))
         else:
-            answer.fail(error_of_failure(said.failure))
+            answer.fail(error_of_failure(reply.failure))
 
 
-class Answer(AsyncIterator[Generated]):
+class RemoteStream(AsyncIterator[Generated]):
     """The tokens of one request; closing it calls the request off.
 
     The request is sent when its first token is waited for.  Raises PeerError, or RequestError as
@@ -162,7 +162,7 @@ class Answer(AsyncIterator[Generated]):
         self._pod, self._engine_id = worker
         self._spec = spec
         self._prefill = prefill
-        self._stream: _Stream | None = None
+        self._stream: _CallStream | None = None
         self._number = 0
         self._began_seconds = 0.0
         self._items: deque[Generated | Exception] = deque()
@@ -171,7 +171,7 @@ class Answer(AsyncIterator[Generated]):
 
     async def __anext__(self) -> Generated:
         if self._stream is None and not self._is_over:
-            self._ask()
+            self._submit()
         while not self._items:
             if self._is_over:
                 raise StopAsyncIteration
@@ -179,7 +179,7 @@ class Answer(AsyncIterator[Generated]):
             try:
                 await self._arrival
             except asyncio.CancelledError:
-                self._call_off()
+                self._cancel()
                 raise
         item = self._items.popleft()
         if isinstance(item, Exception):
@@ -188,18 +188,18 @@ class Answer(AsyncIterator[Generated]):
 
     async def aclose(self) -> None:
         """Call it off; of one that has ended a no-op."""
-        self._call_off()
+        self._cancel()
 
     def take(self, generated: Generated) -> None:
         """The next token, as the peer sent it."""
         try:
             checked_token(self._spec.request_id, generated.token)
         except ValueError as e:
-            self._call_off()
+            self._cancel()
             self._put(PeerError(f"the peer sent an impossible answer: {e}"))
             return
         if generated.degraded or generated.notes:
-            notes = taken(generated.notes, self._began_seconds, self._pod)
+            notes = sanitize_events(generated.notes, self._began_seconds, self._pod)
             generated = replace(generated, degraded=losses(generated.degraded), notes=notes)
         self._put(generated)
         if generated.token.finish_reason is not None:
@@ -210,12 +210,14 @@ class Answer(AsyncIterator[Generated]):
         self._put(error)
         self._end()
 
-    def _ask(self) -> None:
+    def _submit(self) -> None:
         self._stream = self._client.open()
         self._number = self._stream.enter(self)
         self._began_seconds = time.monotonic()
         spec, context = msgspec.Raw(encode(self._spec)), trace_context.current()
-        self._stream.out.put(Ask(self._number, self._engine_id, self._prefill, spec, context))
+        self._stream.out.put(
+            SubmitCall(self._number, self._engine_id, self._prefill, spec, context)
+        )
 
     def _put(self, item: Generated | Exception) -> None:
         self._items.append(item)
@@ -227,8 +229,8 @@ class Answer(AsyncIterator[Generated]):
         if self._stream is not None:
             self._stream.leave(self._number)
 
-    def _call_off(self) -> None:
+    def _cancel(self) -> None:
         if self._stream is not None and not self._is_over:
-            self._stream.out.put(CallOff(self._number))
+            self._stream.out.put(CancelCall(self._number))
         self._items.clear()
         self._end()

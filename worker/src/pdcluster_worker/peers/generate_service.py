@@ -13,15 +13,22 @@ from typing import Protocol, get_args
 import msgspec
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys import trace_context
-from pdcluster_worker.messages.generate import Ask, CallOff, Made, Over, decode_asked, decode_spec
+from pdcluster_worker.messages.generate import (
+    CallEnd,
+    CallOutput,
+    CancelCall,
+    SubmitCall,
+    decode_request,
+    decode_spec,
+)
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.peers.batched_writer import BatchedWriter
 from pdcluster_worker.peers.checks import checked_request
-from pdcluster_worker.peers.frames import FramesOut
-from pdcluster_worker.peers.parts import run_until_first_ends
 from pdcluster_worker.peers.status import Context, RefusalError, failure_of, send_head
+from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.tracing import trace_context
 
 _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
@@ -47,7 +54,7 @@ class GenerateService:
     def __init__(self, handler: Generates, context: Context) -> None:
         self._handler = handler
         self._context = context
-        self._out = FramesOut(context.write, self._not_sent)
+        self._out = BatchedWriter(context.write, self._not_sent)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, frames: AsyncIterator[pb.Frame]) -> None:
@@ -68,61 +75,62 @@ class GenerateService:
 
     def _take(self, item: bytes) -> None:
         try:
-            asked = decode_asked(item)
+            requested = decode_request(item)
         except msgspec.DecodeError as e:
             raise RequestError(f"an item of a frame cannot be read: {e}") from e
-        if isinstance(asked, CallOff):
-            if (task := self._running.get(asked.call)) is not None:
+        if isinstance(requested, CancelCall):
+            if (task := self._running.get(requested.call)) is not None:
                 task.cancel()
-        elif asked.call in self._running:
+        elif requested.call in self._running:
             raise RequestError(
-                f"call {asked.call} is under way: give each call a number of its own"
+                f"call {requested.call} is under way: give each call a number of its own"
             )
         else:
-            task = self._running[asked.call] = asyncio.create_task(self._run(asked))
+            task = self._running[requested.call] = asyncio.create_task(self._run(requested))
             # not within it: one that is called off before it begins runs no line of it
-            task.add_done_callback(lambda _: self._running.pop(asked.call))
+            task.add_done_callback(lambda _: self._running.pop(requested.call))
 
-    def _not_sent(self, item: Made | Over, error: RequestError) -> Over:
+    def _not_sent(self, item: CallOutput | CallEnd, error: RequestError) -> CallEnd:
         """The call's end, in place of an item that is too long; what follows finds no reader."""
         if (task := self._running.get(item.call)) is not None:
             task.cancel()
-        return Over(item.call, failure_of(error))
+        return CallEnd(item.call, failure_of(error))
 
-    async def _run(self, ask: Ask) -> None:
+    async def _run(self, submit: SubmitCall) -> None:
         failure = None
         try:
-            if await self._answer(ask):
+            if await self._answer(submit):
                 return
         except Exception as e:
             failure = failure_of(e)
-        self._out.put(Over(ask.call, failure))
+        self._out.put(CallEnd(submit.call, failure))
 
-    async def _answer(self, ask: Ask) -> bool:
+    async def _answer(self, submit: SubmitCall) -> bool:
         """Send the tokens; True when the last one said that it is the last."""
         engine_id = self._handler.engine_id
-        if ask.engine_id != engine_id:
-            raise RefusalError(refusal_of_engine(ask.engine_id, engine_id))
-        trace_context.receive(ask.context.items())
-        spec, is_whole = _spec_of(ask.spec), False
-        mode = _MODES.get(ask.prefill)
+        if submit.engine_id != engine_id:
+            raise RefusalError(refusal_of_engine(submit.engine_id, engine_id))
+        trace_context.receive(submit.context.items())
+        spec, is_whole = _spec_of(submit.spec), False
+        mode = _MODES.get(submit.prefill)
         if mode is None:
-            raise RequestError(f"prefill is {ask.prefill!r}: must be one of {', '.join(_MODES)}")
+            raise RequestError(f"prefill is {submit.prefill!r}: must be one of {', '.join(_MODES)}")
         async with aclosing(self._handler.generate(spec, mode)) as tokens:
             async for generated in tokens:
                 is_whole = generated.token.finish_reason is not None
-                self._out.put(Made(ask.call, generated))
+                self._out.put(CallOutput(submit.call, generated))
                 if is_whole:  # a worker that has drained ends: not before its last word is out
                     await self._out.written()
                 elif self._out.is_full:
-                    await self._out.room()
+                    await self._out.wait_until_writable()
         return is_whole
 
 
-def refusal_of_engine(asked: str, here: str) -> str:
+def refusal_of_engine(requested: str, local: str) -> str:
     """Words for a call that is meant for another engine."""
     return (
-        f"the call is meant for engine {asked}, but this is engine {here}: look the worker up again"
+        f"the call is meant for engine {requested}, but this is engine {local}: "
+        "look the worker up again"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pdcluster_worker.config.worker import Role
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class RefusedPeer(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Disaggregation(msgspec.Struct, frozen=True):
-    """State of prefill and decode together, as one worker sees it (`dispatch.disaggregation`).
+class DisaggregationRecord(msgspec.Struct, frozen=True):
+    """State of prefill and decode together, as one worker sees it (`serving.disaggregation_stats`).
 
     transport:        that moved the last KV; before any, the one that it has.
     refused:          prefill workers that this decode worker may not use, the first few;
@@ -80,8 +80,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     pool: str
     state: WorkerState
-    device: Device | None = None
-    disaggregation: Disaggregation | None = None
+    device: DeviceFacts | None = None
+    disaggregation: DisaggregationRecord | None = None
     engines: list[EngineRecord] = []
     schema: Literal[1] = SCHEMA
 

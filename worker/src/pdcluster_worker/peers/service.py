@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys import trace_context
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import Hello, Report
-from pdcluster_worker.messages.requests import RequestSpec, Target, Token
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.credit_desk import Answers, CreditDesk
+from pdcluster_worker.peers.credit_server import Answers, CreditServer
 from pdcluster_worker.peers.generate_service import Generates, GenerateService, refusal_of_engine
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.status import Context, RefusalError, answering, send_head
 from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
 from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.tracing import trace_context
 
 MAX_HASHES = 1 << 15
 """Bound of one report: 1.1 MB with SHA-256, some 20 ms in the event loops of both sides."""
@@ -45,7 +45,7 @@ class WorkerHandler(Generates, Protocol):
         ...
 
     @property
-    def asks_for_credit(self) -> bool:
+    def needs_credit(self) -> bool:
         """True if a prefill needs a credit of the ledger."""
         ...
 
@@ -54,16 +54,16 @@ class WorkerHandler(Generates, Protocol):
         ...
 
     def prefill(
-        self, peer: str, spec: RequestSpec, target: Target
+        self, peer: str, spec: RequestSpec, target: TransferTarget
     ) -> AsyncGenerator[Token | PrefillDone, None]:
         """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token
         ended the request.
         """
         ...
 
-    def take_prefix(
+    def receive_prefix(
         self, spec: RequestSpec, given: Callable[[], Awaitable[tuple[Token, PrefillDone]]]
-    ) -> AsyncGenerator[Target, None]:
+    ) -> AsyncGenerator[TransferTarget, None]:
         """Blocks for the KV of a prefix, which is there once `given` has returned."""
         ...
 
@@ -73,8 +73,8 @@ class WorkerHandler(Generates, Protocol):
 
 
 class WorkerService(WorkerServicer):
-    """One per worker.  `desk` is where grants that come without a peer's call (a new limit,
-    `resume`) are pushed.
+    """One per worker.  `credit_server` is where grants that come without a peer's call (a new
+    limit, `resume`) are pushed.
 
     The calls are coroutines that write to their context, which gRPC allows and
     the generated types do not know: a generator that is cancelled between two
@@ -82,7 +82,7 @@ class WorkerService(WorkerServicer):
     """
 
     def __init__(self, handler: WorkerHandler, refusals: Refusals) -> None:
-        self.desk = CreditDesk(handler.ledger)
+        self.credit_server = CreditServer(handler.ledger)
         self._handler = handler
         self._refusals = refusals
         self._calls = set[asyncio.Task[Any]]()
@@ -130,10 +130,10 @@ class WorkerService(WorkerServicer):
             # a worker of several engines has one name for credits
             peer = request.worker_id or target.engine_id
             self._check_pair(peer)
-            if not self._handler.asks_for_credit:
+            if not self._handler.needs_credit:
                 await self._prefill(peer, spec, target, context)
                 return
-            if not self.desk.start(peer, spec.request_id):
+            if not self.credit_server.start(peer, spec.request_id):
                 raise RefusalError(
                     f"request {spec.request_id} of engine {peer} has no credit here: ask for one "
                     "first"
@@ -141,10 +141,10 @@ class WorkerService(WorkerServicer):
             try:
                 await self._prefill(peer, spec, target, context)
             finally:
-                self.desk.finish(peer, spec.request_id)
+                self.credit_server.finish(peer, spec.request_id)
 
     async def _prefill(
-        self, peer: str, spec: RequestSpec, target: Target, context: Context
+        self, peer: str, spec: RequestSpec, target: TransferTarget, context: Context
     ) -> None:
         async with aclosing(self._handler.prefill(peer, spec, target)) as replies:
             async for reply in replies:
@@ -153,7 +153,7 @@ class WorkerService(WorkerServicer):
                 else:
                     # The engine has room again: credits are for computing, the transfer goes on
                     # beside it.
-                    self.desk.finish(peer, spec.request_id)
+                    self.credit_server.finish(peer, spec.request_id)
                     await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
 
     async def Give(  # type: ignore[override]
@@ -175,7 +175,7 @@ class WorkerService(WorkerServicer):
                 done = partial(convert.done_from_proto, spec.request_id)
                 return _parsed(token, second.first_token), _parsed(done, second.done)
 
-            async with aclosing(self._handler.take_prefix(spec, given)) as targets:
+            async with aclosing(self._handler.receive_prefix(spec, given)) as targets:
                 async for target in targets:
                     await context.write(pb.GiveReply(target=convert.target_to_proto(target)))
 
@@ -192,14 +192,14 @@ class WorkerService(WorkerServicer):
                 )
             self._check_pair(peer)
             await send_head(context)
-            answers = self.desk.open(peer)
+            answers = self.credit_server.open(peer)
             writer = asyncio.create_task(_write_answers(answers, context))
             try:
                 self._on_credit_request(peer, first)
                 async for request in request_iterator:
                     self._on_credit_request(peer, request)
             finally:
-                self.desk.close(peer, answers)
+                self.credit_server.close(peer, answers)
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
@@ -217,13 +217,13 @@ class WorkerService(WorkerServicer):
     def _on_credit_request(self, peer: str, request: pb.CreditRequest) -> None:
         match request.WhichOneof("request"):
             case "want":
-                want = request.want
+                claim = request.want
                 try:
-                    self.desk.want(peer, want.request_id, want.tokens, want.priority)
+                    self.credit_server.claim(peer, claim.request_id, claim.tokens, claim.priority)
                 except ValueError as e:
                     raise RequestError(str(e)) from e
             case "release":
-                self.desk.release(peer, request.release)
+                self.credit_server.release(peer, request.release)
 
     def _check_engine(self, engine_id: str) -> None:
         if engine_id != self._handler.engine_id:

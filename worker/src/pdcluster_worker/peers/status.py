@@ -4,7 +4,7 @@ RequestError.
 An error that carries our metadata is the request's own and comes out as it went
 in; every other end of a call is the peer's and becomes PeerError.  gRPC's
 asyncio API raises CancelledError also when the *other* side cancelled a call:
-`cancelled_here` distinguishes the two, or a peer could cancel our tasks.
+`cancelled_locally` distinguishes the two, or a peer could cancel our tasks.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import grpc
 import msgspec
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import Failure
+from pdcluster_worker.messages.generate import CallFailure
 from pdcluster_worker.texts import cut
 
 logger = logging.getLogger(__name__)
@@ -96,20 +96,20 @@ def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
     return PeerError(f"{error.code().name}: {message}")
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> CallFailure:
     """The same for one request among others on a stream; a bug is logged."""
     if isinstance(error, RequestError):
         fields = (error.status, error.code, error.param, error.retry_after_seconds)
-        return Failure(cut(error.message, _MAX_MESSAGE), *fields)
+        return CallFailure(cut(error.message, _MAX_MESSAGE), *fields)
     if isinstance(error, RefusalError):
-        return Failure(f"FAILED_PRECONDITION: {error}")
+        return CallFailure(f"FAILED_PRECONDITION: {error}")
     if isinstance(error, PeerError):
-        return Failure(f"UNAVAILABLE: {cut(str(error), _MAX_MESSAGE)}")
+        return CallFailure(f"UNAVAILABLE: {cut(str(error), _MAX_MESSAGE)}")
     logger.error("request of a peer failed", exc_info=error)
-    return Failure(f"INTERNAL: {_INTERNAL}")
+    return CallFailure(f"INTERNAL: {_INTERNAL}")
 
 
-def error_of_failure(failure: Failure) -> PeerError | RequestError:
+def error_of_failure(failure: CallFailure) -> PeerError | RequestError:
     """The error of the worker that asked."""
     if failure.status is None:
         return PeerError(failure.message)
@@ -122,7 +122,7 @@ def error_of_failure(failure: Failure) -> PeerError | RequestError:
     )
 
 
-def cancelled_here() -> bool:
+def cancelled_locally() -> bool:
     """Return whether the CancelledError in hand is this task's own cancellation."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

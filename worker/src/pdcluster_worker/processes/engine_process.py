@@ -20,18 +20,21 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from pdcluster_worker.config.data_parallel import EnginePlace, share_of
+from pdcluster_worker.config.data_parallel import EngineRank, share_of
 from pdcluster_worker.config.engine import PrefillDelayerConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.executor import EngineBrokenError
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
-from pdcluster_worker.head_line.mailbox import HeadMailbox
-from pdcluster_worker.head_line.wire import VERSION, HeadHello, LineError
-from pdcluster_worker.machine.native_dtype import DType, dtype_of_device, slow_note
-from pdcluster_worker.machine.shared_cores import open_cores
+from pdcluster_worker.headless.head_client import HeadClient
+from pdcluster_worker.headless.protocol import VERSION, HeadConnectionError, HeadHello
+from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
+from pdcluster_worker.kv_transfer.rank_ipc import Listen
+from pdcluster_worker.kv_transfer.rank_port import RankPort
+from pdcluster_worker.kv_transfer.tcp import TcpTransport
+from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Begin,
@@ -44,20 +47,17 @@ from pdcluster_worker.messages.engine import (
     Stop,
 )
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device
-from pdcluster_worker.model.draft_opening import divide, make_drafter, open_draft_runner
-from pdcluster_worker.model.loading.answers import Asked
+from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
+from pdcluster_worker.model.loading.hf_inspect import Inspection
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.runner_opening import open_runner
+from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_threads import share_threads
-from pdcluster_worker.processes.rank_board import RankBoard
-from pdcluster_worker.transfer.carriers import keep_ucx_within
-from pdcluster_worker.transfer.rank_line import Listen
-from pdcluster_worker.transfer.rank_port import RankPort
-from pdcluster_worker.transfer.tcp import TcpTransport
-from pdcluster_worker.transfer.tcp_port import TcpSettings
+from pdcluster_worker.processes.dp_board import DpBoard
+from pdcluster_worker.system.native_dtype import DType, dtype_of_device, slow_note
+from pdcluster_worker.system.shared_cores import open_cores
 
 logger = logging.getLogger(__name__)
 
@@ -98,15 +98,15 @@ class EngineSocket:
         # neither side may block or drop: requests are bounded at the ingress
         self._socket.set_hwm(0)
         self._socket.connect(address)
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._failure: str | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._wakeup, zmq.POLLIN)
 
     def wake(self) -> None:
         """End the present or next wait; safe from any thread."""
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
 
     def fail(self, reason: str) -> None:
         """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
@@ -124,8 +124,8 @@ class EngineSocket:
                 None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)
             )
         )
-        if self._bell in events:
-            os.eventfd_read(self._bell)
+        if self._wakeup in events:
+            os.eventfd_read(self._wakeup)
         if self._failure is not None:
             raise EngineBrokenError(self._failure)
         received: list[EngineInput] = []
@@ -143,7 +143,9 @@ class EngineSocket:
         self._context.term()
 
 
-def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None = None) -> int:
+def run(
+    config_path: Path, address: str, place: EngineRank, inspection: Inspection | None = None
+) -> int:
     """Run one engine.  asked: what transformers was asked about its model.
 
     Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
@@ -155,7 +157,7 @@ def run(config_path: Path, address: str, place: EnginePlace, asked: Asked | None
         if dtype is not None:
             config = _in_dtype(load_worker_config(config_path), dtype)
             keep_ucx_within(config.listen.kv)
-            _serve(share_of(config, place.rank), mailbox, place, asked)
+            _serve(share_of(config, place.rank), mailbox, place, inspection)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -192,14 +194,14 @@ def run_headless(config_path: Path, head: str | None) -> int:
         VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address
     )
     try:
-        mailbox = HeadMailbox((host.strip("[]"), int(port)), config.tls, hello)
+        mailbox = HeadClient((host.strip("[]"), int(port)), config.tls, hello)
         try:
             dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
             alone = msgspec.structs.replace(
                 config, engine=msgspec.structs.replace(config.engine, data_parallel_size=1)
             )
-            _serve(_in_dtype(alone, dtype), mailbox, EnginePlace())
-        except LineError:
+            _serve(_in_dtype(alone, dtype), mailbox, EngineRank())
+        except HeadConnectionError:
             raise
         except EngineBrokenError as e:
             logger.error("engine failed: %s", e)
@@ -210,7 +212,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
             raise
         finally:
             mailbox.close()
-    except LineError as e:
+    except HeadConnectionError as e:
         logger.error("%s", e)  # the last line of the log
         return 1
     return 0
@@ -223,7 +225,10 @@ def _dtype(mailbox: EngineSocket) -> DType | None:
 
 
 def _serve(
-    config: WorkerConfig, mailbox: EngineMailbox, place: EnginePlace, asked: Asked | None = None
+    config: WorkerConfig,
+    mailbox: EngineMailbox,
+    place: EngineRank,
+    inspection: Inspection | None = None,
 ) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
@@ -239,7 +244,7 @@ def _serve(
         config.model,
         division.engine,
         device.kind,
-        asked=asked,
+        inspection=inspection,
         on_rank_death=lambda reason: _end_soon(mailbox, reason),
     )
     device = msgspec.structs.replace(
@@ -276,21 +281,21 @@ def _open_transport(
     They share the bandwidth; of fixed ports each has the one after its neighbour's.
     """
     host, first = config.listen.host, config.listen.kv
-    verify, lines = config.engine.verify_transfers, runner.kv_lines
+    verify, channels = config.engine.verify_transfers, runner.kv_channels
     kind = config.engine.transport
     bandwidth = config.engine.transfer_bandwidth
     if bandwidth:
-        bandwidth = max(1, bandwidth // (1 + len(lines)))  # 0 would be no limit at all
+        bandwidth = max(1, bandwidth // (1 + len(channels)))  # 0 would be no limit at all
     size = len(memory.heads)
     others = [
         RankPort(
-            line,
+            channel,
             range(rank * size, (rank + 1) * size),
             size * memory.head_bytes,
             mailbox.wake,
             Listen(engine_id, host, first + rank if first else 0, verify, bandwidth, kind),
         )
-        for rank, line in enumerate(lines, 1)
+        for rank, channel in enumerate(channels, 1)
     ]
     settings = TcpSettings(verify=verify, bandwidth=bandwidth, transport=kind, clock=time.monotonic)
     return TcpTransport(memory, engine_id, (host, first), mailbox.wake, settings, others=others)
@@ -347,12 +352,10 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _delayer(config: PrefillDelayerConfig | None, place: EnginePlace) -> PrefillDelayer | None:
+def _delayer(config: PrefillDelayerConfig | None, place: EngineRank) -> PrefillDelayer | None:
     if config is None or not config.enabled:
         return None
-    board = (
-        OwnBoard() if place.board is None else RankBoard(place.board, place.rank, time.monotonic)
-    )
+    board = OwnBoard() if place.board is None else DpBoard(place.board, place.rank, time.monotonic)
     settings = DelayerSettings(
         max_delay_passes=config.max_delay_passes,
         max_delay_seconds=config.max_delay_milliseconds / 1000,
@@ -367,7 +370,7 @@ def _ready(
     transport: TcpTransport,
     runner: Runner,
     settings: EngineSettings,
-    device: Device,
+    device: DeviceFacts,
 ) -> EngineReady:
     info, operations = runner.info, runner.forward.operations
     native = dtype_of_device(device.kind)

@@ -5,21 +5,21 @@ needed, while torch is imported.
 import contextlib
 from pathlib import Path
 
-from pdcluster_worker.config.data_parallel import EnginePlace, share_of
+from pdcluster_worker.config.data_parallel import EngineRank, share_of
 from pdcluster_worker.config.worker import load_worker_config
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.early_end import die_with_parent
-from pdcluster_worker.model.loading.answers import ask_early
+from pdcluster_worker.model.loading.hf_inspect import start_early
+from pdcluster_worker.system.parent_death import die_with_parent
 
 
-def run(config_path: Path, address: str, place: EnginePlace) -> int:
+def run(config_path: Path, address: str, place: EngineRank) -> int:
     """Run one engine against this ZMQ address; returns the exit status
     (`processes.engine_process.run`).
     """
     die_with_parent()
-    asked = None
+    inspection = None
     with contextlib.suppress(ConfigError):  # the engine reports it where a user sees it
-        asked = ask_early(share_of(load_worker_config(config_path), place.rank))
+        inspection = start_early(share_of(load_worker_config(config_path), place.rank))
     from pdcluster_worker.processes import engine_process
 
-    return engine_process.run(config_path, address, place, asked)
+    return engine_process.run(config_path, address, place, inspection)

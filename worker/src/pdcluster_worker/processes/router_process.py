@@ -14,23 +14,29 @@ from pathlib import Path
 from pdcluster_worker.addresses import join_address, parse_address
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
-from pdcluster_worker.dispatch.engines.engines import Engines
-from pdcluster_worker.dispatch.node import JoinedWorker
-from pdcluster_worker.dispatch.router_backend import RouterBackend
-from pdcluster_worker.dispatch.worker import Engineless, Worker
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.journeys.recent import Journeys
-from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
-from pdcluster_worker.machine.open_files import allow_more_files
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.processes.life import WatchedFiles, leave, open_files, settle_memory, signals
-from pdcluster_worker.relay.relay import Relay, RouterNow, WorkerNow
+from pdcluster_worker.processes.lifecycle import (
+    WatchedFiles,
+    leave,
+    open_files,
+    settle_memory,
+    signals,
+)
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.serving.engines.engines import Engines
+from pdcluster_worker.serving.router_backend import RouterBackend
+from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
+from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.system.open_files import allow_more_files
+from pdcluster_worker.tracing.otel import close_tracing, start_tracing
+from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
@@ -40,8 +46,8 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     folder = Path(config.model.path)
     max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)
     backend = RouterBackend(config.model.name, max_model_len, vocab_size)
-    metrics, journeys = Metrics(), Journeys()
-    tracing = start_tracing(journeys, config, identity)
+    metrics, traces = Metrics(), RecentTraces()
+    tracing = start_tracing(traces, config, identity)
 
     def policy() -> PolicyConfig:
         return files.policy.current
@@ -57,10 +63,10 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         metrics,
         policy,
         tenant_of=files.tenant_of,
-        journeys=journeys,
+        traces=traces,
         parsers=parsers,
     )
-    relay = Relay(RouterNow(policy, files.tenant_of, backend.draining), metrics)
+    relay = ReverseProxy(RouterState(policy, files.tenant_of, backend.draining), metrics)
     http = await serve(
         app,
         config.listen.host,
@@ -68,13 +74,13 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         lambda: limits_of(policy().http_limits),
         relay.front,
     )
-    engineless = Engineless(uuid.uuid4().hex, config.engine.block_size)
-    worker = Worker(
-        config.role, Engines(), metrics, policy(), engineless=engineless, journeys=journeys
+    engineless = RouterInfo(uuid.uuid4().hex, config.engine.block_size)
+    worker = WorkerContext(
+        config.role, Engines(), metrics, policy(), engineless=engineless, traces=traces
     )
     worker.num_relayed = lambda: relay.num_open
-    node = JoinedWorker(config, identity, files.credentials, worker, http.untaken)
-    life = asyncio.create_task(_live(node, backend, http, files, stop, relay=relay))
+    runtime = WorkerRuntime(config, identity, files.credentials, worker, http.unacked)
+    life = asyncio.create_task(_live(runtime, backend, http, files, stop, relay=relay))
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({life, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,47 +97,47 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
 
 
 async def _live(
-    node: JoinedWorker,
+    runtime: WorkerRuntime,
     backend: RouterBackend,
     http: HttpServer,
     files: WatchedFiles,
     stop: asyncio.Event,
     *,
-    relay: Relay,
+    relay: ReverseProxy,
 ) -> None:
     """From joining to the end of the last request."""
-    watching = [*files.watch(node.set_policy), asyncio.create_task(relay.run(), name="relay")]
+    watching = [*files.watch(runtime.set_policy), asyncio.create_task(relay.run(), name="relay")]
     try:
-        await node.join(http.port)
-        backend.serve(node)
-        _follow_workers(node, relay)
+        await runtime.join(http.port)
+        backend.serve(runtime)
+        _follow_workers(runtime, relay)
         settle_memory()
         await stop.wait()
-        await leave(node, http)
+        await leave(runtime, http)
     finally:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
         relay.close()
-        await node.close()
+        await runtime.close()
 
 
-def _follow_workers(node: JoinedWorker, relay: Relay) -> None:
+def _follow_workers(runtime: WorkerRuntime, relay: ReverseProxy) -> None:
     """Tell the relay of each change of a decode worker, after the router itself."""
-    router_looks = node.on_peers
+    router_polls = runtime.on_peers
 
     def on_peers() -> None:
-        router_looks()
-        relay.look()
+        router_polls()
+        relay.poll()
 
-    node.on_peers = on_peers
+    runtime.on_peers = on_peers
     relay.workers = lambda: [
-        now for peer in node.known_decodes() if (now := _now(peer)) is not None
+        now for peer in runtime.known_decodes() if (now := _now(peer)) is not None
     ]
-    relay.look()
+    relay.poll()
 
 
-def _now(peer: Peer) -> WorkerNow | None:
+def _now(peer: Peer) -> UpstreamState | None:
     """A worker as the relay sees it; None for one whose addresses are none.
 
     The host of a connected one has shown the cluster's certificate; etcd is believed the port
@@ -145,7 +151,7 @@ def _now(peer: Peer) -> WorkerNow | None:
         return None
     key = f"{record.pod} {record.engine_id}"
     address = join_address(host, port)
-    return WorkerNow(
+    return UpstreamState(
         key,
         record.pod,
         address,

@@ -22,31 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pdcluster_worker.config.asked_device import asked_device
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.requested_device import requested_device
 from pdcluster_worker.config.worker import Identity, WorkerConfig
-from pdcluster_worker.dispatch.backend import EngineFault, WorkerBackend
-from pdcluster_worker.dispatch.engines.child import END_SECONDS
-from pdcluster_worker.dispatch.engines.client import EngineDiedError
-from pdcluster_worker.dispatch.engines.engines import Engine
-from pdcluster_worker.dispatch.engines.group import Child, EngineGroup
-from pdcluster_worker.dispatch.engines.head_door import HeadDoor
-from pdcluster_worker.dispatch.engines.metrics import EngineMetrics
-from pdcluster_worker.dispatch.node import JoinedWorker
-from pdcluster_worker.dispatch.pulse import Pulse, Pulses
-from pdcluster_worker.dispatch.worker import Occupancy, Worker
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
-from pdcluster_worker.journeys.recent import Journeys
-from pdcluster_worker.journeys.tracing import close_tracing, start_tracing
-from pdcluster_worker.machine.gpu_report import read_report
-from pdcluster_worker.machine.native_dtype import DType, dtype_of_device
-from pdcluster_worker.machine.nvidia import Gpus, GpuUse
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.dtype import agreed_dtype, say_speed
+from pdcluster_worker.peers.dtype import agreed_dtype, log_speed
 from pdcluster_worker.peers.records import dtype_key
-from pdcluster_worker.processes.life import (
+from pdcluster_worker.processes.lifecycle import (
     HTTP_DRAIN_SECONDS,
     WatchedFiles,
     leave,
@@ -60,8 +45,23 @@ from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.http.engine_route import add_engine_health
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
-from pdcluster_worker.server.http.verify_route import Verifying
+from pdcluster_worker.server.http.verify_route import VerifyHandler
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
+from pdcluster_worker.serving.engine_monitor import EngineMonitor, EngineMonitors
+from pdcluster_worker.serving.engines.child import END_SECONDS
+from pdcluster_worker.serving.engines.client import EngineDiedError
+from pdcluster_worker.serving.engines.engines import Engine
+from pdcluster_worker.serving.engines.group import Child, EngineGroup
+from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
+from pdcluster_worker.serving.engines.metrics import EngineMetrics
+from pdcluster_worker.serving.worker_context import Occupancy, WorkerContext
+from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.system.gpu_report import read_report
+from pdcluster_worker.system.native_dtype import DType, dtype_of_device
+from pdcluster_worker.system.nvidia import Gpus, GpuUse
+from pdcluster_worker.tracing.otel import close_tracing, start_tracing
+from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class ServerProcess:
         self._files = files
         self._group = group
         self._metrics = Metrics()
-        self._journeys = Journeys()
-        self._tracing = start_tracing(self._journeys, config, identity)
+        self._traces = RecentTraces()
+        self._tracing = start_tracing(self._traces, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
         self._backend = WorkerBackend(config.model.name, group.engines)
         group.report_children(self._watch)
@@ -147,7 +147,7 @@ class ServerProcess:
 
         if self._config.role == "prefill":
             app = create_prefill_app(
-                backend, self._metrics, policy, tenant_of=tenant_of, journeys=self._journeys
+                backend, self._metrics, policy, tenant_of=tenant_of, traces=self._traces
             )
         else:
             model = self._config.model
@@ -161,19 +161,21 @@ class ServerProcess:
                 self._metrics,
                 policy,
                 tenant_of=tenant_of,
-                journeys=self._journeys,
+                traces=self._traces,
                 parsers=parsers,
                 verifying=self._verifying(backend),
             )
         if self._config.engine.type != "pdcluster":
-            add_engine_health(app, EngineFault(backend, time.monotonic).reason)
+            add_engine_health(app, RestartReason(backend, time.monotonic).reason)
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
-    def _verifying(self, backend: WorkerBackend) -> Verifying | None:
+    def _verifying(self, backend: WorkerBackend) -> VerifyHandler | None:
         if self._config.role != "decode":
             return None
         credentials, pod = self._files.credentials, self._identity.pod
-        return Verifying(backend.verify, lambda asked: credentials.proof(f"verify {pod} {asked}"))
+        return VerifyHandler(
+            backend.verify, lambda requested: credentials.proof(f"verify {pod} {requested}")
+        )
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """Dtype of the engine: the model's setting, or for `auto` the one that the revision has
@@ -182,7 +184,7 @@ class ServerProcess:
         config, loading = self._config, backend.waits_for
         if config.engine.type != "pdcluster":
             return "float32"  # its own command says it, and none of its loading asks
-        kind = asked_device(config).kind
+        kind = requested_device(config).kind
         native = dtype_of_device(kind)
         dtype = config.model.dtype
         if dtype == "auto":
@@ -193,7 +195,7 @@ class ServerProcess:
 
             dtype = await agreed_dtype(config.discovery, key, native, report)
             backend.waits_for = loading
-        say_speed(dtype, native, kind)
+        log_speed(dtype, native, kind)
         is_native = dtype in (native, "float32")
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
@@ -230,40 +232,40 @@ class ServerProcess:
         gpu = gpu_use(self._config.engine, facts.device)
         if gpu is not None:
             self._metrics.watch_gpu(facts.device, gpu)
-        worker = Worker(
+        worker = WorkerContext(
             self._config.role,
             engines,
             self._metrics,
             self._files.policy.current,
-            journeys=self._journeys,
+            traces=self._traces,
         )
         worker.occupancy = lambda: self._occupancy(gpu)
-        node = JoinedWorker(
-            self._config, self._identity, self._files.credentials, worker, http.untaken
+        runtime = WorkerRuntime(
+            self._config, self._identity, self._files.credentials, worker, http.unacked
         )
-        watching = self._files.watch(node.set_policy)
-        pulses = Pulses(
-            lambda engine: Pulse(worker, engine, node.on_stall, stop.is_set), group.kill
+        watching = self._files.watch(runtime.set_policy)
+        monitors = EngineMonitors(
+            lambda engine: EngineMonitor(worker, engine, runtime.on_stall, stop.is_set), group.kill
         )
-        self._follow(group, pulses, worker)
-        door = HeadDoor(self._config, dtype, group)
+        self._follow(group, monitors, worker)
+        listener = HeadlessListener(self._config, dtype, group)
         try:
             if self._config.listen.head is not None:
-                await door.open(self._config.listen.head)
-            await node.join(http.port)
-            backend.serve(node)
+                await listener.open(self._config.listen.head)
+            await runtime.join(http.port)
+            backend.serve(runtime)
             settle_memory()
             await stop.wait()
             group.leave()
-            await leave(node, http)
+            await leave(runtime, http)
         finally:
             for task in watching:
                 task.cancel()
-            await door.close()
-            pulses.close()
-            await node.close()
+            await listener.close()
+            monitors.close()
+            await runtime.close()
 
-    def _follow(self, group: EngineGroup, pulses: Pulses, worker: Worker) -> None:
+    def _follow(self, group: EngineGroup, monitors: EngineMonitors, worker: WorkerContext) -> None:
         """Watch each engine while it lives, and say which serve."""
 
         def on_start(engine: Engine, is_again: bool) -> None:
@@ -272,14 +274,14 @@ class ServerProcess:
                 engine.client.on_stats.append(
                     lambda stats: self._engine_metrics.update(stats, engine.rank)
                 )
-            pulses.start(engine)
+            monitors.start(engine)
             worker.engines_changed()
 
         def on_end(engine: Engine) -> None:
             self._engine_metrics.forget(
                 engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size
             )
-            pulses.end(engine)
+            monitors.end(engine)
             worker.engines_changed()
 
         def on_forget(engine: Engine) -> None:
@@ -288,10 +290,10 @@ class ServerProcess:
 
         group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
         for engine in group.engines:
-            pulses.start(engine)
+            monitors.start(engine)
 
 
-def gpu_use(engine: EngineConfig, device: Device) -> Callable[[], GpuUse | None] | None:
+def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | None] | None:
     """Use of the GPUs that an engine computes on: this process's, or those of the container beside
     it; None of a CPU.
     """

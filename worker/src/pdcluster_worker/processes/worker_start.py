@@ -12,15 +12,15 @@ from pathlib import Path
 import uvloop
 
 from pdcluster_worker.addresses import join_address
-from pdcluster_worker.config.asked_device import asked_device, check_gpu
 from pdcluster_worker.config.data_parallel import has_board, thread_share
+from pdcluster_worker.config.requested_device import check_gpu, requested_device
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
-from pdcluster_worker.dispatch.engines.child import EngineChild
-from pdcluster_worker.dispatch.engines.group import Child, EngineGroup
-from pdcluster_worker.dispatch.engines.stock_child import StockChild
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.waiting import wait_environment
-from pdcluster_worker.processes.rank_board import create_board
+from pdcluster_worker.processes.dp_board import create_board
+from pdcluster_worker.serving.engines.child import EngineChild
+from pdcluster_worker.serving.engines.group import Child, EngineGroup
+from pdcluster_worker.serving.engines.vllm_child import VllmChild
+from pdcluster_worker.system.spin_policy import wait_environment
 
 
 def run(config_path: Path, policy_path: Path | None) -> int:
@@ -36,7 +36,7 @@ def run(config_path: Path, policy_path: Path | None) -> int:
     if config.engine.type == "pdcluster":
         _check_image()
         # a worker that cannot compute has no say in the revision's dtype
-        check_gpu(asked_device(config))
+        check_gpu(requested_device(config))
     identity = Identity.from_env()
     return uvloop.run(_run(config_path, policy_path, config, identity))
 
@@ -70,7 +70,7 @@ def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> Eng
 
     def new_child(rank: int) -> Child:
         if engine.type == "vllm":
-            return StockChild(config)
+            return VllmChild(config)
         environment = wait_environment(thread_share(engine), os.environ, engine.data_parallel_size)
         return EngineChild(config_path, environment, rank, board)
 

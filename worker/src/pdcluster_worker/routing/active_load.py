@@ -27,7 +27,7 @@ class Charges:
 
 
 @dataclass(slots=True)
-class _Sent:
+class _WorkerCharges:
     """Charges at one worker: all, and those since its last report."""
 
     all: Charges = field(default_factory=Charges)
@@ -36,7 +36,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class _Request:
+class _ChargedRequest:
     worker: str
     charges: Charges
 
@@ -59,8 +59,8 @@ class ActiveLoad:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, _Request] = {}
-        self._sent: dict[str, _Sent] = defaultdict(_Sent)
+        self._requests: dict[str, _ChargedRequest] = {}
+        self._sent: dict[str, _WorkerCharges] = defaultdict(_WorkerCharges)
 
     def add(self, request_id: str, worker: str, report: object, charges: Charges) -> None:
         """A request goes to a worker; one that was elsewhere moves.  report: the worker's last one,
@@ -71,7 +71,7 @@ class ActiveLoad:
         _renew(sent, report)
         sent.all.add(charges)
         sent.since.add(charges)
-        self._requests[request_id] = _Request(worker, replace(charges))
+        self._requests[request_id] = _ChargedRequest(worker, replace(charges))
 
     def prefilled(self, request_id: str) -> bool:
         """A token came, so none of its prompt waits any more.
@@ -120,13 +120,13 @@ class ActiveLoad:
             ),
         )
 
-    def _take_away(self, request: _Request, charges: Charges) -> None:
+    def _take_away(self, request: _ChargedRequest, charges: Charges) -> None:
         sent = self._sent[request.worker]
         sent.all.add(charges, -1)
         sent.since.add(charges, -1)  # below 0 for one that the report still counts
 
 
-def _renew(sent: _Sent, report: object) -> None:
+def _renew(sent: _WorkerCharges, report: object) -> None:
     """Start the count again at a newer report."""
     if sent.report is not report:
         sent.report, sent.since = report, Charges()

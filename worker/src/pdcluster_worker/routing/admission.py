@@ -33,7 +33,7 @@ def full(
     return None
 
 
-def seconds_until_room(
+def seconds_until_capacity(
     policy: AdmissionPolicy,
     num_queued: int,
     num_tokens: int,

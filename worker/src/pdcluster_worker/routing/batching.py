@@ -13,7 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from pdcluster_worker.config.routing import PrefillQueuePolicy
-from pdcluster_worker.routing.fair_line import FairLine
+from pdcluster_worker.routing.fair_queue import FairQueue
 
 FAST, ORDINARY = 0, 1
 
@@ -24,7 +24,7 @@ _NEWEST_GAP = 0.2
 """Weight of the newest gap between two arrivals in their mean."""
 
 
-class LineKey(NamedTuple):
+class QueueKey(NamedTuple):
     """Group that may be granted together; lower keys go first.
 
     bucket: of its length.
@@ -57,11 +57,11 @@ class Batching:
         """Most prompts of one group; None = no bound."""
         return None if self.is_immediate else self.policy.max_prompts
 
-    def key(self, tokens: int, priority: int) -> LineKey:
+    def key(self, tokens: int, priority: int) -> QueueKey:
         """The line of a want."""
         lane = FAST if tokens <= self.policy.fast_lane_tokens else ORDINARY
         bucket = 0 if self.is_immediate else bisect_left(self.policy.length_buckets, tokens)
-        return LineKey(priority, lane, bucket)
+        return QueueKey(priority, lane, bucket)
 
     def arrived(self, now: float) -> None:
         """A want has come."""
@@ -72,18 +72,18 @@ class Batching:
             self._mean_gap += _NEWEST_GAP * (gap - self._mean_gap)
         self._last_arrival = now
 
-    def ripe_at(self, key: LineKey, line: FairLine, busy_ratio: float) -> float:
+    def ripe_at(self, key: QueueKey, queue: FairQueue, busy_ratio: float) -> float:
         """Time when the group of a line is granted; -inf = at once.
 
         busy_ratio: what is promised and in hand, as a share of the credit limit.
         """
-        if self.is_immediate or key.lane == FAST or self._is_full(line):
+        if self.is_immediate or key.lane == FAST or self._is_full(queue):
             return -inf
         window = self.window(key.priority, busy_ratio)
-        is_alone = busy_ratio == 0 and line.num_requests == 1
+        is_alone = busy_ratio == 0 and queue.num_requests == 1
         if is_alone and self._mean_gap > window:
             return -inf
-        return line.oldest().arrived_at + window
+        return queue.oldest().arrived_at + window
 
     def window(self, priority: int, busy_ratio: float) -> float:
         """Seconds that a want of that priority waits for company at most."""
@@ -95,8 +95,8 @@ class Batching:
         share = 1.0 if policy.mode == "throughputFirst" else min(1.0, busy_ratio)
         return (low + share * (high - low)) / 1000
 
-    def _is_full(self, line: FairLine) -> bool:
+    def _is_full(self, queue: FairQueue) -> bool:
         policy = self.policy
         enough = policy.min_prompts if policy.mode == "throughputFirst" else policy.max_prompts
-        is_batch = 0 < self.batch_tokens <= line.num_tokens
-        return line.num_requests >= enough or is_batch
+        is_batch = 0 < self.batch_tokens <= queue.num_tokens
+        return queue.num_requests >= enough or is_batch

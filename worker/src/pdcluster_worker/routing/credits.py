@@ -16,8 +16,8 @@ from itertools import count
 from math import inf
 
 from pdcluster_worker.config.routing import PrefillQueuePolicy
-from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, LineKey
-from pdcluster_worker.routing.fair_line import FairLine, Grant, Want
+from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, QueueKey
+from pdcluster_worker.routing.fair_queue import CreditRequest, FairQueue, Grant
 
 
 class CreditLedger:
@@ -34,13 +34,13 @@ class CreditLedger:
         self._batching = Batching(PrefillQueuePolicy())
         self._is_stopped = False
         self._arrivals = count()
-        self._wants: dict[Grant, tuple[LineKey, Want]] = {}
-        self._lines: dict[LineKey, FairLine] = {}
-        self._unused: dict[Grant, tuple[FairLine, Want]] = {}
+        self._claims: dict[Grant, tuple[QueueKey, CreditRequest]] = {}
+        self._queues: dict[QueueKey, FairQueue] = {}
+        self._unused: dict[Grant, tuple[FairQueue, CreditRequest]] = {}
         self._in_hand: dict[Grant, int] = {}
         self._num_fast = 0  # grants of the fast lane in a row that overtook another want
 
-    def want(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
+    def claim(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
         """Ask for a credit.  Returns the wants granted now; the request is among them, or queued.
 
         Others are where it makes their group complete.  A repeated want changes nothing, and one
@@ -55,10 +55,10 @@ class CreditLedger:
         grant = Grant(peer, request_id)
         if grant in self._unused or grant in self._in_hand:
             return [grant]
-        if grant not in self._wants:
+        if grant not in self._claims:
             now = self._clock()
             self._batching.arrived(now)
-            self._add(Want(grant, tokens, priority, next(self._arrivals), now))
+            self._add(CreditRequest(grant, tokens, priority, next(self._arrivals), now))
         return self.grant_due()
 
     def release(self, peer: str, request_id: str) -> list[Grant]:
@@ -69,8 +69,8 @@ class CreditLedger:
         grant = Grant(peer, request_id)
         self._forget(grant)
         if (unused := self._unused.pop(grant, None)) is not None:
-            line, want = unused
-            line.refund(want)
+            queue, claim = unused
+            queue.refund(claim)
         return self.grant_due()
 
     def start(self, peer: str, request_id: str) -> bool:
@@ -96,13 +96,13 @@ class CreditLedger:
         """The pair broke: the peer's wants and unused grants go, its work in hand stays until
         `finish`.
         """
-        for grant in [grant for grant in self._wants if grant.peer == peer]:
+        for grant in [grant for grant in self._claims if grant.peer == peer]:
             self._forget(grant)
         self._unused = {
             grant: unused for grant, unused in self._unused.items() if grant.peer != peer
         }
-        for line in self._lines.values():
-            line.forget(peer)
+        for queue in self._queues.values():
+            queue.forget(peer)
         return self.grant_due()
 
     def set_limit(self, limit_tokens: int) -> list[Grant]:
@@ -117,13 +117,13 @@ class CreditLedger:
         """
         if (policy, batch_tokens) != (self._batching.policy, self._batching.batch_tokens):
             waiting = sorted(
-                (want for _, want in self._wants.values()), key=lambda want: want.number
+                (claim for _, claim in self._claims.values()), key=lambda claim: claim.number
             )
             self._batching.policy, self._batching.batch_tokens = policy, batch_tokens
-            self._wants.clear()
-            self._lines.clear()
-            for want in waiting:
-                self._add(want)
+            self._claims.clear()
+            self._queues.clear()
+            for claim in waiting:
+                self._add(claim)
         return self.grant_due()
 
     def stop(self) -> None:
@@ -141,14 +141,14 @@ class CreditLedger:
         if self._is_stopped or self._batching.is_immediate:
             return None
         now, busy = self._clock(), self._busy_ratio()
-        times = [self._batching.ripe_at(key, line, busy) for key, line in self._lines.items()]
+        times = [self._batching.ripe_at(key, queue, busy) for key, queue in self._queues.items()]
         return min((time for time in times if time > now), default=None)
 
     def grant_due(self) -> list[Grant]:
         """Grant what is due and has room."""
         granted: list[Grant] = []
-        while (line := self._next_line()) is not None:
-            group = list(self._grant_group(*line))
+        while (queue := self._next_queue()) is not None:
+            group = list(self._grant_group(*queue))
             granted += group
             if not group:
                 break
@@ -158,7 +158,7 @@ class CreditLedger:
     @property
     def outstanding_tokens(self) -> int:
         """Tokens of unused grants and of work in hand."""
-        return sum(want.tokens for _, want in self._unused.values()) + sum(self._in_hand.values())
+        return sum(claim.tokens for _, claim in self._unused.values()) + sum(self._in_hand.values())
 
     @property
     def unused_grants(self) -> int:
@@ -168,68 +168,68 @@ class CreditLedger:
     @property
     def queued_requests(self) -> int:
         """Wants not granted yet."""
-        return len(self._wants)
+        return len(self._claims)
 
     @property
     def queued_tokens(self) -> int:
         """Tokens of the wants not granted yet."""
-        return sum(line.num_tokens for line in self._lines.values())
+        return sum(queue.num_tokens for queue in self._queues.values())
 
     def _busy_ratio(self) -> float:
         return self.outstanding_tokens / max(1, self._limit_tokens)  # 0 without an engine
 
-    def _add(self, want: Want) -> None:
-        key = self._batching.key(want.tokens, want.priority)
-        self._wants[want.grant] = key, want
-        self._lines.setdefault(key, FairLine()).add(want)
+    def _add(self, claim: CreditRequest) -> None:
+        key = self._batching.key(claim.tokens, claim.priority)
+        self._claims[claim.grant] = key, claim
+        self._queues.setdefault(key, FairQueue()).add(claim)
 
     def _forget(self, grant: Grant) -> None:
-        if (found := self._wants.pop(grant, None)) is not None:
-            key, want = found
-            self._lines[key].discard(want)
+        if (found := self._claims.pop(grant, None)) is not None:
+            key, claim = found
+            self._queues[key].discard(claim)
             self._drop_empty(key)
 
-    def _drop_empty(self, key: LineKey) -> None:
-        if not self._lines[key].num_requests:
-            del self._lines[key]
+    def _drop_empty(self, key: QueueKey) -> None:
+        if not self._queues[key].num_requests:
+            del self._queues[key]
 
-    def _next_line(self) -> tuple[LineKey, FairLine] | None:
+    def _next_queue(self) -> tuple[QueueKey, FairQueue] | None:
         """The line whose group is granted next; None = none is due."""
-        if self._is_stopped or not self._lines:
+        if self._is_stopped or not self._queues:
             return None
         busy, now = self._busy_ratio(), 0.0 if self._batching.is_immediate else self._clock()
         due = [
-            (key, line)
-            for key, line in self._lines.items()
-            if self._batching.ripe_at(key, line, busy) <= now
+            (key, queue)
+            for key, queue in self._queues.items()
+            if self._batching.ripe_at(key, queue, busy) <= now
         ]
         return min(due, key=self._order, default=None)
 
-    def _order(self, entry: tuple[LineKey, FairLine]) -> tuple[int, bool, int]:
+    def _order(self, entry: tuple[QueueKey, FairQueue]) -> tuple[int, bool, int]:
         """By priority; then the fast lane, unless it has had its turns; then by arrival."""
-        key, line = entry
+        key, queue = entry
         has_turn = key.lane == FAST and self._num_fast < FAST_IN_A_ROW
-        return key.priority, not has_turn, line.oldest().number
+        return key.priority, not has_turn, queue.oldest().number
 
-    def _grant_group(self, key: LineKey, line: FairLine) -> Iterator[Grant]:
+    def _grant_group(self, key: QueueKey, queue: FairQueue) -> Iterator[Grant]:
         most = self._batching.most_prompts or inf
         if key.lane == FAST:
             most = 1  # one by one: the other lane may have its turn after any of them
         num, outstanding = 0, self.outstanding_tokens
-        while num < most and line.num_requests:
-            want = line.next()
-            if outstanding > 0 and outstanding + want.tokens > self._limit_tokens:
+        while num < most and queue.num_requests:
+            claim = queue.next()
+            if outstanding > 0 and outstanding + claim.tokens > self._limit_tokens:
                 break
-            line.serve(want)
-            del self._wants[want.grant]
-            self._unused[want.grant] = line, want
+            queue.serve(claim)
+            del self._claims[claim.grant]
+            self._unused[claim.grant] = queue, claim
             self._num_fast = self._num_fast + 1 if self._overtakes(key) else 0
-            outstanding += want.tokens
+            outstanding += claim.tokens
             num += 1
-            yield want.grant
+            yield claim.grant
         self._drop_empty(key)
 
-    def _overtakes(self, key: LineKey) -> bool:
+    def _overtakes(self, key: QueueKey) -> bool:
         """A grant of that line goes before wants of its priority that may have come earlier."""
-        others = (other for other in self._lines if other.priority == key.priority)
+        others = (other for other in self._queues if other.priority == key.priority)
         return key.lane == FAST and any(other.lane != FAST for other in others)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class QueuedRequest:
     """One request on this worker, from its arrival to its last token.
 
     group:         its request group, see `waiting_time.groups`.
@@ -35,13 +35,13 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueState:
     """The line that a request finds which comes now.  seats: requests that the engine runs at a
     time at most.
     """
 
-    flights: Collection[Flight]
-    seats: int
+    requests: Collection[QueuedRequest]
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,13 @@ class Estimator(Protocol):
     None = there are no figures to go by yet, and nothing is to be refused for it.
     """
 
-    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """Until the first token of a request that joins the line now; it is not in the line yet."""
         ...
 
-    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_completion_seconds(
+        self, request: QueuedRequest, queue: QueueState
+    ) -> float | None:
         """Until its last token."""
         ...
 

@@ -7,17 +7,17 @@ an index that missed a removal would promise a block that is gone.
 from enum import Enum
 
 
-class Arrival(Enum):
+class GapCheck(Enum):
     """Treatment of an event.
 
-    TAKE:     it is the next one, or a snapshot.
-    PASS:     it was taken before, or comes while a snapshot is awaited.
-    ASK_SNAPSHOT: events before it are missing: ask the sender for a snapshot.
+    APPLY:    it is the next one, or a snapshot.
+    SKIP:     it was taken before, or comes while a snapshot is awaited.
+    GET_SNAPSHOT: events before it are missing: ask the sender for a snapshot.
     """
 
-    TAKE = "take"
-    PASS = "pass"
-    ASK_SNAPSHOT = "ask snapshot"
+    APPLY = "take"
+    SKIP = "pass"
+    GET_SNAPSHOT = "ask snapshot"
 
 
 class EventOrder:
@@ -27,14 +27,14 @@ class EventOrder:
         self._last = 0
         self._has_gap = False
 
-    def arrival(self, number: int, *, is_whole: bool = False) -> Arrival:
+    def arrival(self, number: int, *, is_whole: bool = False) -> GapCheck:
         """Note the event with this number.  is_whole: it is a snapshot and needs no
         earlier event.
         """
         if number <= self._last or (self._has_gap and not is_whole):
-            return Arrival.PASS
+            return GapCheck.SKIP
         if number > self._last + 1 and not is_whole:
             self._has_gap = True
-            return Arrival.ASK_SNAPSHOT
+            return GapCheck.GET_SNAPSHOT
         self._last, self._has_gap = number, False
-        return Arrival.TAKE
+        return GapCheck.APPLY

@@ -1,6 +1,6 @@
 """Routing hints of a request, as far as the policy allows.
 
-Parsed by `server.schemas.route_fields`, used by `dispatch.ingress.choosing`.
+Parsed by `server.schemas.route_fields`, used by `serving.ingress.decode_router`.
 """
 
 from dataclasses import dataclass

@@ -58,14 +58,14 @@ class OffloadFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OffloadDecision:
     """Place where the prompt is computed, and the rule that decided it."""
 
     is_remote: bool
     reason: str
 
 
-def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
     """Decide by the policy of that name.
 
     threshold: the length threshold in force (`length_threshold`, or that of `slo_feedback`).
@@ -75,13 +75,13 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
     named policy's.
     """
     if facts.uncached_tokens == 0:
-        return Verdict(False, "cached")
+        return OffloadDecision(False, "cached")
     busy = policy.decode_busy_ratio
     if busy is not None and facts.decode_ratio > busy:
-        return Verdict(True, "decode_busy")
+        return OffloadDecision(True, "decode_busy")
     most = policy.max_transfer_milliseconds
     if most and 1000 * facts.transfer_seconds > most:
-        return Verdict(False, "transfer")
+        return OffloadDecision(False, "transfer")
     match policy.policy:
         case "rule":
             return _by_rule(policy, facts, threshold)
@@ -90,7 +90,9 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdic
         case "sloFeedback":
             return _by_length(policy, facts, threshold)
         case "score":
-            return Verdict(score(policy, facts, threshold) > policy.score.min_score, "score")
+            return OffloadDecision(
+                score(policy, facts, threshold) > policy.score.min_score, "score"
+            )
         case "islBounding":
             return _remote_unless(_is_bounded(policy, facts), "isl")
         case "prefillLoad":
@@ -133,7 +135,9 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
     )
 
 
-def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Verdict:
+def _guarded(
+    policy: OffloadPolicy, facts: OffloadFacts, verdict: OffloadDecision
+) -> OffloadDecision:
     """The rule's verdict, unless the other side is expected to be faster by MARGIN; without
     measurements the rule's.
 
@@ -142,7 +146,7 @@ def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Ve
     >>> def guarded(is_remote, local, remote, prompt_tokens=300):
     ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, local_seconds=local,
     ...     remote_seconds=remote)
-    ...     return _guarded(OffloadPolicy(), facts, Verdict(is_remote, "rule")).reason
+    ...     return _guarded(OffloadPolicy(), facts, OffloadDecision(is_remote, "rule")).reason
     >>> guarded(True, 1.0, 1.1), guarded(True, 1.0, 1.2), guarded(True, 1.0, 0.0)
     ('rule', 'slower', 'rule')
     >>> guarded(False, 1.1, 1.0), guarded(False, 1.2, 1.0), guarded(False, 1.2, 1.0,
@@ -153,14 +157,14 @@ def _guarded(policy: OffloadPolicy, facts: OffloadFacts, verdict: Verdict) -> Ve
     if not facts.local_seconds or not facts.remote_seconds:
         return verdict
     if verdict.is_remote and remote > (1 + MARGIN) * local:
-        return Verdict(False, "slower")
+        return OffloadDecision(False, "slower")
     is_long_enough = facts.uncached_tokens >= policy.min_offload_length
     if not verdict.is_remote and is_long_enough and local > (1 + MARGIN) * remote:
-        return Verdict(True, "faster")
+        return OffloadDecision(True, "faster")
     return verdict
 
 
-def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
     """Decide by the rule: a long prompt goes while the prefill queue is short.
 
     A busy decode worker sends shorter ones too, whatever the queue.  With the default numbers:
@@ -178,16 +182,16 @@ def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verd
     by_length = _by_length(policy, facts, threshold)
     is_busy = facts.decode_active >= policy.decode_load_threshold
     if not by_length.is_remote and is_busy and facts.uncached_tokens >= policy.min_offload_length:
-        return Verdict(True, "decode_load")
+        return OffloadDecision(True, "decode_load")
     return by_length
 
 
-def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Verdict:
+def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
     """A long prompt goes while the prefill queue is short."""
     if facts.uncached_tokens < threshold:
-        return Verdict(False, "short")
-    has_room = facts.prefill_queue < policy.prefill_queue_max
-    return Verdict(has_room, "long" if has_room else "queue")
+        return OffloadDecision(False, "short")
+    has_capacity = facts.prefill_queue < policy.prefill_queue_max
+    return OffloadDecision(has_capacity, "long" if has_capacity else "queue")
 
 
 def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
@@ -203,5 +207,5 @@ def _is_prefill_busy(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
     return most is not None and facts.prefill_batches > most
 
 
-def _remote_unless(stays: bool, reason: str) -> Verdict:
-    return Verdict(not stays, reason)
+def _remote_unless(stays: bool, reason: str) -> OffloadDecision:
+    return OffloadDecision(not stays, reason)

@@ -19,8 +19,8 @@ MAX_BLOCKS = 2_000_000
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
-_LOOKED_UP_FIRST = 4  # of a prompt that no worker knows no more than these
-_LOOKED_UP_AT_ONCE = 32
+_FIRST_LOOKUPS = 4  # of a prompt that no worker knows no more than these
+_LOOKUPS_AT_ONCE = 32
 
 
 class PrefixIndex:
@@ -107,7 +107,7 @@ class PrefixIndex:
         ended: list[tuple[int, int]] = []  # (bits of workers, leading blocks that they have)
         end = 0
         while end < len(hashes) and matching:
-            start, end = end, end + (_LOOKED_UP_AT_ONCE if end else _LOOKED_UP_FIRST)
+            start, end = end, end + (_LOOKUPS_AT_ONCE if end else _FIRST_LOOKUPS)
             masks = list(map(get, hashes[start:end], repeat(0)))
             if masks.count(masks[0]) == len(masks):
                 # all alike, as most are: the walk is in C, since every request takes it

@@ -40,7 +40,7 @@ _FLAT = 1e-4
 """Share of the squared mean length: with less variance than that no slope is read from it."""
 
 
-class _Line:
+class _Fit:
     """Seconds over tokens: least squares, with weights that fade."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class SloFeedback:
     """One per decode worker."""
 
     def __init__(self) -> None:
-        self._lines: dict[Side, _Line] = {"local": _Line(), "remote": _Line()}
+        self._fits: dict[Side, _Fit] = {"local": _Fit(), "remote": _Fit()}
         self._tpot = 0.0
         self._tpot_at = -inf
         self._threshold: float | None = None
@@ -95,7 +95,7 @@ class SloFeedback:
         """A prompt was computed there; seconds: from when it was sent there to its first
         token.
         """
-        self._lines[side].add(uncached_tokens, seconds, now)
+        self._fits[side].add(uncached_tokens, seconds, now)
 
     def finished(self, seconds_per_token: float, now: float) -> None:
         """A request of this worker ended; seconds_per_token: after its first."""
@@ -125,19 +125,19 @@ class SloFeedback:
         """
         threshold = self.threshold(policy, configured, now)
         side: Side = "remote" if uncached_tokens < threshold else "local"
-        if uncached_tokens < policy.min_threshold or not self._wants_probe(side, now):
+        if uncached_tokens < policy.min_threshold or not self._needs_probe(side, now):
             return threshold
         self._probed_at[side] = now
         return uncached_tokens if side == "remote" else uncached_tokens + 1
 
-    def _wants_probe(self, side: Side, now: float) -> bool:
-        line = self._lines[side]
-        since = max(line.seen_at, self._probed_at.setdefault(side, now))
-        return now - since >= (PROBE_SECONDS if line.is_known else PROBE_SECONDS / MIN_SAMPLES)
+    def _needs_probe(self, side: Side, now: float) -> bool:
+        fit = self._fits[side]
+        since = max(fit.seen_at, self._probed_at.setdefault(side, now))
+        return now - since >= (PROBE_SECONDS if fit.is_known else PROBE_SECONDS / MIN_SAMPLES)
 
     def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
         """Factor of the threshold."""
-        if not all(line.is_known for line in self._lines.values()):
+        if not all(fit.is_known for fit in self._fits.values()):
             return 1.0
         local, remote = self._at(current)
         margin = 1 + policy.margin
@@ -155,9 +155,11 @@ class SloFeedback:
         """Seconds of a prompt of that length here and elsewhere; of one length alone, with the
         other's slope.
         """
-        local, remote = self._lines["local"], self._lines["remote"]
-        here, there = local.slope(), remote.slope()
-        return local.at(tokens, _first(here, there)), remote.at(tokens, _first(there, here))
+        local, remote = self._fits["local"], self._fits["remote"]
+        local_fit, there = local.slope(), remote.slope()
+        return local.at(tokens, _first(local_fit, there)), remote.at(
+            tokens, _first(there, local_fit)
+        )
 
 
 def _first(*slopes: float | None) -> float:

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pdcluster_worker import __version__
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys.recent import Journeys
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.metrics.vllm_names import vllm_names
 from pdcluster_worker.routing.qos.tenants import Tenants
@@ -28,36 +27,37 @@ from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.errors.anthropic import PATH as MESSAGES
 from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.backend import Backend, WorkerView
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_limit import BodyLimit, taken_by
 from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.connection_limit import ConnectionLimit
 from pdcluster_worker.server.http.cors import Cors
-from pdcluster_worker.server.http.crowd import Crowd
-from pdcluster_worker.server.http.farewell import DrainMiddleware
+from pdcluster_worker.server.http.drain_middleware import DrainMiddleware
 from pdcluster_worker.server.http.head import Head
-from pdcluster_worker.server.http.journey_route import add_journeys
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
-from pdcluster_worker.server.http.verify_route import Verifying, add_verification
+from pdcluster_worker.server.http.trace_route import add_trace_route
+from pdcluster_worker.server.http.verify_route import VerifyHandler, add_verification
 from pdcluster_worker.server.http.worker_app import WorkerApp
 from pdcluster_worker.server.openai import chat, completion
-from pdcluster_worker.server.openai.replies import (
+from pdcluster_worker.server.openai.protocol import (
     ChatReply,
     CompletionReply,
     DeviceState,
+    HealthState,
     ModelCard,
     ModelList,
-    State,
-    Version,
+    VersionReply,
 )
 from pdcluster_worker.server.openai.tokenize_route import DETOKENIZE, TOKENIZE, add_tokenizing
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import add_responses
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 DEFAULT_PARSERS = ParserNames()
 
@@ -83,22 +83,22 @@ def create_app(
     *,
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
-    journeys: Journeys | None = None,
+    traces: RecentTraces | None = None,
     parsers: ParserNames = DEFAULT_PARSERS,
-    verifying: Verifying | None = None,
+    verifying: VerifyHandler | None = None,
 ) -> FastAPI:
     """The application of a decode or mixed worker, or of a router.
 
     policy:      returns the policy in force now
     tenant_of:   see `authorization.Authorization`
     limits:      of clients; None = by the policy
-    journeys:    where those of requests are kept; None = in new ones
+    traces:      where those of requests are kept; None = in new ones
     parsers:     how the model writes calls and reasoning
     verifying:   of KV transfers; None = this worker takes no KV
     """
-    doors = _Doors(tenant_of, limits, journeys or Journeys())
-    app = _new_app(backend, metrics, policy, clock, doors)
-    serving = Serving(
+    middlewares = _Middlewares(tenant_of, limits, traces or RecentTraces())
+    app = _new_app(backend, metrics, policy, clock, middlewares)
+    serving = ServingContext(
         backend,
         tokenizer,
         metrics,
@@ -120,7 +120,7 @@ def create_app(
     add_tokenizing(app, serving)
     add_messages(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
     add_responses(app, serving, {**_ERRORS, 200: {"content": _STREAM}})
-    _add_common(app, backend, metrics, doors)
+    _add_common(app, backend, metrics, middlewares)
     if verifying is not None:
         add_verification(app, verifying)
     return app
@@ -134,11 +134,11 @@ def create_prefill_app(
     *,
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
-    journeys: Journeys | None = None,
+    traces: RecentTraces | None = None,
 ) -> FastAPI:
     """The application of a prefill worker: everything but generation."""
-    doors = _Doors(tenant_of, limits, journeys or Journeys())
-    app = _new_app(worker, metrics, policy, clock, doors)
+    middlewares = _Middlewares(tenant_of, limits, traces or RecentTraces())
+    app = _new_app(worker, metrics, policy, clock, middlewares)
 
     async def refuse() -> Response:
         raise RequestError(
@@ -149,17 +149,17 @@ def create_prefill_app(
 
     for path in (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS, RESPONSES):
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
-    _add_common(app, worker, metrics, doors)
+    _add_common(app, worker, metrics, middlewares)
     return app
 
 
 @dataclass(frozen=True, slots=True)
-class _Doors:
+class _Middlewares:
     """Layers that a request passes before it reaches a route."""
 
     tenant_of: TenantOfKey
     limits: LimitsNow | None
-    journeys: Journeys
+    traces: RecentTraces
 
 
 def _new_app(
@@ -167,7 +167,7 @@ def _new_app(
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float],
-    doors: _Doors,
+    middlewares: _Middlewares,
 ) -> FastAPI:
     app = WorkerApp(
         title="PDCluster worker",
@@ -176,7 +176,7 @@ def _new_app(
         docs_url=None,
         redoc_url=None,
     )
-    limits = doors.limits or (lambda: limits_of(policy().http_limits))
+    limits = middlewares.limits or (lambda: limits_of(policy().http_limits))
     rejected = metrics.request_rejected
     app.add_middleware(Head)
     app.add_middleware(
@@ -186,20 +186,24 @@ def _new_app(
         limits=limits,
         rejected=rejected,
     )
-    app.add_middleware(Authorization, tenant_of=doors.tenant_of, rejected=rejected, limits=limits)
-    app.add_middleware(Crowd, limits=limits, rejected=rejected)
-    app.add_middleware(RequestContextMiddleware, journeys=doors.journeys, clock=clock)
+    app.add_middleware(
+        Authorization, tenant_of=middlewares.tenant_of, rejected=rejected, limits=limits
+    )
+    app.add_middleware(ConnectionLimit, limits=limits, rejected=rejected)
+    app.add_middleware(RequestContextMiddleware, traces=middlewares.traces, clock=clock)
     app.add_middleware(Cors, policy=lambda: policy().cors, limits=limits)
     app.add_middleware(DrainMiddleware, draining=worker.draining)
     openai_errors.install(app, metrics.request_rejected, error_shapes.response)
     return app
 
 
-def _add_common(app: FastAPI, worker: WorkerView, metrics: Metrics, doors: _Doors) -> None:
+def _add_common(
+    app: FastAPI, worker: WorkerView, metrics: Metrics, middlewares: _Middlewares
+) -> None:
     """Routes of workers of every role."""
     _add_models(app, worker)
     _add_state(app, worker, metrics)
-    add_journeys(app, doors.journeys, doors.tenant_of)
+    add_trace_route(app, middlewares.traces, middlewares.tenant_of)
 
 
 def _add_models(app: FastAPI, worker: WorkerView) -> None:
@@ -225,23 +229,23 @@ def _add_models(app: FastAPI, worker: WorkerView) -> None:
 
 
 def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
-    @app.get("/health", response_model=State, responses={503: {"model": State}})
-    async def health(response: Response) -> State:
+    @app.get("/health", response_model=HealthState, responses={503: {"model": HealthState}})
+    async def health(response: Response) -> HealthState:
         return _state(response, worker.alive(), worker.shortfall())
 
-    @app.get("/ready", response_model=State, responses={503: {"model": State}})
-    async def ready(response: Response) -> State:
+    @app.get("/ready", response_model=HealthState, responses={503: {"model": HealthState}})
+    async def ready(response: Response) -> HealthState:
         return _state(response, worker.alive() or worker.ready(), worker.shortfall())
 
     @app.get("/version", response_model_exclude_unset=True)
-    async def version() -> Version:
+    async def version() -> VersionReply:
         device = worker.device
         if device is None:
-            return Version(version=__version__, device=None, scheduler=None)
+            return VersionReply(version=__version__, device=None, scheduler=None)
         known = {name: value for name, value in msgspec.structs.asdict(device).items() if value}
         note = {"note": worker.length_note} if worker.length_note else {}
         length = worker.max_model_len
-        return Version(
+        return VersionReply(
             version=__version__,
             device=DeviceState(**known),
             scheduler=worker.scheduler,
@@ -261,12 +265,12 @@ def _add_state(app: FastAPI, worker: WorkerView, metrics: Metrics) -> None:
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
-def _state(response: Response, reason: str | None, shortfall: str | None) -> State:
+def _state(response: Response, reason: str | None, shortfall: str | None) -> HealthState:
     """200 while there is no reason against it; what falls short does not change that."""
     if reason is None:
-        return State(status="ok", reason=shortfall)
+        return HealthState(status="ok", reason=shortfall)
     response.status_code = 503
-    return State(status="unavailable", reason=reason)
+    return HealthState(status="unavailable", reason=reason)
 
 
 def _documented(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

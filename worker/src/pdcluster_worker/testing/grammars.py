@@ -1,7 +1,7 @@
 """Grammars for tests of the engine, compiled at a call; no text is looked at."""
 
 from pdcluster_worker.engine.ports import GrammarCounts
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import RequestError
 
 
@@ -17,11 +17,11 @@ class FakeGrammars:
         self.wrong: dict[str, RequestError] = {}
         self.begun: list[str] = []
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         """See ports.Grammars."""
         self.begun.append(_text_of(request))
 
-    def open(self, request: Request) -> bool | RequestError:
+    def open(self, request: EngineRequest) -> bool | RequestError:
         """See ports.Grammars."""
         text = _text_of(request)
         return self.wrong.get(text, text in self.compiled)
@@ -31,6 +31,6 @@ class FakeGrammars:
         return GrammarCounts()
 
 
-def _text_of(request: Request) -> str:
+def _text_of(request: EngineRequest) -> str:
     assert request.sampling.constraint is not None
     return request.sampling.constraint.text

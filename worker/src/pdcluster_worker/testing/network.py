@@ -13,9 +13,9 @@ from pdcluster_worker.engine.ports import (
     BlocksSent,
     Fenced,
     KVMemory,
-    Route,
     SendEnded,
     TransferEvent,
+    TransferRoute,
 )
 
 
@@ -177,7 +177,9 @@ class FakeTransport:
             self._end(epoch, "refused: dead epoch")
         elif not sending.cancelled:
             self._events.append(
-                BlocksSent(epoch, (source,), len(data), at=self._clock(), route=Route("fake"))
+                BlocksSent(
+                    epoch, (source,), len(data), at=self._clock(), route=TransferRoute("fake")
+                )
             )
 
     def _accept(self, epoch: bytes, target: int, data: bytes) -> bool:

@@ -109,11 +109,11 @@ class FakeRunner:
         """See ports.KVMemory."""
         return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
-    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """See ports.KVMemory."""
         return self.block(block_id)
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """See ports.KVMemory."""
 
     def reference(self, tokens: Sequence[int], count: int) -> list[int]:

@@ -47,9 +47,11 @@ class Allocation:
         }
         self._caps = self._base_counts = dict(self.counts)
         self.capacity = {role: capacity(role, pools, base) for role in ("prefill", "decode")}
-        rooms = {gpu: list(room) for gpu, room in budget.room(pools, base).items()}
-        self._rooms = {
-            pool.key: [(unit_of(limit), rooms[limit]) for limit in budget.limits_of(pool)]
+        by_limit = {
+            gpu: list(available) for gpu, available in budget.available(pools, base).items()
+        }
+        self._available = {
+            pool.key: [(unit_of(limit), by_limit[limit]) for limit in budget.limits_of(pool)]
             for pool in pools
         }
 
@@ -60,45 +62,49 @@ class Allocation:
 
         caps: sizes by role beyond which the band is not followed
         """
-        here = self._base_counts
-        self._caps = {role: max(here[role], (caps or {}).get(role, 0)) for role in here}
+        base_counts = self._base_counts
+        self._caps = {
+            role: max(base_counts[role], (caps or {}).get(role, 0)) for role in base_counts
+        }
         before = self.distance()
         for role, recommended in recommendations.items():
-            while self.counts[role] > recommended and self.give(role):
+            while self.counts[role] > recommended and self.shrink(role):
                 pass
         self._meet_band()
         if self.distance() > before:
             self._undo(0)
             self._meet_band()
         away, stuck = self.distance(), set[str]()
-        while (hungry := self._next(recommendations, stuck)) is not None:
+        while (role_short := self._next(recommendations, stuck)) is not None:
             mark = len(self.moves)
-            if not (self.take(hungry) and self._is_followed(away)):
+            if not (self.grow(role_short) and self._is_matched(away)):
                 self._undo(mark)
-                stuck.add(hungry)
+                stuck.add(role_short)
 
     def distance(self) -> float:
         """Distance of the sizes from the band; 0 = inside."""
         return self._band.distance(**self.capacity)
 
-    def take(self, role: str) -> bool:
+    def grow(self, role: str) -> bool:
         """Add a worker to a role: where it gave one up, if that room is still free, else in its
         cheapest pool that can have one.
 
         Returns False where none can.
         """
         mine = self._cheapest[role]
-        given = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
+        reduced = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
         is_less = self.counts[role] < self._base_counts[role]
-        back = [pool for pool in given if is_less and self._has_room(pool)]
-        pool = min(back, key=lambda pool: self.sizes[pool.key] >= pool.unplaced_above, default=None)
+        restorable = [pool for pool in reduced if is_less and self._has_capacity(pool)]
+        pool = min(
+            restorable, key=lambda pool: self.sizes[pool.key] >= pool.unplaced_above, default=None
+        )
         if pool is None:
             pool = next((pool for pool in mine if self._can_have(pool)), None)
         if pool is not None:
             self._move(pool, 1)
         return pool is not None
 
-    def give(self, role: str) -> bool:
+    def shrink(self, role: str) -> bool:
         """Take a worker from a role: one that no node takes, else from its dearest pool.
 
         Returns False where all are at their minReplicas.
@@ -123,20 +129,20 @@ class Allocation:
         size = self.sizes[pool.key] + 1
         if not (pool.is_open and pool.low <= size <= pool.high):
             return False
-        return self._has_room(pool)
+        return self._has_capacity(pool)
 
-    def _has_room(self, pool: Pool) -> bool:
-        for unit, (asked, _) in self._rooms[pool.key]:
-            if asked < pool.one[unit]:
+    def _has_capacity(self, pool: Pool) -> bool:
+        for unit, (requested, _) in self._available[pool.key]:
+            if requested < pool.one[unit]:
                 return False
         return self._can_hold(pool)
 
     def _can_hold(self, pool: Pool) -> bool:
-        rooms = self._rooms[pool.key]
-        if not rooms:
+        by_limit = self._available[pool.key]
+        if not by_limit:
             return True
         costs = self._costs(pool, self.sizes[pool.key])
-        return not any(held < costs[unit] for unit, (_, held) in rooms)
+        return not any(held < costs[unit] for unit, (_, held) in by_limit)
 
     def _next(self, recommendations: Mapping[str, int], stuck: set[str]) -> str | None:
         """The role that misses the greatest part of its recommendation; None = none can grow."""
@@ -153,7 +159,7 @@ class Allocation:
         No fleet climbs for a ratio that whole workers cannot meet.
         """
         mark = len(self.moves)
-        if self._is_followed(0.0):
+        if self._is_matched(0.0):
             return
         self._undo(mark)
         role, before = self._short(), self.distance()
@@ -163,7 +169,7 @@ class Allocation:
                 return
             before = self.distance()
 
-    def _is_followed(self, away: float) -> bool:
+    def _is_matched(self, away: float) -> bool:
         """Add workers to the role that the band finds short until the band is no farther away.
 
         Returns False where that cannot be.
@@ -178,7 +184,7 @@ class Allocation:
         return self._band.short(**self.capacity)
 
     def _grow(self, role: str) -> bool:
-        return self.counts[role] < self._caps[role] and self.take(role)
+        return self.counts[role] < self._caps[role] and self.grow(role)
 
     def _move(self, pool: Pool, by: int) -> None:
         size = self.sizes[pool.key]
@@ -187,11 +193,11 @@ class Allocation:
         if pool.role in self.capacity:
             self.capacity[pool.role] += pool.weight * by
         self.moves.append((pool, by))
-        if rooms := self._rooms[pool.key]:
+        if by_limit := self._available[pool.key]:
             costs = self._costs(pool, min(size, size + by))
-            for unit, room in rooms:
-                room[0] -= by * pool.one[unit]
-                room[1] -= by * costs[unit]
+            for unit, available in by_limit:
+                available[0] -= by * pool.one[unit]
+                available[1] -= by * costs[unit]
 
     def _undo(self, mark: int) -> None:
         """Take back every move from the one at `mark` on."""

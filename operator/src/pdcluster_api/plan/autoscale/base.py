@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.allocate import Allocation
 from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.giving import given_up
-from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_left
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
+from pdcluster_api.plan.autoscale.trim import trim
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.workload import PoolKey
 
 
-def base_of(pools: Sequence[Pool], budget: Budget, notes: Notes) -> tuple[Vector, Budget]:
+def base_of(pools: Sequence[Pool], budget: Budget, trace: DecisionTrace) -> tuple[Vector, Budget]:
     """The sizes, and the budget less the room that a raised minReplicas waits for."""
     bounded = {pool.key: pool.clamp(pool.size) for pool in pools}
     for pool in pools:
-        notes.step(rules.BOUNDS, pool.name, (pool.size, bounded[pool.key]), pool.bounds_said())
+        trace.step(rules.BOUNDS, pool.name, (pool.size, bounded[pool.key]), pool.bounds_text())
     raised = _within(budget, pools, bounded)
-    base = _with_room(budget, pools, raised)
-    said = budget.over(pools, bounded) or budget.used(pools, base)
+    base = _within_budget(budget, pools, raised)
+    usage = budget.over(pools, bounded) or budget.used(pools, base)
     for pool in pools:
-        _note(notes, pool, (bounded[pool.key], base[pool.key]), said)
-    notes.problems += _problems(budget, pools, base)
+        _note(trace, pool, (bounded[pool.key], base[pool.key]), usage)
+    trace.problems += _problems(budget, pools, base)
     return base, budget.keeping(pools, raised, base)
 
 
@@ -38,8 +38,8 @@ def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[Pool
     vector = dict(bounded)
     # All together last: what a type forbids takes no room there.
     for gpu, limit in sorted(budget.limits.items(), reverse=True):
-        excess = budget.asked(pools, vector)[gpu] - limit
-        vector = given_up(excess, gpu, pools, vector)
+        excess = budget.requested(pools, vector)[gpu] - limit
+        vector = trim(excess, gpu, pools, vector)
     for mine in by_role(pools).values():
         last = max(mine, key=lambda pool: (pool.facts.ready, -pool.price, -pool.order))
         if last.facts.ready and not num_ready_left(mine, vector):
@@ -47,7 +47,7 @@ def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[Pool
     return vector
 
 
-def _with_room(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dict[PoolKey, int]:
+def _within_budget(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dict[PoolKey, int]:
     """The sizes as far as what is raised has room; a role keeps one worker until then."""
     now = {pool.key: pool.size for pool in pools}
     loop = Allocation(pools, now, budget)
@@ -63,15 +63,15 @@ def _with_room(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dict[Po
     return vector
 
 
-def _note(notes: Notes, pool: Pool, sizes: tuple[int, int], said: str) -> None:
+def _note(trace: DecisionTrace, pool: Pool, sizes: tuple[int, int], usage: str) -> None:
     before, after = sizes
     if after > before:
         why = "no other worker of the role is ready: it waits until another is ready"
-        notes.step(rules.NEVER_ALONE, pool.name, sizes, why)
+        trace.step(rules.NEVER_ALONE, pool.name, sizes, why)
     elif after < pool.size:
-        notes.step(rules.BUDGET, pool.name, sizes, f"the budget is exceeded ({said})")
+        trace.step(rules.BUDGET, pool.name, sizes, f"the budget is exceeded ({usage})")
     else:
-        notes.step(rules.BUDGET, pool.name, sizes, f"it waits for room: {said}")
+        trace.step(rules.BUDGET, pool.name, sizes, f"it waits for room: {usage}")
 
 
 def _problems(budget: Budget, pools: Sequence[Pool], vector: Vector) -> list[Problem]:

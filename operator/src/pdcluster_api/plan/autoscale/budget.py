@@ -54,12 +54,12 @@ class Budget:
         """The limits that workers of a pool count in."""
         return [limit for limit in self.limits if limit in pool.limits]
 
-    def asked(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
+    def requested(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
         """Amounts that a vector asks for, by limit."""
         sums = Counter(self.others)
         for pool in pools:
             for limit in pool.limits:
-                sums[limit] += pool.asked(limit, vector[pool.key])
+                sums[limit] += pool.requested(limit, vector[pool.key])
         return sums
 
     def held(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
@@ -70,11 +70,11 @@ class Budget:
                 sums[limit] += pool.held(limit, vector[pool.key])
         return sums
 
-    def room(self, pools: Sequence[Pool], vector: Vector) -> dict[str, tuple[int, int]]:
+    def available(self, pools: Sequence[Pool], vector: Vector) -> dict[str, tuple[int, int]]:
         """Amounts that may still be asked for, and held, by limit; 0 where it is exceeded."""
-        asked, held = self.asked(pools, vector), self.held(pools, vector)
+        requested, held = self.requested(pools, vector), self.held(pools, vector)
         return {
-            gpu: (max(0, limit - asked[gpu]), max(0, limit - held[gpu]))
+            gpu: (max(0, limit - requested[gpu]), max(0, limit - held[gpu]))
             for gpu, limit in self.limits.items()
         }
 
@@ -83,23 +83,23 @@ class Budget:
         others = Counter(self.others)
         for pool in pools:
             for limit in pool.limits:
-                others[limit] += pool.asked(limit, raised[pool.key] - vector[pool.key])
+                others[limit] += pool.requested(limit, raised[pool.key] - vector[pool.key])
         return Budget(self.limits, others)
 
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
         """Limits that are exceeded, as text; None = none is."""
-        asked = self.asked(pools, vector)
+        requested = self.requested(pools, vector)
         found = [
-            f"{gpu or 'in all'}: {asked[gpu]} of {limit}"
+            f"{gpu or 'in all'}: {requested[gpu]} of {limit}"
             for gpu, limit in self.limits.items()
-            if asked[gpu] > limit
+            if requested[gpu] > limit
         ]
         return ", ".join(found) or None
 
     def used(self, pools: Sequence[Pool], vector: Vector) -> str:
         """Amounts held and asked for, as text: `7 of 8 accelerators ..., 1 by pods that end`."""
         held = self.held(pools, vector)
-        ending = sum(pool.asked(ALL, pool.facts.ending) for pool in pools)
+        ending = sum(pool.requested(ALL, pool.facts.ending) for pool in pools)
         limits = ", ".join(
             f"{held[gpu]} of {limit} {gpu or 'accelerators'}"
             for gpu, limit in sorted(self.limits.items())

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 
 
-def left_alone(
+def backoff_until(
     pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], now: float
 ) -> Mapping[str, float]:
     """Until when each GPU type is left alone, those that pods wait for now included."""
@@ -28,8 +28,8 @@ def left_alone(
     return until | dict.fromkeys(waiting, now + spec.backoff_seconds)
 
 
-def at_the_edge(
-    pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], notes: Notes
+def probe_capacity(
+    pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], trace: DecisionTrace
 ) -> list[Pool]:
     """The pools with what is short and lost, what is given back, and those closed that may not
     grow.
@@ -43,16 +43,16 @@ def at_the_edge(
     for pool in pools:
         facts, waiting = pool.facts, _num_waiting(pool, spec)
         tops = min(facts.unschedulable_top, waiting, facts.replicas)
-        given = max(0, min(tops, facts.replicas - pool.low, workers[pool.role] - 1))
-        workers[pool.role] -= given
+        released = max(0, min(tops, facts.replicas - pool.low, workers[pool.role] - 1))
+        workers[pool.role] -= released
         why = (
             f"{facts.unschedulable} pods have found no node for {facts.unschedulable_seconds:.0f} "
             f"s: {facts.gpu} has no room"
         )
-        notes.step(rules.CAPACITY, pool.name, (facts.replicas, facts.replicas - given), why)
-        lost = max(0, waiting - given) + _num_refused(pool)
+        trace.step(rules.CAPACITY, pool.name, (facts.replicas, facts.replicas - released), why)
+        lost = max(0, waiting - released) + _num_refused(pool)
         is_open = facts.fault is None and facts.gpu not in backoff
-        found.append(replace(pool, is_open=is_open, short=waiting, given_back=given, lost=lost))
+        found.append(replace(pool, is_open=is_open, short=waiting, released=released, lost=lost))
     return found
 
 

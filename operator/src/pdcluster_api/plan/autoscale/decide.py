@@ -15,17 +15,17 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.base import base_of
 from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict
 from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.capacity import at_the_edge, capacity_problems, left_alone
+from pdcluster_api.plan.autoscale.capacity import backoff_until, capacity_problems, probe_capacity
 from pdcluster_api.plan.autoscale.fit import fit
-from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
 from pdcluster_api.plan.autoscale.ratio import measured_weights, worker_weight
-from pdcluster_api.plan.autoscale.safety import Recommendation, Role, recommend
+from pdcluster_api.plan.autoscale.safety import Recommendation, RoleState, recommend
 from pdcluster_api.plan.autoscale.signals import signals_of
 from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
 from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
-from pdcluster_api.plan.observed.decision import Decision, Input
+from pdcluster_api.plan.observed.decision import DecisionInput, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.accelerators import accelerators_text
@@ -46,26 +46,28 @@ def decide(
     A declared pool without facts counts as one with its `replicas` and no pod yet;
     facts of a pool that is not declared count against the budget until its pods are gone.
     """
-    notes = Notes()
+    trace = DecisionTrace()
     totals = _totals(spec.autoscale, facts, windows, clock.now)
-    pools = _pools(spec, facts, totals, clock, notes)
-    backoff = left_alone(pools, spec.autoscale, memory.backoff, clock.now)
-    pools = at_the_edge(pools, spec.autoscale, backoff, notes)
+    pools = _pools(spec, facts, totals, clock, trace)
+    backoff = backoff_until(pools, spec.autoscale, memory.backoff, clock.now)
+    pools = probe_capacity(pools, spec.autoscale, backoff, trace)
     declared = {pool.key for pool in pools}
     undeclared = [each for each in facts if each.key not in declared]
-    base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), notes)
-    recommendations, memory = _ask(spec, pools, base, (totals, memory, clock.now), notes)
+    base, budget = base_of(pools, Budget.of(spec.autoscale.budget, undeclared, pools), trace)
+    recommendations, memory = _recommendations(
+        spec, pools, base, (totals, memory, clock.now), trace
+    )
     memory = replace(memory, backoff=backoff)
     ratio = spec.autoscale.ratio
-    sizes, missing = fit(pools, base, recommendations, budget, ratio, notes=notes)
-    notes.problems += capacity_problems(pools, backoff, missing)
+    sizes, missing = fit(pools, base, recommendations, budget, ratio, trace=trace)
+    trace.problems += capacity_problems(pools, backoff, missing)
     for pool in pools:
         before, after = base[pool.key], sizes[pool.key]
-        notes.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
+        trace.step(rules.POOL, pool.name, (before, after), _choice(pool, before, after))
     replicas = {pool.key: sizes[pool.key] for pool in pools}
     changed = any(replicas[pool.key] != pool.facts.replicas for pool in pools)
-    notes_of = tuple(notes.inputs), tuple(notes.steps), tuple(notes.problems)
-    return Outcome(Decision(replicas, *notes_of, at=clock.wall), memory, changed)
+    trace_of = tuple(trace.inputs), tuple(trace.steps), tuple(trace.problems)
+    return Outcome(ScalingDecision(replicas, *trace_of, at=clock.wall), memory, changed)
 
 
 def _totals(
@@ -84,7 +86,7 @@ def _pools(
     facts: Iterable[PoolFacts],
     totals: Mapping[PoolKey, Totals],
     clock: Clock,
-    notes: Notes,
+    trace: DecisionTrace,
 ) -> list[Pool]:
     known = {each.key: each for each in facts}
     found: list[Pool] = []
@@ -108,7 +110,7 @@ def _pools(
                 )
             )
             problem = conflict(f"{role}/{each.name}", low, high)
-            notes.problems += [] if problem is None else [problem]
+            trace.problems += [] if problem is None else [problem]
     return [
         pool
         for role in spec.roles.computing()
@@ -127,12 +129,12 @@ def _weighed(
     return [replace(pool, weight=weight) for pool, weight in zip(mine, weights, strict=True)]
 
 
-def _ask(
+def _recommendations(
     spec: PDClusterSpec,
     pools: Sequence[Pool],
     base: Vector,
     seen: tuple[Mapping[PoolKey, Totals], Memory, float],
-    notes: Notes,
+    trace: DecisionTrace,
 ) -> tuple[Mapping[str, int], Memory]:
     """Recommend a size per role, as far as its windows allow.
 
@@ -148,56 +150,58 @@ def _ask(
     remembered, sizes, advised = {}, {}, {}
     for name, own in of_role.items():
         role = _role(name, pools, base)
-        recommended = Recommendation(role.asked)
+        recommended = Recommendation(role.requested)
         if not is_asleep:
-            recommended = _recommend(spec, role, own, of_role[spec.decode_role], notes)
+            recommended = _recommend(spec, role, own, of_role[spec.decode_role], trace)
         workers = recommended.workers
-        same = is_same(memory, name, role.asked, spec.autoscale, now)
+        same = is_same(memory, name, role.requested, spec.autoscale, now)
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
             window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(name, ())
             workers, advised[name] = stabilize_advice(
-                name, role.asked, workers, window, past=past, now=now, notes=notes
+                name, role.requested, workers, window, past=past, now=now, trace=trace
             )
         past = before.recommendations.get(name, ())
         workers, remembered[name] = stabilize(
             name,
-            role.asked,
+            role.requested,
             workers,
             spec.autoscale,
             past=past,
             now=now,
-            notes=notes,
+            trace=trace,
             goes_on=recommended.goes_on,
         )
-        sizes[name] = role.asked
+        sizes[name] = role.requested
         least = 0 if is_asleep else 1
         why = "no role serves without the other"
-        notes.step(rules.NEVER_ALONE, name, (workers, max(workers, least)), why)
+        trace.step(rules.NEVER_ALONE, name, (workers, max(workers, least)), why)
         recommendations[name] = max(workers, least)
     return recommendations, Memory(remembered, sizes, at=now, advised=advised)
 
 
-def _role(name: str, pools: Sequence[Pool], base: Vector) -> Role:
+def _role(name: str, pools: Sequence[Pool], base: Vector) -> RoleState:
     mine = [pool for pool in pools if pool.role == name]
     tops = (
-        min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.given_back
+        min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.released
         for pool in mine
     )
-    asked, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
-    return Role(
-        name, asked, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine)
+    requested, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
+    return RoleState(
+        name, requested, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine)
     )
 
 
 def _recommend(
-    spec: PDClusterSpec, role: Role, own: Totals, ingress: Totals, notes: Notes
+    spec: PDClusterSpec, role: RoleState, own: Totals, ingress: Totals, trace: DecisionTrace
 ) -> Recommendation:
     signals = signals_of(role.name, own, ingress, spec.autoscale)
-    notes.inputs += [signal.input(role.name) for signal in signals]
+    trace.inputs += [signal.input(role.name) for signal in signals]
     if signals:
         numbers = {"ready_workers": own.workers, "settled_workers": own.settled}
-        notes.inputs += [Input(role.name, name, float(number)) for name, number in numbers.items()]
+        trace.inputs += [
+            DecisionInput(role.name, name, float(number)) for name, number in numbers.items()
+        ]
     missing = own.missing + (0 if ingress is own else ingress.missing)
     role = replace(role, signals=signals, workers=own.workers, silent=own.missing, missing=missing)
     headroom = spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0
@@ -207,8 +211,8 @@ def _recommend(
             f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can "
             "be used; look at their /metrics"
         )
-        notes.problems.append(Problem(conditions.METRICS_MISSING, message))
-    notes.steps += recommended.steps
+        trace.problems.append(Problem(conditions.METRICS_MISSING, message))
+    trace.steps += recommended.steps
     return recommended
 
 

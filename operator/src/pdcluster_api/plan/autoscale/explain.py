@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.text import shortened
 
@@ -23,7 +23,7 @@ MAX_TEXT = 300  # characters
 COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
 
 
-def explained(decision: Decision) -> list[tuple[str, ...]]:
+def explained(decision: ScalingDecision) -> list[tuple[str, ...]]:
     """Rows below `COLUMNS`: per role its inputs, the step of each rule and the result; then
     problems.
     """
@@ -35,7 +35,7 @@ def explained(decision: Decision) -> list[tuple[str, ...]]:
     ]
 
 
-def _of_role(role: str, decision: Decision) -> Iterator[tuple[str, ...]]:
+def _of_role(role: str, decision: ScalingDecision) -> Iterator[tuple[str, ...]]:
     for each in decision.inputs:
         if each.subject == role:
             yield (
@@ -64,11 +64,11 @@ def _number(value: float | None) -> str:
     return short(value) if value is None or abs(value) >= 1000.0 else f"{value:.4g}"
 
 
-def summary(decision: Decision) -> str:
+def summary(decision: ScalingDecision) -> str:
     """One line for an event: changed pools, by their steps.  Empty = nothing changed.
 
-    >>> step = Step("pool", "prefill/b200", 4, 5, "the cheapest")
-    >>> summary(Decision({("prefill", "b200"): 5}, steps=(step,)))
+    >>> step = DecisionStep("pool", "prefill/b200", 4, 5, "the cheapest")
+    >>> summary(ScalingDecision({("prefill", "b200"): 5}, steps=(step,)))
     'prefill/b200 4 to 5'
     """
     first, last = dict[str, int](), dict[str, int]()
@@ -81,14 +81,14 @@ def summary(decision: Decision) -> str:
     )
 
 
-def remembered(entries: object, decision: Decision) -> list[dict[str, Any]]:
+def remembered(entries: object, decision: ScalingDecision) -> list[dict[str, Any]]:
     """The entries of a status with one more, the newest first; unreadable ones are dropped."""
     old = entries if isinstance(entries, list | tuple) else []
     kept = [entry for entry in old if read_record(entry) is not None]
     return [write_record(decision), *kept[: MAX_DECISIONS - 1]]
 
 
-def write_record(decision: Decision) -> dict[str, Any]:
+def write_record(decision: ScalingDecision) -> dict[str, Any]:
     """As one entry of the status.  The time is kept in whole seconds of UTC."""
     return {
         "at": decision.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
@@ -114,7 +114,7 @@ def write_record(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _input(each: Input) -> dict[str, Any]:
+def _input(each: DecisionInput) -> dict[str, Any]:
     numbers = {"value": each.value, "limit": each.limit}
     return {
         "subject": each.subject,
@@ -123,7 +123,7 @@ def _input(each: Input) -> dict[str, Any]:
     }
 
 
-def read_record(entry: object) -> Decision | None:
+def read_record(entry: object) -> ScalingDecision | None:
     """Read what `write_record` wrote; None = another program wrote it."""
     try:
         return _read(entry)  # type: ignore[arg-type]
@@ -131,18 +131,20 @@ def read_record(entry: object) -> Decision | None:
         return None
 
 
-def _read(entry: Mapping[str, Any]) -> Decision:
-    return Decision(
+def _read(entry: Mapping[str, Any]) -> ScalingDecision:
+    return ScalingDecision(
         {
             (str(each["role"]), str(each["pool"])): int(each["replicas"])
             for each in entry["replicas"]
         },
         tuple(
-            Input(each["subject"], each["name"], _float(each, "value"), _float(each, "limit"))
+            DecisionInput(
+                each["subject"], each["name"], _float(each, "value"), _float(each, "limit")
+            )
             for each in entry["inputs"]
         ),
         tuple(
-            Step(
+            DecisionStep(
                 each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]
             )
             for each in entry["steps"]

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.allocate import Allocation
 from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.pools import Pool, Vector
-from pdcluster_api.plan.autoscale.ratio import Band, ratio_said
+from pdcluster_api.plan.autoscale.ratio import Band, ratio_text
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.autoscale import RatioSpec
@@ -33,7 +33,7 @@ def fit(
     budget: Budget,
     ratio: RatioSpec,
     *,
-    notes: Notes,
+    trace: DecisionTrace,
 ) -> tuple[Vector, Mapping[str, int]]:
     """The sizes that come nearest to the recommendations, and the workers by role that are missing
     for want of capacity.
@@ -44,7 +44,7 @@ def fit(
     free.approach(recommendations)
     possible = dict(free.counts)
     missing = {
-        role: _note_possible(pools, base, role, (recommended, possible[role]), notes=notes)
+        role: _note_possible(pools, base, role, (recommended, possible[role]), trace=trace)
         for role, recommended in recommendations.items()
     }
     band = Band.of(ratio) if tuple(recommendations) == tuple(_OTHER) else Band()
@@ -53,24 +53,24 @@ def fit(
     if band.distance(**free.capacity) > 0.0:
         found = Allocation(pools, base, Budget(), band)
         found.approach(possible, caps)
-        why = f"{ratio_said(pools, free.sizes)}, the band is {band}"
-        _note_roles(notes, rules.RATIO, (possible, found.counts), why)
+        why = f"{ratio_text(pools, free.sizes)}, the band is {band}"
+        _note_roles(trace, rules.RATIO, (possible, found.counts), why)
     if budget.limits:
         banded, found = found.counts, Allocation(pools, base, budget, band)
         found.approach(possible, caps)
-        _note_roles(notes, rules.BUDGET, (banded, found.counts), budget.used(pools, base))
+        _note_roles(trace, rules.BUDGET, (banded, found.counts), budget.used(pools, base))
     if band.distance(**found.capacity) > 0.0:
         message = (
-            f"{ratio_said(pools, found.sizes)}, the band is {band}: no nearer sizes are possible "
+            f"{ratio_text(pools, found.sizes)}, the band is {band}: no nearer sizes are possible "
             "now; widen autoscale.ratio, or raise maxReplicas or the budget"
         )
-        notes.problems.append(Problem(conditions.RATIO_CONSTRAINT_VIOLATED, message))
-    _note_limited(notes, recommendations, found.counts)
+        trace.problems.append(Problem(conditions.RATIO_CONSTRAINT_VIOLATED, message))
+    _note_limited(trace, recommendations, found.counts)
     return found.sizes, missing
 
 
 def _note_possible(
-    pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[int, int], *, notes: Notes
+    pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[int, int], *, trace: DecisionTrace
 ) -> int:
     """Note what bounds and capacity leave of a recommendation; returns the workers that no pool
     takes.
@@ -81,15 +81,15 @@ def _note_possible(
     mine = [pool for pool in pools if pool.role == role]
     most = sum(max(pool.high, base[pool.key]) for pool in mine)
     bounded = max(min(recommended, most), possible)
-    said = ", ".join(f"{pool.name} {pool.bounds_said()}" for pool in mine)
-    notes.step(rules.BOUNDS, role, (recommended, bounded), said)
+    text = ", ".join(f"{pool.name} {pool.bounds_text()}" for pool in mine)
+    trace.step(rules.BOUNDS, role, (recommended, bounded), text)
     closed = (
         f"{pool.name} ({pool.facts.fault or f'{pool.facts.gpu} was short and is left alone'})"
         for pool in mine
         if not pool.is_open
     )
     why = f"no room for more: {', '.join(closed)}"
-    notes.step(rules.CAPACITY, role, (bounded, possible), why)
+    trace.step(rules.CAPACITY, role, (bounded, possible), why)
     return bounded - possible
 
 
@@ -108,26 +108,26 @@ def _caps(pools: Sequence[Pool], band: Band, free: Allocation) -> Mapping[str, i
 
 
 def _note_roles(
-    notes: Notes, rule: str, counts: tuple[Mapping[str, int], Mapping[str, int]], why: str
+    trace: DecisionTrace, rule: str, counts: tuple[Mapping[str, int], Mapping[str, int]], why: str
 ) -> None:
     before, after = counts
     for role in before:
-        notes.step(rule, role, (before[role], after[role]), why)
+        trace.step(rule, role, (before[role], after[role]), why)
 
 
 def _note_limited(
-    notes: Notes, recommendations: Mapping[str, int], counts: Mapping[str, int]
+    trace: DecisionTrace, recommendations: Mapping[str, int], counts: Mapping[str, int]
 ) -> None:
     """Limits of each role that gets less than recommended.  Want of capacity is another problem."""
     for role, recommended in recommendations.items():
         size = counts[role]
         cuts = [
             _LIMITS[step.rule]
-            for step in notes.steps
+            for step in trace.steps
             if step.subject == role and step.after < step.before and step.rule in _LIMITS
         ]
         if size < recommended and cuts:
             workers = "1 worker" if size == 1 else f"{size} workers"
             limits = " and ".join(dict.fromkeys(cuts))
             message = f"{role} needs more than its {workers}: held by {limits}"
-            notes.problems.append(Problem(conditions.SCALING_LIMITED, message))
+            trace.problems.append(Problem(conditions.SCALING_LIMITED, message))

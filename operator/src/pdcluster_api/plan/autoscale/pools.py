@@ -35,7 +35,7 @@ class Pool:
     is_open:    whether it may be asked for more: its GPU type has room as far as is known, and its
                 pods can be created
     short:      workers that no node takes for too long
-    given_back: those of them that are asked for no longer
+    released: those of them that are asked for no longer
     lost:       workers that are asked for and will not come
     """
 
@@ -48,7 +48,7 @@ class Pool:
     source: str = "minReplicas and maxReplicas"
     is_open: bool = True
     short: int = 0
-    given_back: int = 0
+    released: int = 0
     lost: int = 0
 
     @cached_property
@@ -69,7 +69,7 @@ class Pool:
     @property
     def size(self) -> int:
         """Workers that are asked for, less those that are given back."""
-        return self.facts.replicas - self.given_back
+        return self.facts.replicas - self.released
 
     @property
     def limits(self) -> frozenset[str]:
@@ -81,7 +81,7 @@ class Pool:
         """Amounts of one worker."""
         return Amounts(1, self.facts.gpus_per_replica)
 
-    def asked(self, limit: str, replicas: int) -> int:
+    def requested(self, limit: str, replicas: int) -> int:
         """Amount that so many workers count in a limit."""
         return replicas * self.one[unit_of(limit)]
 
@@ -93,7 +93,7 @@ class Pool:
         """The nearest size within the bounds."""
         return min(max(replicas, self.low), self.high)
 
-    def bounds_said(self) -> str:
+    def bounds_text(self) -> str:
         """The bounds as text: `2 to 8 by schedule night`."""
         return f"{self.low} to {self.high} by {self.source}"
 

@@ -19,7 +19,7 @@ from pdcluster_api.schema.accelerators import Accelerator, Precision, accelerato
 from pdcluster_api.schema.autoscale import RatioSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.sections import PoolSpec
-from pdcluster_api.schema.stock_engine import precision_of
+from pdcluster_api.schema.vllm_engine import precision_of
 
 _UNIT = "H100"
 _DUST = 1e-9
@@ -31,7 +31,7 @@ MOST_ADDED = 256
 more is met in several decisions.
 """
 
-ROUNDING_ROOM = 8
+ROUNDING_MARGIN = 8
 """Workers above what a band asks for: a narrow band may be met only by somewhat greater sizes."""
 
 
@@ -138,16 +138,16 @@ class Band:
         other: capacity of the other role; lightest: of one worker of this one
         """
         factor = self.least if role == "prefill" else 1.0 / self.greatest
-        asked = math.ceil(min(other * factor / lightest, 1e9))
-        return min(max(recommended, asked) + ROUNDING_ROOM, recommended + MOST_ADDED)
+        requested = math.ceil(min(other * factor / lightest, 1e9))
+        return min(max(recommended, requested) + ROUNDING_MARGIN, recommended + MOST_ADDED)
 
     def __str__(self) -> str:
         greatest = "any" if math.isinf(self.greatest) else f"{self.greatest:.3g}"
         return f"{self.least:.3g} to {greatest}"
 
 
-def ratio_said(pools: Sequence[Pool], vector: Vector) -> str:
+def ratio_text(pools: Sequence[Pool], vector: Vector) -> str:
     """`prefill 4 over decode 8 is 0.50`, in capacity."""
     prefill, decode = (capacity(role, pools, vector) for role in ("prefill", "decode"))
-    said = f"prefill {prefill:.3g} over decode {decode:.3g}"
-    return said + (f" is {prefill / decode:.3g}" if decode else "")
+    text = f"prefill {prefill:.3g} over decode {decode:.3g}"
+    return text + (f" is {prefill / decode:.3g}" if decode else "")

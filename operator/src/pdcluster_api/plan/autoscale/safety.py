@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.signals import Signal, being_worked_off, ceil_workers
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import Step
+from pdcluster_api.plan.observed.decision import DecisionStep
 
 
 @dataclass(frozen=True)
-class Role:
+class RoleState:
     """Size and signals of a role.
 
-    asked:   workers that are asked for now
+    requested: workers that are asked for now
     ready:   those that serve
     top:     those that no node takes and that a smaller StatefulSet would remove first
     lost:    those that will not come
@@ -35,7 +35,7 @@ class Role:
     """
 
     name: str
-    asked: int
+    requested: int
     ready: int
     top: int = 0
     lost: int = 0
@@ -53,7 +53,7 @@ class Recommendation:
     """
 
     workers: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[DecisionStep, ...] = ()
     goes_on: bool = False
 
 
@@ -70,7 +70,7 @@ class _Need:
         return self.plain * (1.0 + self.headroom)
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """Whole workers, headroom included."""
         return max(1, ceil_workers(self.with_headroom))
 
@@ -84,7 +84,7 @@ def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
     return _Need(0.0 if tight is None else tight.need, headroom, tight)
 
 
-def recommend(role: Role, *, headroom: float, tolerance: float) -> Recommendation:
+def recommend(role: RoleState, *, headroom: float, tolerance: float) -> Recommendation:
     """Recommend a size for a role that has workers."""
     if role.ready == 0:
         return _recommend_without_ready(role)
@@ -98,13 +98,15 @@ def recommend(role: Role, *, headroom: float, tolerance: float) -> Recommendatio
     need = _need_of(
         [signal for signal in role.signals if signal.is_load or signal in over], headroom
     )
-    lifted = need.with_headroom > (role.asked - role.lost) * (1.0 + tolerance) and headroom > 0.0
+    lifted = (
+        need.with_headroom > (role.requested - role.lost) * (1.0 + tolerance) and headroom > 0.0
+    )
     if (over or lifted) and (queue := being_worked_off(role.signals, tolerance)) is not None:
         seconds = (
             f"it falls by {short(queue.falls)} a second and is under it in "
             f"{queue.worked_off_seconds():.0f} s"
         )
-        return replace(_held(role, rules.NEED, f"{queue.said()}, but {seconds}"), goes_on=True)
+        return replace(_held(role, rules.NEED, f"{queue.describe()}, but {seconds}"), goes_on=True)
     if over or lifted:
         return _growth(role, over, need)
     under = all(signal.is_under() for signal in role.signals)
@@ -122,29 +124,30 @@ def recommend(role: Role, *, headroom: float, tolerance: float) -> Recommendatio
         if signal.is_over() or (under and not signal.is_under(tolerance))
     ]
     if not near:
-        return Recommendation(role.asked)
+        return Recommendation(role.requested)
     return _held(
-        role, rules.TOLERANCE, f"{_said(near)}, but within {tolerance:.0%} of its threshold"
+        role, rules.TOLERANCE, f"{_describe(near)}, but within {tolerance:.0%} of its threshold"
     )
 
 
-def _recommend_without_ready(role: Role) -> Recommendation:
-    if role.asked == 0:
+def _recommend_without_ready(role: RoleState) -> Recommendation:
+    if role.requested == 0:
         return Recommendation(0)
-    if role.lost < role.asked:
-        return _held(role, rules.PENDING, f"none of {role.asked} workers is ready yet")
+    if role.lost < role.requested:
+        return _held(role, rules.PENDING, f"none of {role.requested} workers is ready yet")
     why = f"no worker is ready, and {role.lost} that are asked for will not come"
     return Recommendation(
-        role.asked + 1, (Step(rules.NEED, role.name, role.asked, role.asked + 1, why),)
+        role.requested + 1,
+        (DecisionStep(rules.NEED, role.name, role.requested, role.requested + 1, why),),
     )
 
 
-def _growth(role: Role, over: Sequence[Signal], need: _Need) -> Recommendation:
+def _growth(role: RoleState, over: Sequence[Signal], need: _Need) -> Recommendation:
     plain = max(1, ceil_workers(need.plain)) + role.lost
-    goal = need.wanted + role.lost
-    why = _said(over) if over else f"{short(need.plain)} workers are busy up to their threshold"
+    goal = need.desired + role.lost
+    why = _describe(over) if over else f"{short(need.plain)} workers are busy up to their threshold"
     lost = f", and {role.lost} that are asked for will not come" if role.lost else ""
-    if goal <= role.asked:
+    if goal <= role.requested:
         if goal <= role.ready:
             return _held(
                 role,
@@ -155,49 +158,53 @@ def _growth(role: Role, over: Sequence[Signal], need: _Need) -> Recommendation:
         return _held(
             role,
             rules.PENDING,
-            f"{why}: {goal} are needed and {role.asked} are asked for, {role.ready} of them "
+            f"{why}: {goal} are needed and {role.requested} are asked for, {role.ready} of them "
             f"ready{lost}",
         )
     steps = []
-    if plain > role.asked:
-        says = (
-            f"{over[0].said()}: {over[0].sum}" if over == [need.tight] else f"{why}; {need.sum()}"
+    if plain > role.requested:
+        text = (
+            f"{over[0].describe()}: {over[0].sum}"
+            if over == [need.tight]
+            else f"{why}; {need.sum()}"
         )
         steps.append(
-            Step(
+            DecisionStep(
                 rules.NEED,
                 role.name,
-                role.asked,
+                role.requested,
                 plain,
-                f"{says} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}",
+                f"{text} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}",
             )
         )
     if goal > plain:
-        says = (
+        text = (
             f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = "
             f"{short(need.with_headroom)}"
         )
-        steps.append(Step(rules.HEADROOM, role.name, max(role.asked, plain), goal, says))
+        steps.append(
+            DecisionStep(rules.HEADROOM, role.name, max(role.requested, plain), goal, text)
+        )
     return Recommendation(goal, tuple(steps))
 
 
-def _shrinkage(role: Role, need: _Need) -> Recommendation:
+def _shrinkage(role: RoleState, need: _Need) -> Recommendation:
     tight = max(role.signals, key=lambda signal: safe_workers(signal, role.workers))
     safe = safe_workers(tight, role.workers)
-    plain, goal = _least(role, need.wanted), _least(role, max(need.wanted, safe))
-    if plain >= role.asked:
-        return Recommendation(role.asked)
+    plain, goal = _least(role, need.desired), _least(role, max(need.desired, safe))
+    if plain >= role.requested:
+        return Recommendation(role.requested)
     headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
     unready = (
         ""
-        if role.ready >= role.asked
-        else f"; {role.ready} of {role.asked} are ready, and any of them could go"
+        if role.ready >= role.requested
+        else f"; {role.ready} of {role.requested} are ready, and any of them could go"
     )
     why = (
-        f"{_said(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs "
-        f"{need.wanted}{unready}"
+        f"{_describe(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs "
+        f"{need.desired}{unready}"
     )
-    steps = [Step(rules.NEED, role.name, role.asked, plain, why)]
+    steps = [DecisionStep(rules.NEED, role.name, role.requested, plain, why)]
     if goal > plain:
         load = tight.peak * role.workers / (safe - 1)
         sum_ = (
@@ -205,7 +212,7 @@ def _shrinkage(role: Role, need: _Need) -> Recommendation:
             f"{short(tight.up)}"
         )
         steps.append(
-            Step(
+            DecisionStep(
                 rules.SAFETY,
                 role.name,
                 plain,
@@ -226,16 +233,18 @@ def safe_workers(signal: Signal, workers: int) -> int:
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
 
 
-def _least(role: Role, stay: int) -> int:
+def _least(role: RoleState, stay: int) -> int:
     """The smallest size that keeps `stay` workers ready, even if all that were taken away were."""
-    ready = min(role.ready, role.asked)
-    waiting = min(role.top, role.asked - ready)
-    return max(1, role.asked - max(0, ready - stay) - waiting)
+    ready = min(role.ready, role.requested)
+    waiting = min(role.top, role.requested - ready)
+    return max(1, role.requested - max(0, ready - stay) - waiting)
 
 
-def _held(role: Role, rule: str, why: str) -> Recommendation:
-    return Recommendation(role.asked, (Step(rule, role.name, role.asked, role.asked, why),))
+def _held(role: RoleState, rule: str, why: str) -> Recommendation:
+    return Recommendation(
+        role.requested, (DecisionStep(rule, role.name, role.requested, role.requested, why),)
+    )
 
 
-def _said(signals: Sequence[Signal]) -> str:
-    return ", ".join(signal.said() for signal in signals)
+def _describe(signals: Sequence[Signal]) -> str:
+    return ", ".join(signal.describe() for signal in signals)

@@ -21,7 +21,7 @@ from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
 from pdcluster_api.plan.autoscale.slo import decode_need, prefill_demand
 from pdcluster_api.plan.autoscale.totals import Totals, mean_latency
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import Input
+from pdcluster_api.plan.observed.decision import DecisionInput
 from pdcluster_api.schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
 
 _MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
@@ -77,15 +77,15 @@ class Signal:
             math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
         )
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """`engine_busy_ratio 0.93 over 0.8`."""
         word = "over" if self.is_over() else "under"
         threshold = self.up if self.is_over() or self.down is None else self.down
         return f"{self.name} {short(self.value)} {word} {short(threshold)}"
 
-    def input(self, role: str) -> Input:
+    def input(self, role: str) -> DecisionInput:
         """As a decision keeps it."""
-        return Input(
+        return DecisionInput(
             role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4)
         )
 
@@ -138,7 +138,9 @@ def _prefill_targets(
     found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
-        said = f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        describe = (
+            f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        )
         number = own.workers
         found.append(
             Signal(
@@ -147,7 +149,7 @@ def _prefill_targets(
                 float(number),
                 None,
                 demand,
-                said,
+                describe,
                 demand / number,
                 is_load=True,
             )
@@ -174,7 +176,7 @@ def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
     if thresholds.tpot_seconds is not None:
         tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
         need = 0.0 if tpot is None else decode_need(workers, tpot, target)
-        said = _times(workers, tpot, target, need)
+        describe = _times(workers, tpot, target, need)
         found.append(
             Signal(
                 "time_per_output_token_seconds",
@@ -182,7 +184,7 @@ def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
                 target,
                 None,
                 need,
-                said,
+                describe,
                 tpot or 0.0,
                 is_load=True,
             )
@@ -195,13 +197,13 @@ def _queue(
 ) -> Signal:
     """queue: requests, and how many more in a second."""
     (requests, change), (up, down), settled = queue, thresholds, own.settled
-    need, said = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
+    need, describe = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
     if settled * MAX_GROWTH < need:
-        need, said = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
+        need, describe = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
     if change < 0.0 and settled + 1.0 < need:
-        need, said = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
+        need, describe = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
     return Signal(
-        name, requests, float(up), float(down), need, said, requests, falls=max(0.0, -change)
+        name, requests, float(up), float(down), need, describe, requests, falls=max(0.0, -change)
     )
 
 
@@ -230,10 +232,12 @@ def _share(
     """measured: the sum over the workers, and the greatest of one worker."""
     total, peak = measured
     up, down = thresholds
-    need, said = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
+    need, describe = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
     if _MOST_TIMES * workers < need:
-        need, said = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
-    return Signal(name, total / workers, up, down, need, said, peak, is_load=True, is_share=True)
+        need, describe = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
+    return Signal(
+        name, total / workers, up, down, need, describe, peak, is_load=True, is_share=True
+    )
 
 
 def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:

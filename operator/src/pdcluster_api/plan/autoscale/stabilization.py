@@ -8,7 +8,7 @@ an operator that has just started, or has not decided for a while.
 """
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.notes import Notes
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.autoscale.values import Memory
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 
@@ -23,13 +23,13 @@ _LEAST_GAP_SECONDS = 60.0
 
 def stabilize(
     role: str,
-    asked: int,
+    requested: int,
     recommended: int,
     spec: AutoscaleSpec,
     *,
     past: Recommendations,
     now: float,
-    notes: Notes,
+    trace: DecisionTrace,
     goes_on: bool = False,
 ) -> tuple[int, Recommendations]:
     """Apply the stabilization window and the largest step to the recommendation of a role.
@@ -38,36 +38,36 @@ def stabilize(
     goes_on: whether a recommendation of no change keeps a window to scale up
     Returns the workers that are allowed now, and the recommendations to remember.
     """
-    if recommended == asked:
-        return asked, past if goes_on and past and past[-1][1] > asked else ()
-    rule = spec.scale_up if recommended > asked else spec.scale_down
-    word = "up" if recommended > asked else "down"
-    same_way = past if past and (past[-1][1] > asked) == (recommended > asked) else ()
-    recommendations = _kept(same_way, (now, recommended), asked, rule.window_seconds)
+    if recommended == requested:
+        return requested, past if goes_on and past and past[-1][1] > requested else ()
+    rule = spec.scale_up if recommended > requested else spec.scale_down
+    word = "up" if recommended > requested else "down"
+    same_way = past if past and (past[-1][1] > requested) == (recommended > requested) else ()
+    recommendations = _kept(same_way, (now, recommended), requested, rule.window_seconds)
     since = recommendations[0][0]
     if since > now - rule.window_seconds:
         why = f"asks to go {word} since {now - since:.0f} s of {rule.window_seconds} s"
-        notes.step(rules.WINDOW, role, (recommended, asked), why)
-        return asked, recommendations
-    agreed = _careful(asked, *(each for _, each in recommendations))
+        trace.step(rules.WINDOW, role, (recommended, requested), why)
+        return requested, recommendations
+    agreed = _careful(requested, *(each for _, each in recommendations))
     why = f"of the last {rule.window_seconds} s the most careful decision counts"
-    notes.step(rules.WINDOW, role, (recommended, agreed), why)
+    trace.step(rules.WINDOW, role, (recommended, agreed), why)
     limit = agreed
     if rule.max_step:
-        limit = asked + max(-rule.max_step, min(rule.max_step, agreed - asked))
-    notes.step(rules.MAX_STEP, role, (agreed, limit), f"at most {rule.max_step} at a time")
+        limit = requested + max(-rule.max_step, min(rule.max_step, agreed - requested))
+    trace.step(rules.MAX_STEP, role, (agreed, limit), f"at most {rule.max_step} at a time")
     return limit, recommendations
 
 
 def stabilize_advice(
     role: str,
-    asked: int,
+    requested: int,
     recommended: int,
     window: int,
     *,
     past: Recommendations,
     now: float,
-    notes: Notes,
+    trace: DecisionTrace,
 ) -> tuple[int, Recommendations]:
     """Advise the greatest recommendation to scale up within the scale-down window.
 
@@ -76,28 +76,28 @@ def stabilize_advice(
     Returns the workers to advise, and the recommendations to remember.
     """
     greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
-    recommendations = (*greater, (now, recommended)) if recommended > asked else greater
+    recommendations = (*greater, (now, recommended)) if recommended > requested else greater
     if not greater:
         return recommended, recommendations
     at, most = greater[0]
     why = f"{most} was advised {now - at:.0f} s ago, and advice goes down after {window} s"
-    notes.step(rules.WINDOW, role, (recommended, most), why)
+    trace.step(rules.WINDOW, role, (recommended, most), why)
     return most, recommendations
 
 
-def is_same(memory: Memory, role: str, asked: int, spec: AutoscaleSpec, now: float) -> bool:
+def is_same(memory: Memory, role: str, requested: int, spec: AutoscaleSpec, now: float) -> bool:
     """Return whether earlier recommendations count: same size and clock, no gap in the rounds."""
     gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
-    return memory.sizes.get(role) == asked and now - gap <= memory.at <= now
+    return memory.sizes.get(role) == requested and now - gap <= memory.at <= now
 
 
-def _careful(asked: int, *recommendations: int) -> int:
+def _careful(requested: int, *recommendations: int) -> int:
     """The recommendation that changes least."""
-    return min(recommendations, key=lambda recommended: abs(recommended - asked))
+    return min(recommendations, key=lambda recommended: abs(recommended - requested))
 
 
 def _kept(
-    past: Recommendations, new: tuple[float, int], asked: int, window: float
+    past: Recommendations, new: tuple[float, int], requested: int, window: float
 ) -> Recommendations:
     """Recommendations of the window and one more."""
     now, recommended = new
@@ -105,7 +105,7 @@ def _kept(
         return (new,)
     last_at, last = past[-1]
     if now - last_at < window / _GRAINS:
-        past = (*past[:-1], (last_at, _careful(asked, last, recommended)))
+        past = (*past[:-1], (last_at, _careful(requested, last, recommended)))
     elif recommended != last:
         past = (*past, new)
     num_old = sum(at <= now - window for at, _ in past)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample, WorkerSample
 
 
 @dataclass
@@ -92,7 +92,7 @@ _SUMS = (
 )
 
 
-def fresh_rounds(window: Sequence[Sample], now: float, seconds: float) -> Sequence[Sample]:
+def fresh_rounds(window: Sequence[PoolSample], now: float, seconds: float) -> Sequence[PoolSample]:
     """The rounds of the last `seconds` before `now`, the newest first."""
     found = []
     for sample in reversed(window):
@@ -104,7 +104,9 @@ def fresh_rounds(window: Sequence[Sample], now: float, seconds: float) -> Sequen
     return found
 
 
-def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sample]) -> Totals:
+def read_pool(
+    facts: PoolFacts, window: Sequence[PoolSample], rounds: Sequence[PoolSample]
+) -> Totals:
     """The totals of one pool; without a fresh round all its ready workers are missing.
 
     rounds: the fresh ones of the window, the newest first
@@ -123,21 +125,23 @@ def read_pool(facts: PoolFacts, window: Sequence[Sample], rounds: Sequence[Sampl
     # A worker that has never answered is in no round.
     totals.missing = max(totals.failing, facts.ready - totals.reporting)
     totals.settled = _num_settled(newest, window, rounds[0])
-    here = {worker.pod for worker in newest}
-    there = [(at, [worker for worker in workers if worker.pod in here]) for at, workers in sane]
+    reporting = {worker.pod for worker in newest}
+    by_round = [
+        (at, [worker for worker in workers if worker.pod in reporting]) for at, workers in sane
+    ]
     leaving = [[worker for worker in workers if worker.pod in facts.leaving] for _, workers in sane]
-    for (_, workers), drained in zip(there, leaving, strict=True):
+    for (_, workers), drained in zip(by_round, leaving, strict=True):
         for worker in workers:
             _add(totals, worker, len(rounds))
         for worker in (*workers, *drained):
             totals.prefill_queue_requests += worker.prefill_queue_requests / len(rounds)
             totals.prefill_queue_tokens += worker.prefill_queue_tokens / len(rounds)
-    all_workers = [worker for _, workers in there for worker in workers]
+    all_workers = [worker for _, workers in by_round for worker in workers]
     totals.peak_utilization = _peak((worker.pod, _utilization(worker)) for worker in all_workers)
     totals.peak_kv_cache_usage = _peak(
         (worker.pod, worker.kv_cache_usage_ratio) for worker in all_workers
     )
-    _add_changes(totals, there, leaving)
+    _add_changes(totals, by_round, leaving)
     _add_rates(totals, newest)
     return totals
 
@@ -150,7 +154,9 @@ def _peak(ratios: Iterable[tuple[str, float]]) -> float:
     return max((sum(each) / len(each) for each in found.values()), default=0.0)
 
 
-def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sample: Sample) -> int:
+def _num_settled(
+    newest: Sequence[WorkerSample], window: Sequence[PoolSample], sample: PoolSample
+) -> int:
     at = window.index(sample)
     if at < rules.GRACE_ROUNDS:
         return 0
@@ -160,24 +166,24 @@ def _num_settled(newest: Sequence[WorkerSample], window: Sequence[Sample], sampl
 
 def _add_changes(
     totals: Totals,
-    there: Sequence[tuple[float, list[WorkerSample]]],
+    by_round: Sequence[tuple[float, list[WorkerSample]]],
     leaving: Sequence[list[WorkerSample]],
 ) -> None:
     """Add the trends of queues of the newest round's workers; one that missed a round adds none.
 
-    there: (time, workers that stay) of each round, the newest first; leaving: those that drain
+    by_round: (time, workers that stay) of each round, the newest first; leaving: those that drain
     """
-    said: dict[str, list[tuple[float, WorkerSample]]] = {}
+    history: dict[str, list[tuple[float, WorkerSample]]] = {}
     # more would show a turn too late
-    newer = zip(there[: rules.GRACE_ROUNDS + 1], leaving, strict=False)
+    newer = zip(by_round[: rules.GRACE_ROUNDS + 1], leaving, strict=False)
     for (at, workers), drained in newer:
         for worker in (*workers, *drained):
-            said.setdefault(worker.pod, []).append((at, worker))
-    for worker in there[0][1]:
-        points = [(at, each.num_requests_waiting) for at, each in said[worker.pod]]
+            history.setdefault(worker.pod, []).append((at, worker))
+    for worker in by_round[0][1]:
+        points = [(at, each.num_requests_waiting) for at, each in history[worker.pod]]
         totals.num_requests_waiting_change += _trend(points)
-    for worker in (*there[0][1], *leaving[0]):
-        points = [(at, each.prefill_queue_requests) for at, each in said[worker.pod]]
+    for worker in (*by_round[0][1], *leaving[0]):
+        points = [(at, each.prefill_queue_requests) for at, each in history[worker.pod]]
         totals.prefill_queue_requests_change += _trend(points)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.schema.workload import PoolKey
 
 
@@ -57,7 +57,7 @@ class WorkerSample:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PoolSample:
     """One round of scrapes of one pool.
 
     workers: fresh numbers, by pod name in order
@@ -69,7 +69,7 @@ class Sample:
     stale: tuple[str, ...] = ()
 
 
-Windows = Mapping[PoolKey, Sequence[Sample]]
+Windows = Mapping[PoolKey, Sequence[PoolSample]]
 """Rounds of the last seconds of every pool, the oldest first."""
 
 
@@ -208,6 +208,6 @@ class Outcome:
     changed: whether the replicas differ from those of the facts.
     """
 
-    decision: Decision
+    decision: ScalingDecision
     memory: Memory
     changed: bool = False

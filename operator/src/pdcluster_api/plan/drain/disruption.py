@@ -4,7 +4,7 @@ Pure.  It is a number of pods and no share of the wanted ones: workers that are
 still to come (a roll out, a scale up, pods that no node takes)
 are none that an eviction could take.  One that was evicted counts until its
 successor is ready, so that the next one waits, but not indefinitely: one that
-does not end, or does not become ready, is given some minutes (`Patience`) and
+does not end, or does not become ready, is given some minutes (`ReadinessDeadline`) and
 is lost after them.  So no drain of nodes waits without end, and none takes all
 workers before the cluster's autoscaler could bring a node for the first.
 The memory of how many there were is the budget itself.
@@ -35,7 +35,7 @@ cannot be mounted says nothing at all.
 
 
 @dataclass(frozen=True)
-class Patience:
+class ReadinessDeadline:
     """The time that a worker has to end, or to become ready.
 
     now:      RFC 3339
@@ -61,10 +61,10 @@ class Patience:
 
 def plan_budgets(
     workloads: Iterable[Workload],
-    there: Iterable[WorkloadState],
+    existing: Iterable[WorkloadState],
     commands: Collection[str],
     before: Mapping[str, int],
-    patience: Patience,
+    patience: ReadinessDeadline,
 ) -> dict[WorkloadId, int]:
     """Numbers of workers that have to stay ready, of each workload that serves.
 
@@ -72,7 +72,7 @@ def plan_budgets(
     commands:  pods with a drain command
     before:    present budgets, by name
     """
-    states = {state.id: state for state in there}
+    states = {state.id: state for state in existing}
     lefts = {
         pod.name: patience.seconds_left(pod) for state in states.values() for pod in state.pods
     }
@@ -84,12 +84,12 @@ def plan_budgets(
 
 
 def next_loss(
-    workloads: Iterable[Workload], there: Iterable[WorkloadState], patience: Patience
+    workloads: Iterable[Workload], existing: Iterable[WorkloadState], patience: ReadinessDeadline
 ) -> float | None:
     """Seconds until a budget changes by time alone, as another worker is lost; None = it does
     not.
     """
-    states = {state.id: state for state in there}
+    states = {state.id: state for state in existing}
     pods = (
         pod
         for each in workloads

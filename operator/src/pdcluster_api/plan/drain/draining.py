@@ -24,7 +24,7 @@ HELD_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Drain:
+class DrainPlan:
     """Next steps of all StatefulSets of a cluster.
 
     messages: pods that drain or are held, by role
@@ -40,23 +40,23 @@ class Drain:
 
 
 def plan_drain(
-    wanted: Iterable[Workload],
+    desired: Iterable[Workload],
     leaving: Iterable[WorkloadState],
-    there: Iterable[WorkloadState],
+    existing: Iterable[WorkloadState],
     worker_records: WorkerRecords | None,
     timeout: int | None,
-) -> Drain:
+) -> DrainPlan:
     """All StatefulSets as they should be now.
 
-    wanted:   every workload that should exist, at its full size
+    desired:  every workload that should exist, at its full size
     leaving:  workloads that are to go, but not before they have drained
-    there:    what is observed
+    existing: what is observed
     worker_records: None = not known yet, and nothing that serves may go
     timeout:  seconds after which a pod that drains goes all the same; None = never
     """
-    states = {state.id: state for state in there}
+    states = {state.id: state for state in existing}
     going = [Workload(state.id, 0) for state in leaving]
-    workloads = [*wanted, *going]
+    workloads = [*desired, *going]
     unready = _unready_roles(workloads, states, worker_records)
     shrinks = {
         each.id: plan_shrink(
@@ -72,7 +72,7 @@ def plan_drain(
     waits = any(shrink.waits for shrink in shrinks.values())
     is_stale = _is_stale(commands, worker_records)
     error = None if worker_records is None else worker_records.error
-    return Drain(
+    return DrainPlan(
         workloads=tuple(
             Workload(each.id, shrinks[each.id].replicas)
             for each in workloads
@@ -131,20 +131,22 @@ def _unready_roles(
     worker_records: WorkerRecords | None,
 ) -> set[tuple[str, str]]:
     """Roles of which workers are wanted, and none that stays is ready."""
-    wanted = [workload for workload in workloads if workload.replicas]
+    desired = [workload for workload in workloads if workload.replicas]
     ready = [
         each
-        for each in wanted
+        for each in desired
         if each.id in states and _has_ready(each.replicas, states[each.id], worker_records)
     ]
-    return {_role(each.id) for each in wanted}.difference(_role(each.id) for each in ready)
+    return {_role(each.id) for each in desired}.difference(_role(each.id) for each in ready)
 
 
-def _has_ready(wanted: int, state: WorkloadState, worker_records: WorkerRecords | None) -> bool:
+def _has_ready(desired: int, state: WorkloadState, worker_records: WorkerRecords | None) -> bool:
     """Return whether a pod that stays is ready, and has received the end of its drain command."""
     known = worker_records or WorkerRecords()
-    commanded = known.commands.union(pod for pod, said in known.states.items() if said != READY)
-    num_staying = 0 if state.gone else min(wanted, state.desired)
+    commanded = known.commands.union(
+        pod for pod, reported in known.states.items() if reported != READY
+    )
+    num_staying = 0 if state.gone else min(desired, state.desired)
     return any(
         pod.ready
         and not pod.terminating
@@ -164,12 +166,12 @@ def _messages(
         role, pool = identity.role, identity.pool
         found[role] = (
             *found.get(role, ()),
-            *(f"pool {pool}: {said}" for said in _said(shrink, error)),
+            *(f"pool {pool}: {reported}" for reported in _describe(shrink, error)),
         )
     return found
 
 
-def _said(shrink: Shrink, error: str | None) -> Iterator[str]:
+def _describe(shrink: Shrink, error: str | None) -> Iterator[str]:
     if shrink.draining:
         yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
     if shrink.unknown and error is not None:

@@ -26,7 +26,7 @@ DRAINED = "drained"
 STARTING = "starting"
 
 
-class Fate(Enum):
+class PodDrain(Enum):
     """Reason why a surplus pod is waited for.
 
     FREE:    nothing: it is drained, or has nothing to drain
@@ -65,7 +65,7 @@ class Shrink:
 
 
 def plan_shrink(
-    wanted: int,
+    desired: int,
     state: WorkloadState | None,
     worker_records: WorkerRecords | None,
     timeout: int | None,
@@ -78,9 +78,9 @@ def plan_shrink(
                    keep serving
     """
     if state is None:
-        return Shrink(wanted)
+        return Shrink(desired)
     pods = [*state.pods, *_unseen(state, worker_records)]
-    surplus = [(pod, ordinal) for pod in pods if (ordinal := ordinal_of(pod)) >= wanted]
+    surplus = [(pod, ordinal) for pod in pods if (ordinal := ordinal_of(pod)) >= desired]
     commanded = frozenset() if worker_records is None else worker_records.commands
     # A drain command stays until its pod has ended, even if one of its name is wanted again: it
     # would serve before SIGTERM.
@@ -90,8 +90,8 @@ def plan_shrink(
         if pod.terminating or state.gone or ordinal_of(pod) >= state.desired
     }
     kept = commanded.intersection({pod.name for pod, _ in surplus} | ending)
-    if state.gone or state.desired <= wanted:
-        return Shrink(wanted, commands=kept)
+    if state.gone or state.desired <= desired:
+        return Shrink(desired, commands=kept)
     living = [
         (pod, ordinal)
         for pod, ordinal in surplus
@@ -101,24 +101,25 @@ def plan_shrink(
         {} if is_role_ready else {pod.name: ordinal for pod, ordinal in living if _may_serve(pod)}
     )
     waiting = [
-        (ordinal, pod, fate)
+        (ordinal, pod, drain)
         for pod, ordinal in sorted(living, key=_highest_first)
-        if pod.name not in serving and (fate := _fate(pod, worker_records)) is not Fate.FREE
+        if pod.name not in serving
+        and (drain := _pod_drain(pod, worker_records)) is not PodDrain.FREE
     ]
     holding = [
-        (ordinal, pod, fate)
-        for ordinal, pod, fate in waiting
+        (ordinal, pod, drain)
+        for ordinal, pod, drain in waiting
         if not _is_over(pod, worker_records, timeout)
     ]
     replicas = max(
         (ordinal + 1 for ordinal in [*(ordinal for ordinal, _, _ in holding), *serving.values()]),
-        default=wanted,
+        default=desired,
     )
     return Shrink(
         replicas=replicas,
         commands=kept.union(pod.name for _, pod, _ in waiting).difference(serving),
-        draining=tuple(pod.name for _, pod, fate in holding if fate is Fate.DRAINS),
-        unknown=tuple(pod.name for _, pod, fate in holding if fate is Fate.UNKNOWN),
+        draining=tuple(pod.name for _, pod, drain in holding if drain is PodDrain.DRAINS),
+        unknown=tuple(pod.name for _, pod, drain in holding if drain is PodDrain.UNKNOWN),
         serving=tuple(sorted(serving)),
         cut=tuple(pod.name for ordinal, pod, _ in waiting if ordinal >= replicas),
     )
@@ -149,25 +150,26 @@ def _may_serve(pod: PodState) -> bool:
     return pod.ready or pod.started  # a draining pod is not ready any more
 
 
-def _fate(pod: PodState, worker_records: WorkerRecords | None) -> Fate:
+def _pod_drain(pod: PodState, worker_records: WorkerRecords | None) -> PodDrain:
     may_serve = _may_serve(pod)
     if worker_records is None or worker_records.error is not None:
         never_ran = not may_serve and (pod.problem is not None or not pod.node)
-        return Fate.FREE if never_ran else Fate.UNKNOWN
+        return PodDrain.FREE if never_ran else PodDrain.UNKNOWN
     state = worker_records.states.get(pod.name)
     if state is None:
         # Etcd may have come back empty, or the lease was lost: a worker that lives registers again.
         is_expected = (
-            may_serve and worker_records.odd.get(pod.name, 0.0) < MISSING_RECORD_GRACE_SECONDS
+            may_serve
+            and worker_records.mismatched.get(pod.name, 0.0) < MISSING_RECORD_GRACE_SECONDS
         )
-        return Fate.DRAINS if is_expected else Fate.FREE
+        return PodDrain.DRAINS if is_expected else PodDrain.FREE
     is_done = state == STARTING or (state == DRAINED and pod.name in worker_records.commands)
-    return Fate.FREE if is_done else Fate.DRAINS
+    return PodDrain.FREE if is_done else PodDrain.DRAINS
 
 
 def _is_over(pod: PodState, worker_records: WorkerRecords | None, timeout: int | None) -> bool:
     return (
         timeout is not None
         and worker_records is not None
-        and worker_records.asked.get(pod.name, 0.0) >= timeout
+        and worker_records.requested.get(pod.name, 0.0) >= timeout
     )

@@ -13,7 +13,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Step:
+class DecisionStep:
     """Change of one role or pool by one rule.
 
     rule:    its name, one word of `rules.RULES`
@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Input:
+class DecisionInput:
     """One number that a decision read.
 
     name: of the metric; value: with its unit in the name; limit: its threshold
@@ -43,11 +43,11 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScalingDecision:
     """The replicas of every pool, how they came about, what stood in the way, and when it was."""
 
     replicas: Mapping[PoolKey, int]
-    inputs: tuple[Input, ...] = ()
-    steps: tuple[Step, ...] = ()
+    inputs: tuple[DecisionInput, ...] = ()
+    steps: tuple[DecisionStep, ...] = ()
     problems: tuple[Problem, ...] = ()
     at: datetime = _NEVER

@@ -33,7 +33,7 @@ class DeclaredPool:
 
     name: str
     gpu: str
-    wanted: int
+    desired: int
     note: str | None = None
 
 
@@ -51,9 +51,9 @@ class PoolView:
     ending: tuple[PodState, ...] = ()
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """Workers that there should be."""
-        return self.declared.wanted
+        return self.declared.desired
 
     @property
     def ready(self) -> int:
@@ -73,7 +73,7 @@ class PoolView:
         if self.target is None:
             return 0
         is_in_place = self.target.id.role == ROUTER
-        most = min(self.wanted, self.target.updated) if is_in_place else self.wanted
+        most = min(self.desired, self.target.updated) if is_in_place else self.desired
         return min(self.target.ready, most)
 
     @property
@@ -81,7 +81,7 @@ class PoolView:
         """Return whether the declared revision has all its workers; surplus ones that drain are
         no fault.
         """
-        return self.num_target_ready == self.wanted
+        return self.num_target_ready == self.desired
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class RoleView:
     pools: tuple[PoolView, ...]
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """Workers that there should be."""
-        return sum(pool.wanted for pool in self.pools)
+        return sum(pool.desired for pool in self.pools)
 
     @property
     def ready(self) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.plan.observed.decision import Decision
+from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.verification import Verifications
+from pdcluster_api.plan.observed.verification import PairVerifications
 from pdcluster_api.schema.workload import WorkloadId
 
 
@@ -116,7 +116,7 @@ class ScalerState:
 class DiscoveryState:
     """The etcd of a cluster.
 
-    managed: run by us, with `ready` of `wanted` members
+    managed: run by us, with `ready` of `desired` members
     error:   why it cannot be used; None = it answers
     problem: why a member that we run is not ready; None = it is just starting
     is_full: it takes no writes, since it has no room
@@ -126,7 +126,7 @@ class DiscoveryState:
 
     managed: bool
     ready: int = 0
-    wanted: int = 0
+    desired: int = 0
     error: str | None = None
     problem: Problem | None = None
     is_full: bool = False
@@ -135,7 +135,7 @@ class DiscoveryState:
 
 
 @dataclass(frozen=True)
-class Device:
+class WorkerDevice:
     """Device of one worker, by its record.
 
     kind: cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
@@ -149,7 +149,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Disaggregation:
+class WorkerDisaggregation:
     """Disaggregation of one worker, by its record.
 
     transport:        that moves KV blocks
@@ -177,26 +177,26 @@ class WorkerRecords:
     states:   starting, ready, draining or drained, of every registered worker, by pod
     devices:  devices of the workers that report one, by pod
     commands: pods with a drain command
-    asked:    seconds since it was first wanted that a pod drains, by pod
-    odd:      seconds since a record first had no pod, or a pod that is ready or has started no
+    requested: seconds since it was first wanted that a pod drains, by pod
+    mismatched: seconds since a record first had no pod, or a pod that is ready or has started no
               record, by pod
     disaggregation: of those that report it, by pod
-    error:    why etcd cannot be asked now, and nothing is known but `asked`; None = it answers
+    error:    why etcd cannot be asked now, and nothing is known but `requested`; None = it answers
     again_seconds: with an error: after which it is asked again
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
     commands: frozenset[str] = frozenset()
-    asked: Mapping[str, float] = field(default_factory=dict)
-    odd: Mapping[str, float] = field(default_factory=dict)
-    disaggregation: Mapping[str, Disaggregation] = field(default_factory=dict)
+    requested: Mapping[str, float] = field(default_factory=dict)
+    mismatched: Mapping[str, float] = field(default_factory=dict)
+    disaggregation: Mapping[str, WorkerDisaggregation] = field(default_factory=dict)
     error: str | None = None
     again_seconds: float | None = None
-    devices: Mapping[str, Device] = field(default_factory=dict)
+    devices: Mapping[str, WorkerDevice] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Failure:
+class WriteFailure:
     """A request that the API server refused in the last reconcile.
 
     reason: of `schema.conditions`
@@ -237,10 +237,10 @@ class Observed:
     service_revision: str | None = None
     service_role: str | None = None
     records: Sequence[WorkloadId] = ()
-    failures: Sequence[Failure] = ()
+    failures: Sequence[WriteFailure] = ()
     key_fault: Problem | None = None
     worker_records: WorkerRecords | None = None
-    decision: Decision | None = None
+    decision: ScalingDecision | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
     verify_request: str = ""
-    verifications: Verifications = field(default_factory=Verifications)
+    verifications: PairVerifications = field(default_factory=PairVerifications)

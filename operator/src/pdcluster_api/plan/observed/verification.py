@@ -9,7 +9,7 @@ from pdcluster_api.schema.workload import PoolPair
 
 
 @dataclass(frozen=True)
-class Verification:
+class PairVerification:
     """One that has ended, with KV that moved or a fault.
 
     revision: of its workers
@@ -34,12 +34,12 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Verifications:
+class PairVerifications:
     """Newest outcomes since the operator began.
 
     ended: the last verification of a pair
     waits: why nothing is known of a pair that was asked for since: it is busy, or does not answer
     """
 
-    ended: Mapping[PoolPair, Verification] = field(default_factory=dict)
+    ended: Mapping[PoolPair, PairVerification] = field(default_factory=dict)
     waits: Mapping[PoolPair, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Rollout:
     left:     fewest pods of the old one that were left, where these have to end first
     since:    RFC 3339, when it last came forward; None = the clock stands: it cannot even begin
     stalled:  why it does not come forward, as it was found at the deadline; None = it does
-    given_up: another one answered requests then, so this one is to have no workers
+    rolled_back: another one answered requests then, so this one is to have no workers
     """
 
     revision: str
@@ -39,20 +39,20 @@ class Rollout:
     left: int = 0
     since: str | None = None
     stalled: str | None = None
-    given_up: bool = False
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True)
-class Seen:
+class RolloutState:
     """The roll out to the declared revision, in one reconcile.
 
     is_under_way: the revision is new, or another one still serves or ends
-    is_beside:    another one is selected, and goes on until this one is whole
+    has_fallback: another one is selected, and goes on until this one is whole
     is_answered:  by ready workers of that other one, so that there is something to go back to
     is_done:      it takes over, or has
     is_whole:     it has all its workers, and waits for something else
-    is_held:      another owner's object has a name that it needs, so nothing of it is made
-    lacks:        missing parts of the workers, as text
+    is_blocked:   another owner's object has a name that it needs, so nothing of it is made
+    missing:      missing parts of the workers, as text
     """
 
     revision: str
@@ -60,12 +60,12 @@ class Seen:
     ready: int
     left: int
     is_under_way: bool
-    is_beside: bool
+    has_fallback: bool
     is_answered: bool
     is_done: bool
     is_whole: bool
-    is_held: bool
-    lacks: str
+    is_blocked: bool
+    missing: str
 
 
 def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
@@ -80,8 +80,8 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
         deadline, ready, left = (
             int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left")
         )
-        stalled, given_up = found.get("stalled"), found.get("givenUp") is True
-        return Rollout(str(found["revision"]), deadline, ready, left, since, stalled, given_up)
+        stalled, rolled_back = found.get("stalled"), found.get("givenUp") is True
+        return Rollout(str(found["revision"]), deadline, ready, left, since, stalled, rolled_back)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -93,7 +93,7 @@ def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
     others = {
         "progressedAt": rollout.since,
         "stalled": rollout.stalled,
-        "givenUp": rollout.given_up or None,
+        "givenUp": rollout.rolled_back or None,
     }
     numbers = {
         "progressDeadlineSeconds": rollout.deadline,
@@ -109,36 +109,46 @@ def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
     }
 
 
-def is_given_up(rollout: Rollout | None, revision: str, deadline: int, *, is_beside: bool) -> bool:
+def is_rolled_back(
+    rollout: Rollout | None, revision: str, deadline: int, *, has_fallback: bool
+) -> bool:
     """True if a revision is to have no workers: it was given up, and the other one is there."""
     if rollout is None or (rollout.revision, rollout.deadline) != (revision, deadline):
         return False
-    return is_beside and rollout.given_up
+    return has_fallback and rollout.rolled_back
 
 
-def next_rollout(before: Rollout | None, seen: Seen, now: str) -> Rollout | None:
+def next_rollout(before: Rollout | None, state: RolloutState, now: str) -> Rollout | None:
     """The roll out after a reconcile; None = none is under way.  now: RFC 3339"""
     is_same = before is not None and (before.revision, before.deadline) == (
-        seen.revision,
-        seen.deadline,
+        state.revision,
+        state.deadline,
     )
-    if before is not None and is_given_up(
-        before, seen.revision, seen.deadline, is_beside=seen.is_beside
+    if before is not None and is_rolled_back(
+        before, state.revision, state.deadline, has_fallback=state.has_fallback
     ):
         return before
-    if seen.is_done or not (before or seen.is_under_way):
+    if state.is_done or not (before or state.is_under_way):
         return None
     fresh = Rollout(
-        seen.revision, seen.deadline, seen.ready, seen.left, None if seen.is_held else now
+        state.revision, state.deadline, state.ready, state.left, None if state.is_blocked else now
     )
-    if before is None or not is_same or before.since is None or before.given_up or seen.is_held:
+    if (
+        before is None
+        or not is_same
+        or before.since is None
+        or before.rolled_back
+        or state.is_blocked
+    ):
         return fresh
-    if seen.ready > before.ready or seen.left < before.left:
-        return replace(fresh, ready=max(seen.ready, before.ready), left=min(seen.left, before.left))
-    if seen.is_whole or _age(before.since, now) < before.deadline:
+    if state.ready > before.ready or state.left < before.left:
+        return replace(
+            fresh, ready=max(state.ready, before.ready), left=min(state.left, before.left)
+        )
+    if state.is_whole or _age(before.since, now) < before.deadline:
         return replace(before, stalled=None)
-    is_given_up_now = before.stalled is None and seen.is_beside and seen.is_answered
-    return replace(before, stalled=seen.lacks, given_up=is_given_up_now)
+    is_rolled_back_now = before.stalled is None and state.has_fallback and state.is_answered
+    return replace(before, stalled=state.missing, rolled_back=is_rolled_back_now)
 
 
 def seconds_left(rollout: Rollout | None, now: str) -> float | None:

@@ -25,7 +25,7 @@ Strategy = Literal["BlueGreen", "Recreate"]
 
 
 @dataclass(frozen=True)
-class Left:
+class OldPods:
     """Rest of older revisions.
 
     num_pods: pods; first: one of them, always the same; None = none yet.
@@ -36,7 +36,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStep:
     """Step of one reconcile about revisions.
 
     serving:   the revision that the Service should select
@@ -46,7 +46,7 @@ class Step:
 
     serving: str
     kept: tuple[WorkloadId, ...] = ()
-    waits_for: Left | None = None
+    waits_for: OldPods | None = None
 
 
 def current_revision(
@@ -58,11 +58,11 @@ def current_revision(
     target: the declared revision, None = it is not known; is_target_ready: its workers can take
             over
     """
-    said, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
+    selected, decided = observed.service_revision, Previous(observed.status).text("servingRevision")
     order = (
-        (decided, said)
-        if _was_edited(observed, said, decided, target, is_target_ready=is_target_ready)
-        else (said, decided)
+        (decided, selected)
+        if _was_edited(observed, selected, decided, target, is_target_ready=is_target_ready)
+        else (selected, decided)
     )
     known = {state.id.revision for state in observed.workloads} | {
         record.revision for record in observed.records
@@ -72,7 +72,7 @@ def current_revision(
 
 def _was_edited(
     observed: Observed,
-    said: str | None,
+    selected: str | None,
     decided: str | None,
     target: str | None,
     *,
@@ -87,10 +87,10 @@ def _was_edited(
     living = [state for state in observed.workloads if not state.gone]
     if target is None or not any(state.id.revision == decided for state in living):
         return False
-    if said == target:
+    if selected == target:
         return not is_target_ready
     return decided != target or not any(
-        state.ready for state in living if state.id.revision == said
+        state.ready for state in living if state.id.revision == selected
     )
 
 
@@ -101,14 +101,14 @@ def next_step(
     *,
     is_target_ready: bool,
     lost: Collection[str] = (),
-) -> Step:
+) -> RolloutStep:
     """The next step towards the target.
 
     is_target_ready: its workers can take over; lost: pods of lost nodes, which never end
     """
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
-        return Step(serving=target)
+        return RolloutStep(serving=target)
     if strategy == "Recreate":
         return _recreate(target, observed, lost)
     return _blue_green(target, current, observed, is_target_ready=is_target_ready)
@@ -116,28 +116,28 @@ def next_step(
 
 def _blue_green(
     target: str, current: str | None, observed: Observed, *, is_target_ready: bool
-) -> Step:
+) -> RolloutStep:
     kept = {
         state.id for state in observed.workloads if state.id.revision == current and not state.gone
     }
     kept |= {record for record in observed.records if record.revision == current}
     if current is None or not kept:  # nothing answers now, so nothing is lost by switching
-        return Step(serving=target)
-    return Step(serving=target if is_target_ready else current, kept=tuple(sorted(kept)))
+        return RolloutStep(serving=target)
+    return RolloutStep(serving=target if is_target_ready else current, kept=tuple(sorted(kept)))
 
 
-def _recreate(target: str, observed: Observed, lost: Collection[str]) -> Step:
-    left = left_of(target, observed, lost)
+def _recreate(target: str, observed: Observed, lost: Collection[str]) -> RolloutStep:
+    left = old_pods_of(target, observed, lost)
     if left is None:
-        return Step(serving=target)
+        return RolloutStep(serving=target)
     serves_already = any(
         state.id.revision == target and not state.gone for state in observed.workloads
     )
     before = observed.service_revision or observed.status.get("servingRevision") or target
-    return Step(serving=target if serves_already else before, waits_for=left)
+    return RolloutStep(serving=target if serves_already else before, waits_for=left)
 
 
-def left_of(target: str, observed: Observed, lost: Collection[str] = ()) -> Left | None:
+def old_pods_of(target: str, observed: Observed, lost: Collection[str] = ()) -> OldPods | None:
     """Rest of other revisions; None = nothing.  lost: pods of lost nodes, which never end"""
     states = [
         state
@@ -145,7 +145,9 @@ def left_of(target: str, observed: Observed, lost: Collection[str] = ()) -> Left
         if state.id.revision != target and not _is_lost(state, lost)
     ]
     pods = sorted((pod for state in states for pod in state.pods), key=lambda pod: pod.name)
-    return Left(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None
+    return (
+        OldPods(sum(state.num_pods for state in states), next(iter(pods), None)) if states else None
+    )
 
 
 def _is_lost(state: WorkloadState, lost: Collection[str]) -> bool:

@@ -21,28 +21,28 @@ from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.workload import PoolKey, Workload
 
-Place = tuple[PoolKey, str]
+PoolAccelerator = tuple[PoolKey, str]
 """A pool, and a type of accelerator."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedSizes:
     """Replicas that are asked for now.
 
     sizes:     of the declared pools
     revision:  the declared one
     workloads: all that a reconcile makes or keeps, with sizes; declared pools follow theirs
-    is_given_up: but for the declared revision's, which are to have no workers
+    is_rolled_back: but for the declared revision's, which are to have no workers
     """
 
     sizes: Sequence[PoolSize]
     revision: str
     workloads: Sequence[Workload]
-    is_given_up: bool = False
+    is_rolled_back: bool = False
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScrapeState:
     """State that only the process has.
 
     scraped: pods that were scraped in the last round; a pod that became ready since has no numbers
@@ -63,28 +63,34 @@ def is_unschedulable(pod: PodState) -> bool:
     )
 
 
-def pool_facts(asked: Asked, observed: Observed, seen: Seen) -> list[PoolFacts]:
+def pool_facts(
+    requested: RequestedSizes, observed: Observed, scrape_state: ScrapeState
+) -> list[PoolFacts]:
     """Facts of every declared pool, then of those that are no longer declared and still have pods.
 
     Workloads of the declared revision count for pools without any of the serving revision.
     """
-    there, kept, holdings = (
+    existing, kept, holdings = (
         Workloads(observed),
         Previous(observed.status).kept(),
-        _holdings(asked, observed),
+        _holdings(requested, observed),
     )
     found = []
-    for size in asked.sizes:
-        state = there.of(*size.key, observed.service_revision) or there.of(
-            *size.key, asked.revision
+    for size in requested.sizes:
+        state = existing.of(*size.key, observed.service_revision) or existing.of(
+            *size.key, requested.revision
         )
         before = (
             0
-            if state is None or state.id.revision == asked.revision
+            if state is None or state.id.revision == requested.revision
             else kept.get(state.id.name, 0)
         )
         facts = _facts(
-            size, state, max(size.wanted, before), _num_held(observed.workloads, size.key), seen
+            size,
+            state,
+            max(size.desired, before),
+            _num_held(observed.workloads, size.key),
+            scrape_state,
         )
         found.append(replace(facts, holdings=holdings.pop((size.key, size.pool.gpu), ())))
     return [*found, *_undeclared(holdings)]
@@ -98,15 +104,17 @@ def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
     return sums
 
 
-def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ...]]:
+def _holdings(
+    requested: RequestedSizes, observed: Observed
+) -> dict[PoolAccelerator, tuple[Holding, ...]]:
     """Pods of each StatefulSet, by pool and the type that it was made for, which may be an
     older one.
     """
-    planned = {workload.id: workload.replicas for workload in asked.workloads}
+    planned = {workload.id: workload.replicas for workload in requested.workloads}
     states = {state.id: state for state in observed.workloads}
     before = {key: (gpu, 1) for key, (gpu, _) in Previous(observed.status).pools().items()}
-    declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in asked.sizes}
-    found: defaultdict[Place, tuple[Holding, ...]] = defaultdict(tuple)
+    declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in requested.sizes}
+    found: defaultdict[PoolAccelerator, tuple[Holding, ...]] = defaultdict(tuple)
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
         of = (before | declared).get(key, ("", 1))
@@ -114,7 +122,7 @@ def _holdings(asked: Asked, observed: Observed) -> dict[Place, tuple[Holding, ..
         grows = (
             each in planned
             and key in declared
-            and not (asked.is_given_up and each.revision == asked.revision)
+            and not (requested.is_rolled_back and each.revision == requested.revision)
         )
         # one as it is declared comes in its place
         if own != of and state is not None and state.gone:
@@ -143,16 +151,20 @@ def _holding(
 
 
 def _facts(
-    size: PoolSize, state: WorkloadState | None, serving: int, num_held: int, seen: Seen
+    size: PoolSize,
+    state: WorkloadState | None,
+    serving: int,
+    num_held: int,
+    scrape_state: ScrapeState,
 ) -> PoolFacts:
-    """Facts of one pool.  serving: ordinals below it serve, `size.wanted` or more."""
+    """Facts of one pool.  serving: ordinals below it serve, `size.desired` or more."""
     role, pool = size.key
     if state is None:
         return PoolFacts(
             role,
             pool,
             size.pool.gpu,
-            size.wanted,
+            size.desired,
             num_held,
             0,
             ending=num_held,
@@ -160,28 +172,30 @@ def _facts(
         )
     leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
-    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.wanted]
-    ready = [pod for pod in staying if pod.ready and pod.name in seen.scraped]
+    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.desired]
+    ready = [pod for pod in staying if pod.ready and pod.name in scrape_state.scraped]
     return PoolFacts(
         role=role,
         pool=pool,
         gpu=size.pool.gpu,
         gpus_per_replica=size.gpus_per_replica,
-        replicas=size.wanted,
+        replicas=size.desired,
         current=num_held,
         ready=len(ready),
         ending=num_held - len(staying),
         unschedulable=len(waiting),
-        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.wanted),
-        unschedulable_seconds=max((seen.waits.get(pod.name, 0.0) for pod in waiting), default=0.0),
+        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.desired),
+        unschedulable_seconds=max(
+            (scrape_state.waits.get(pod.name, 0.0) for pod in waiting), default=0.0
+        ),
         fault=None
         if state.fault is None or state.current >= state.desired
         else state.fault.message,
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=size.wanted
+        unready_top=size.desired
         - 1
-        - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.wanted), default=-1),
+        - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.desired), default=-1),
     )
 
 
@@ -197,7 +211,7 @@ def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
     return sum(state.num_pods for state in workloads if (state.id.role, state.id.pool) == key)
 
 
-def _undeclared(holdings: Mapping[Place, Sequence[Holding]]) -> Iterable[PoolFacts]:
+def _undeclared(holdings: Mapping[PoolAccelerator, Sequence[Holding]]) -> Iterable[PoolFacts]:
     """Holders of accelerators beside the declared pools, and of other types than these declare."""
     for ((role, pool), gpu), each in sorted(holdings.items()):
         pods = Counter[int]()

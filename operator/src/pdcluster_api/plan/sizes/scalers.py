@@ -25,16 +25,16 @@ from pdcluster_api.schema.workload import PoolKey
 class PoolSize:
     """The size of one declared pool.
 
-    wanted:  workers that count, within min and max
-    asked:   what the scaler asks for, or will after this plan
+    desired: workers that count, within min and max
+    requested: what the scaler asks for, or will after this plan
     request: replicas to write into the scaler now; None = its spec stays as it is
     gpus_per_replica: accelerators of one worker
     """
 
     role: str
     pool: PoolSpec
-    wanted: int
-    asked: int
+    desired: int
+    requested: int
     request: int | None
     gpus_per_replica: int = 1
 
@@ -46,17 +46,17 @@ class PoolSize:
     @property
     def note(self) -> str | None:
         """Note for a user that asked for another size; None = they got it."""
-        if self.wanted == self.asked:
+        if self.desired == self.requested:
             return None
-        return f"pool {self.pool.name}: {self.asked} workers are asked for, {self._limit}"
+        return f"pool {self.pool.name}: {self.requested} workers are asked for, {self._limit}"
 
     @property
     def _limit(self) -> str:
-        if self.asked < self.wanted:
+        if self.requested < self.desired:
             return f"minReplicas is {self.pool.min_replicas}"
-        if self.wanted == self.pool.max_replicas:
+        if self.desired == self.pool.max_replicas:
             return f"maxReplicas is {self.pool.max_replicas}"
-        if self.wanted == MAX_REPLICAS:
+        if self.desired == MAX_REPLICAS:
             return f"a pool has {MAX_REPLICAS} at most"
         return f"all pools have {MAX_WORKERS} at most together"
 
@@ -90,31 +90,39 @@ def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
     """
 
     def cut(size: PoolSize, level: int) -> int:
-        return min(size.wanted, max(level, size.pool.min_replicas or 0))
+        return min(size.desired, max(level, size.pool.min_replicas or 0))
 
-    if sum(size.wanted for size in sizes) <= MAX_WORKERS:
+    if sum(size.desired for size in sizes) <= MAX_WORKERS:
         return tuple(sizes)
     levels = range(MAX_WORKERS + 1)
     level = (
         bisect_right(levels, MAX_WORKERS, key=lambda each: sum(cut(size, each) for size in sizes))
         - 1
     )
-    return tuple(replace(size, wanted=cut(size, level)) for size in sizes)
+    return tuple(replace(size, desired=cut(size, level)) for size in sizes)
 
 
 def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | None) -> PoolSize:
     if scaler is None:
         seed = clamp(pool.replicas if before is None else before, pool)
-        return PoolSize(role, pool, wanted=seed, asked=seed, request=seed)
+        return PoolSize(role, pool, desired=seed, requested=seed, request=seed)
     if scaler.seen == pool.replicas:
         return PoolSize(
-            role, pool, wanted=clamp(scaler.replicas, pool), asked=scaler.replicas, request=None
+            role,
+            pool,
+            desired=clamp(scaler.replicas, pool),
+            requested=scaler.replicas,
+            request=None,
         )
     # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is
     # written again.
-    asked = scaler.replicas if scaler.seen is None else pool.replicas
+    requested = scaler.replicas if scaler.seen is None else pool.replicas
     return PoolSize(
-        role, pool, wanted=clamp(asked, pool), asked=asked, request=min(asked, MAX_REPLICAS)
+        role,
+        pool,
+        desired=clamp(requested, pool),
+        requested=requested,
+        request=min(requested, MAX_REPLICAS),
     )
 
 
@@ -149,10 +157,10 @@ def _selector(cluster: str, size: PoolSize, revision: str) -> str:
     """A label selector as text, for HPA; of one revision, so that a roll out counts no worker
     twice.
     """
-    wanted = {
+    desired = {
         labels.CLUSTER: cluster,
         labels.ROLE: size.role,
         labels.POOL: size.pool.name,
         labels.REVISION: revision,
     }
-    return ",".join(f"{key}={value}" for key, value in wanted.items())
+    return ",".join(f"{key}={value}" for key, value in desired.items())

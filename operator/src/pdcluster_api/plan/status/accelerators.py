@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Device, PodState, WorkerRecords
+from pdcluster_api.plan.observed.state import PodState, WorkerDevice, WorkerRecords
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.accelerators import NO_ACCELERATOR
@@ -28,54 +28,56 @@ UNKNOWN = "unknown"
 class _Pool:
     """A declared pool with an accelerator.
 
-    asked:    engine.device of its role
+    requested: engine.device of its role
     resource: reserved by each of its pods; None = nothing but cpu and memory
-    wanted:   workers that it should have
+    desired:  workers that it should have
     pods:     of the declared revision and of the one that serves, but for those that end
     """
 
     name: str
     gpu: str
-    asked: str
+    requested: str
     resource: str | None
-    wanted: int
+    desired: int
     pods: tuple[PodState, ...]
 
     def refusal(self) -> str | None:
         """Reason why the first of its workers without its device lacks it."""
         problems = [pod.problem for pod in self.pods if pod.problem is not None]
-        found = sorted(said for reason, said in problems if reason == words.ACCELERATOR_UNUSABLE)
+        found = sorted(
+            reported for reason, reported in problems if reason == words.ACCELERATOR_UNUSABLE
+        )
         return f"{self.name} ({self.gpu}): {found[0]}" if found else None
 
-    def said(self, devices: Mapping[str, Device]) -> dict[str, Device]:
+    def reported(self, devices: Mapping[str, WorkerDevice]) -> dict[str, WorkerDevice]:
         """Devices of its ready workers, by pod."""
         ready = [pod.name for pod in self.pods if pod.ready]
         return {pod: devices[pod] for pod in ready if pod in devices}
 
-    def unknown(self, devices: Mapping[str, Device]) -> str | None:
+    def unknown(self, devices: Mapping[str, WorkerDevice]) -> str | None:
         """That a worker cannot say what its engine computes on, and why."""
-        for pod, device in sorted(self.said(devices).items()):
+        for pod, device in sorted(self.reported(devices).items()):
             if device.kind == UNKNOWN:
                 return (
                     f"{self.name}: {pod} does not know what its engine computes on: {device.note}"
                 )
         return None
 
-    def idle(self, devices: Mapping[str, Device]) -> str | None:
+    def idle(self, devices: Mapping[str, WorkerDevice]) -> str | None:
         """That its accelerators are reserved and do not compute, and the fix."""
-        said = sorted(self.said(devices).items())
-        on_cpu = [(pod, device.name or CPU) for pod, device in said if device.kind == CPU]
+        reported = sorted(self.reported(devices).items())
+        on_cpu = [(pod, device.name or CPU) for pod, device in reported if device.kind == CPU]
         if not on_cpu:
             return None
-        if self.asked == CPU:
+        if self.requested == CPU:
             why, fix = f"as engine.device: {CPU} asks", ""
         else:
             why = "which is not what it was asked for"
             fix = f", or use a worker image that computes on {self.gpu}"
         (pod, processor), *_ = on_cpu
         has = f"reserves {self.resource} ({self.gpu})" if self.resource else f"is of {self.gpu}"
-        seen = f" ({note})" if (note := self.said(devices)[pod].note) else ""
-        found = f"{self.name} {has}, and {pod} computes on {processor}{seen}, {why}"
+        note_text = f" ({note})" if (note := self.reported(devices)[pod].note) else ""
+        found = f"{self.name} {has}, and {pod} computes on {processor}{note_text}, {why}"
         return f"{found}: make it a pool with gpu: cpu{fix}"
 
 
@@ -101,13 +103,13 @@ def accelerators_in_use(
         return _false(words.ACCELERATORS_IDLE, idle)
     if unknown := [why for pool in pools if (why := pool.unknown(worker_records.devices))]:
         return _unknown("; ".join(unknown))
-    spoken = {pool.name: pool.said(worker_records.devices) for pool in pools}
-    speaking = {name: said for name, said in spoken.items() if said}
-    silent = [pool.name for pool in pools if pool.wanted and pool.name not in speaking]
-    if silent or not speaking:
+    by_pool = {pool.name: pool.reported(worker_records.devices) for pool in pools}
+    reporting = {name: reported for name, reported in by_pool.items() if reported}
+    silent = [pool.name for pool in pools if pool.desired and pool.name not in reporting]
+    if silent or not reporting:
         whose = f" of {', '.join(silent)}" if silent else ""
         return _unknown(f"no ready worker{whose} has said what it computes on")
-    listed = ", ".join(f"{name} on {_names(said)}" for name, said in speaking.items())
+    listed = ", ".join(f"{name} on {_names(reported)}" for name, reported in reporting.items())
     message = f"workers compute on what their pools have: {listed}"
     return Condition(_TYPE, is_true=True, reason=words.AS_DECLARED, message=message)
 
@@ -116,24 +118,24 @@ def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
     """Those that are to compute on an accelerator, or reserve one."""
     roles = cluster.spec.roles.present()
     for view in views:
-        asked = cluster.spec.engine_of(view.name).device
+        requested = cluster.spec.engine_of(view.name).device
         specs = {pool.name: pool for pool in roles[view.name].pools}
         for pool in view.pools:
             spec = specs[pool.declared.name]
             resource = cluster.spec.accelerator_of(spec).resource
-            if spec.gpu == NO_ACCELERATOR or (asked == CPU and resource is None):
+            if spec.gpu == NO_ACCELERATOR or (requested == CPU and resource is None):
                 continue
             states = [state for state in (pool.target, pool.shown) if state is not None]
             pods = {pod.name: pod for state in states for pod in state.pods if not pod.terminating}
             name = f"{view.name} pool {spec.name}"
-            yield _Pool(name, spec.gpu, asked, resource, pool.wanted, tuple(pods.values()))
+            yield _Pool(name, spec.gpu, requested, resource, pool.desired, tuple(pods.values()))
 
 
-def _names(said: Mapping[str, Device]) -> str:
-    return " and ".join(sorted({_named(device) for device in said.values()}))
+def _names(reported: Mapping[str, WorkerDevice]) -> str:
+    return " and ".join(sorted({_named(device) for device in reported.values()}))
 
 
-def _named(device: Device) -> str:
+def _named(device: WorkerDevice) -> str:
     """Its name, and what a user must know of it."""
     return (device.name or device.kind) + (f" ({device.note})" if device.note else "")
 

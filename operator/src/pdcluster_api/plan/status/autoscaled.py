@@ -14,7 +14,7 @@ from pdcluster_api.plan.autoscale.explain import read_record, remembered, summar
 from pdcluster_api.plan.observed.pools import Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, ScalerState
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.sizes.scalers import PoolSize, together
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
@@ -93,7 +93,9 @@ def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> Poo
     is_written = (
         scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
     )
-    return replace(size, wanted=replicas, asked=replicas, request=None if is_written else replicas)
+    return replace(
+        size, desired=replicas, requested=replicas, request=None if is_written else replicas
+    )
 
 
 def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
@@ -139,16 +141,16 @@ def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Co
             yield Condition(kind, is_true=True, reason=kind, message="; ".join(messages))
 
 
-def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Event]:
+def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PlannedEvent]:
     """An event for a decision that is new in the status."""
     old, new = _newest(before), _newest(after)
     record = None if new is None or new == old else read_record(new)
     if record is None or not (text := summary(record)):
         return
     if after[FIELD].get("mode") == ON:
-        yield Event(words.AUTOSCALED, text)
+        yield PlannedEvent(words.AUTOSCALED, text)
     else:
-        yield Event(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
+        yield PlannedEvent(words.ADVISED, f"{text} is recommended; mode Advise changes nothing")
 
 
 def _newest(status: Mapping[str, Any]) -> Any:
@@ -159,7 +161,7 @@ def _newest(status: Mapping[str, Any]) -> Any:
 
 def overridden(
     spec: AutoscaleSpec, sizes: Iterable[PoolSize], observed: Observed
-) -> Iterator[Event]:
+) -> Iterator[PlannedEvent]:
     """Events for scales by others, which do not count."""
     known = recorded(observed.status, ON) if spec.mode == ON else None
     if known is None or is_new(spec, observed):
@@ -173,18 +175,18 @@ def overridden(
         state = there.of(*size.key, observed.service_revision)
         # no request: both have yet to follow the record
         is_behind = state is not None and state.desired == scaler.replicas
-        if scaler.replicas != size.wanted and scaler.writer is not None and not is_behind:
+        if scaler.replicas != size.desired and scaler.writer is not None and not is_behind:
             text = (
                 f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler "
-                f"alone decides, and keeps {size.wanted}"
+                f"alone decides, and keeps {size.desired}"
             )
-            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            yield PlannedEvent(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
         elif scaler.seen not in (None, size.pool.replicas):
             text = (
                 f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone "
-                f"decides, and keeps {size.wanted}"
+                f"decides, and keeps {size.desired}"
             )
-            yield Event(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            yield PlannedEvent(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
 
 
 def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:

@@ -13,8 +13,8 @@ from pdcluster_api.plan.observed.ending import node_lost
 from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed
-from pdcluster_api.plan.rollout.steps import Left
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WriteFailure
+from pdcluster_api.plan.rollout.steps import OldPods
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition
 from pdcluster_api.plan.status.problems import rank, still_loading, worst_of, worst_problem
@@ -24,7 +24,7 @@ from pdcluster_api.schema.workload import WorkloadId
 
 
 @dataclass(frozen=True)
-class Facts:
+class StatusInputs:
     """Inputs of the conditions.
 
     target:        the declared revision
@@ -38,7 +38,7 @@ class Facts:
     draining:      pods that drain before a pool shrinks, or hold that up, by role
     stalled:       why the declared revision has not come forward for too long; None = it has
     deadline:      seconds for which it need not
-    is_given_up:   its workers are scaled to 0, as another revision answered at the deadline
+    is_rolled_back: its workers are scaled to 0, as another revision answered at the deadline
     lost:         terminating pods of lost nodes, by name
     """
 
@@ -47,7 +47,7 @@ class Facts:
     previous: Previous
     target: str | None
     current: str | None
-    waits_for: Left | None
+    waits_for: OldPods | None
     ingress_role: str
     num_answering: int
     has_prefill: bool
@@ -55,7 +55,7 @@ class Facts:
     draining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stalled: str | None = None
     deadline: int = 0
-    is_given_up: bool = False
+    is_rolled_back: bool = False
     lost: Collection[str] = ()
 
     @property
@@ -73,7 +73,7 @@ class Facts:
         return "is being scaled to 0" if has_pods else "is scaled to 0"
 
 
-def condition_tree(facts: Facts) -> tuple[Condition, ...]:
+def condition_tree(facts: StatusInputs) -> tuple[Condition, ...]:
     """Every condition, in the order in which the status holds them."""
     below = (
         discovery_condition(facts.observed.discovery, facts.lost),
@@ -92,7 +92,7 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
     return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
 
 
-def _role(view: RoleView, facts: Facts) -> Condition:
+def _role(view: RoleView, facts: StatusInputs) -> Condition:
     kind = words.ROLE_READY[view.name]
     draining = facts.draining.get(view.name, ())
     notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
@@ -101,25 +101,25 @@ def _role(view: RoleView, facts: Facts) -> Condition:
         return Condition(
             kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes])
         )
-    problem = None if facts.is_given_up else _problem(view, facts)
-    reason, message = problem or _on_the_way(view, facts)
+    problem = None if facts.is_rolled_back else _problem(view, facts)
+    reason, message = problem or _in_progress(view, facts)
     return Condition(
         kind,
         is_true=False,
         reason=reason,
-        message="; ".join([message, *_still_there(view, facts), *notes]),
+        message="; ".join([message, *_still_exists(view, facts), *notes]),
     )
 
 
-def _problem(view: RoleView, facts: Facts) -> Problem | None:
+def _problem(view: RoleView, facts: StatusInputs) -> Problem | None:
     """The worst problem of a role's pods: of those that are not ready, or do not end."""
     lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
     return worst_of(each for each in (lost, worst_problem(view)) if each is not None)
 
 
-def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
+def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:
     """Pods beyond the desired workers, and the reason for them."""
-    lost = () if facts.is_given_up else facts.lost
+    lost = () if facts.is_rolled_back else facts.lost
     ending = sorted((pod for pod in view.ending if pod.name not in lost), key=lambda pod: pod.name)
     if ending:
         yield f"{ending[0]} is still ending" + (
@@ -130,33 +130,33 @@ def _still_there(view: RoleView, facts: Facts) -> Iterator[str]:
             yield f"pool {workload.pool}, which is no longer declared, stays until they are"
 
 
-def _on_the_way(view: RoleView, facts: Facts) -> Problem:
-    if facts.is_given_up:
+def _in_progress(view: RoleView, facts: StatusInputs) -> Problem:
+    if facts.is_rolled_back:
         became = f"revision {facts.target} {facts.scaled_to_0}, and {facts.current} stays"
         return Problem(words.PROGRESS_DEADLINE_EXCEEDED, f"{_numbers(view)}; {became}")
     if facts.waits_for is not None and not any(pool.target for pool in view.pools):
-        return Problem(words.ROLLING_OUT, waiting(facts.waits_for))
+        return Problem(words.ROLLING_OUT, waiting_for(facts.waits_for))
     message = "; ".join([_numbers(view), *still_loading(view)])
     if facts.is_rolling:
         return Problem(words.ROLLING_OUT, message)
     return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, message)
 
 
-def lacks(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
+def missing_parts(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
     """Lack of unready workers: etcd, the worst of their problems, or only their number."""
-    said = f"discovery: {discovery_condition(discovery).message}"
-    etcd = () if discovery_answers(discovery) else (said,)
-    lacking = [view for view in views if not view.is_ready]
+    etcd_text = f"discovery: {discovery_condition(discovery).message}"
+    etcd = () if discovery_answers(discovery) else (etcd_text,)
+    unready = [view for view in views if not view.is_ready]
     found = [
         (rank(problem[0]), f"{view.name}: {problem[1]}")
-        for view in lacking
+        for view in unready
         if (problem := worst_problem(view))
     ]
-    others = [min(found)[1]] if found else [f"{view.name}: {_numbers(view)}" for view in lacking]
+    others = [min(found)[1]] if found else [f"{view.name}: {_numbers(view)}" for view in unready]
     return "; ".join([*etcd, *others])
 
 
-def waiting(left: Left) -> str:
+def waiting_for(left: OldPods) -> str:
     """Objects that have to end before the declared revision is made."""
     first = f", first {left.first}" if left.first else ""
     return f"the old revision has to end first; {left.num_pods} of its pods are left{first}"
@@ -166,21 +166,21 @@ def _is_scaling(view: RoleView, previous: Previous) -> bool:
     """Return whether a pool got another size, now or before, and has not been ready since."""
     before = previous.pools()
     changed = any(
-        before.get((view.name, pool.declared.name), ("", pool.wanted))[1] != pool.wanted
+        before.get((view.name, pool.declared.name), ("", pool.desired))[1] != pool.desired
         for pool in view.pools
     )
     return changed or previous.reason(words.ROLE_READY[view.name]) == words.SCALING
 
 
 def _numbers(view: RoleView) -> str:
-    text = f"{view.num_target_ready} of {view.wanted} workers are ready"
+    text = f"{view.num_target_ready} of {view.desired} workers are ready"
     if len(view.pools) == 1:
         return text
-    pools = (f"{pool.declared.name} {pool.num_target_ready}/{pool.wanted}" for pool in view.pools)
+    pools = (f"{pool.declared.name} {pool.num_target_ready}/{pool.desired}" for pool in view.pools)
     return f"{text} ({', '.join(pools)})"
 
 
-def _ingress(facts: Facts) -> Condition:
+def _ingress(facts: StatusInputs) -> Condition:
     """Condition of the ingress: the Service leads to ready workers, and clients can have a key."""
     if facts.observed.key_fault is not None:
         reason, message = facts.observed.key_fault
@@ -205,24 +205,24 @@ def _ingress(facts: Facts) -> Condition:
         return Condition(
             words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message
         )
-    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_none_behind(facts)}"
+    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_no_endpoint(facts)}"
     return Condition(
         words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message
     )
 
 
-def _workers(facts: Facts) -> str:
+def _workers(facts: StatusInputs) -> str:
     return (
         f"{facts.num_answering} ready {facts.ingress_role} "
         f"worker{'' if facts.num_answering == 1 else 's'}"
     )
 
 
-def _num_declared(facts: Facts) -> int:
-    return sum(view.wanted for view in facts.roles if view.name == _decoding(facts))
+def _num_declared(facts: StatusInputs) -> int:
+    return sum(view.desired for view in facts.roles if view.name == _decoding(facts))
 
 
-def _decoding(facts: Facts) -> str:
+def _decoding(facts: StatusInputs) -> str:
     """The role without which nothing is answered: that of the ingress, or the one
     behind routers.
     """
@@ -232,7 +232,7 @@ def _decoding(facts: Facts) -> str:
     return behind if facts.ingress_role == ROUTER else facts.ingress_role
 
 
-def _or_none_behind(facts: Facts) -> str:
+def _or_no_endpoint(facts: StatusInputs) -> str:
     return (
         f", or no {_decoding(facts)} worker behind routers is ready"
         if facts.ingress_role == ROUTER
@@ -240,10 +240,10 @@ def _or_none_behind(facts: Facts) -> str:
     )
 
 
-def _serving(facts: Facts) -> Condition:
+def _serving(facts: StatusInputs) -> Condition:
     if not facts.num_answering:
         message = (
-            f"no {facts.ingress_role} worker behind the Service is ready{_or_none_behind(facts)}: "
+            f"no {facts.ingress_role} worker behind the Service is ready{_or_no_endpoint(facts)}: "
             "requests are not answered"
         )
         return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
@@ -268,7 +268,7 @@ def _serving(facts: Facts) -> Condition:
     return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
 
 
-def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
+def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
     if facts.observed.failures:
         reason, message = _worst_failure(facts.observed.failures)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
@@ -289,7 +289,7 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
         reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
         return Condition(words.READY, is_true=False, reason=reason, message=message)
     if facts.is_rolling:
-        waits = "its workers take over" if facts.waits_for is None else waiting(facts.waits_for)
+        waits = "its workers take over" if facts.waits_for is None else waiting_for(facts.waits_for)
         return Condition(
             words.READY,
             is_true=False,
@@ -297,12 +297,12 @@ def _ready(below: Sequence[Condition], facts: Facts) -> Condition:
             message=f"roll out to revision {facts.target}: {waits}",
         )
     message = ", ".join(
-        f"{view.name} {view.num_target_ready}/{view.wanted}" for view in facts.roles
+        f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles
     )
     return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
 
 
-def _stalled(facts: Facts, cause: str) -> str:
+def _stalled(facts: StatusInputs, cause: str) -> str:
     """Outcome of a given up revision, and the fix.
 
     cause: as it was found at the deadline; the pods that showed it may be gone
@@ -311,8 +311,8 @@ def _stalled(facts: Facts, cause: str) -> str:
         f"no more workers of revision {facts.target} have become ready within "
         f"rollout.progressDeadlineSeconds ({facts.deadline} s)"
     )
-    if not facts.is_given_up:
-        return f"{what}: {cause}; nothing is scaled down: {_nothing_to_go_back_to(facts)}"
+    if not facts.is_rolled_back:
+        return f"{what}: {cause}; nothing is scaled down: {_no_fallback(facts)}"
     serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
     fix = (
         "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, "
@@ -321,7 +321,7 @@ def _stalled(facts: Facts, cause: str) -> str:
     return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
 
 
-def _nothing_to_go_back_to(facts: Facts) -> str:
+def _no_fallback(facts: StatusInputs) -> str:
     """Reason why a revision that has stalled keeps its workers, and the fix."""
     if facts.is_rolling and facts.waits_for is None:
         first = "let the old workers end first with rollout.strategy Recreate"
@@ -330,7 +330,7 @@ def _nothing_to_go_back_to(facts: Facts) -> str:
     return "no other revision serves: fix that, or change the spec"
 
 
-def _cause(worst: Condition, facts: Facts) -> Problem:
+def _cause(worst: Condition, facts: StatusInputs) -> Problem:
     """Reason and message of the worst condition, by name; in a roll out, that the old one goes
     on.
     """
@@ -349,7 +349,7 @@ def _cause(worst: Condition, facts: Facts) -> Problem:
     )
 
 
-def _worst_failure(failures: Sequence[Failure]) -> Problem:
+def _worst_failure(failures: Sequence[WriteFailure]) -> Problem:
     first = min(
         failures, key=lambda each: (rank(each.reason), each.waits, each.object, each.message)
     )

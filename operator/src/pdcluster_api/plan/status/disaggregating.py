@@ -14,7 +14,7 @@ from typing import Any
 
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.schema import conditions as words
 
@@ -34,17 +34,17 @@ Status = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Said:
+class DisaggregationReports:
     """Records of the workers of one revision, by pod.  num_prefill_ready: ready prefill workers."""
 
-    decode: Mapping[str, Disaggregation]
-    prefill: Mapping[str, Disaggregation]
+    decode: Mapping[str, WorkerDisaggregation]
+    prefill: Mapping[str, WorkerDisaggregation]
     prefill_pods: frozenset[str]
     num_prefill_ready: int
 
 
 @dataclass(frozen=True)
-class Found:
+class DisaggregationResult:
     """condition: None = as of mixed workers; status: content of `status.disaggregation`"""
 
     condition: Condition | None = None
@@ -63,47 +63,51 @@ class _Pair:
     reason: str
 
 
-def said_by(worker_records: WorkerRecords, workloads: Iterable[WorkloadState]) -> Said:
+def reports_of(
+    worker_records: WorkerRecords, workloads: Iterable[WorkloadState]
+) -> DisaggregationReports:
     """Records of one revision's pods, without those of terminating pods."""
     pods = [
         pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating
     ]
     prefill = [pod for pod in pods if pod.workload.role == PREFILL]
-    said = worker_records.disaggregation
-    return Said(
+    reports = worker_records.disaggregation
+    return DisaggregationReports(
         decode={
-            pod.name: said[pod.name]
+            pod.name: reports[pod.name]
             for pod in pods
-            if pod.workload.role != PREFILL and pod.name in said
+            if pod.workload.role != PREFILL and pod.name in reports
         },
-        prefill={pod.name: said[pod.name] for pod in prefill if pod.name in said},
+        prefill={pod.name: reports[pod.name] for pod in prefill if pod.name in reports},
         prefill_pods=frozenset(pod.name for pod in prefill),
         num_prefill_ready=sum(pod.ready for pod in prefill),
     )
 
 
-def disaggregating(said: Said | None, previous: Previous, threshold: int) -> Found:
+def disaggregating(
+    reports: DisaggregationReports | None, previous: Previous, threshold: int
+) -> DisaggregationResult:
     """The condition and its figures.
 
-    said:      None = etcd does not answer now, or was not asked yet: all stays as it was
+    reports:   None = etcd does not answer now, or was not asked yet: all stays as it was
     threshold: routing.offload.prefillLengthThreshold, in tokens
     """
     before = _before(previous)
-    if said is None:
-        return Found(_as_it_was(previous), before)
-    pairs, num_refused = _refused(said)
-    share = _share(said, before)
-    status = _status(said, pairs, num_refused, share, before)
-    return Found(_condition(said, pairs, num_refused, status, threshold), status)
+    if reports is None:
+        return DisaggregationResult(_as_it_was(previous), before)
+    pairs, num_refused = _refused(reports)
+    share = _share(reports, before)
+    status = _status(reports, pairs, num_refused, share, before)
+    return DisaggregationResult(_condition(reports, pairs, num_refused, status, threshold), status)
 
 
-def digest(said: Mapping[str, Disaggregation]) -> object:
+def digest(reports: Mapping[str, WorkerDisaggregation]) -> object:
     """Rough key of condition and figures: while it stays the same no reconcile is needed."""
-    refused = tuple((pod, each.refused, each.num_refused) for pod, each in sorted(said.items()))
-    num_long, num_remote = _counts(said.values())
+    refused = tuple((pod, each.refused, each.num_refused) for pod, each in sorted(reports.items()))
+    num_long, num_remote = _counts(reports.values())
     share = None if not num_long else round(100 * num_remote / num_long / _STEP_PERCENT)
-    transports = frozenset((each.transport, each.transport_note) for each in said.values())
-    rates = [each.bytes_per_second for each in said.values() if each.bytes_per_second]
+    transports = frozenset((each.transport, each.transport_note) for each in reports.values())
+    rates = [each.bytes_per_second for each in reports.values() if each.bytes_per_second]
     is_shown = num_remote > 0 or num_long >= FEW_PROMPTS
     return refused, share, is_shown, transports, len(str(int(median(rates)))) if rates else 0
 
@@ -121,14 +125,18 @@ def readable_rate(bytes_per_second: float) -> str:
 
 
 def _condition(
-    said: Said, pairs: Sequence[_Pair], num_refused: int, status: Status, threshold: int
+    reports: DisaggregationReports,
+    pairs: Sequence[_Pair],
+    num_refused: int,
+    status: Status,
+    threshold: int,
 ) -> Condition:
     kind = words.DISAGGREGATING
     if pairs:
         return Condition(
             kind, is_true=False, reason=words.PAIR_REFUSED, message=_of_pairs(pairs, num_refused)
         )
-    num_long, num_remote = _counts(said.decode.values())
+    num_long, num_remote = _counts(reports.decode.values())
     if num_remote:
         return Condition(kind, is_true=True, reason=words.OFFLOADING, message=_of_share(status))
     if num_long < FEW_PROMPTS:
@@ -139,7 +147,7 @@ def _condition(
         return Condition(
             kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True
         )
-    if not said.num_prefill_ready:
+    if not reports.num_prefill_ready:
         text = (
             "no prefill worker is ready, so decode workers prefill long prompts themselves: see "
             "PrefillReady"
@@ -173,29 +181,29 @@ def _of_share(status: Status) -> str:
     )
 
 
-def _refused(said: Said) -> tuple[list[_Pair], int]:
+def _refused(reports: DisaggregationReports) -> tuple[list[_Pair], int]:
     """Pairs of workers that are there, and the number of all: a record names only the first few."""
     pairs = [
         _Pair(decode, prefill, reason)
-        for decode, each in sorted(said.decode.items())
+        for decode, each in sorted(reports.decode.items())
         for prefill, reason in each.refused
-        if prefill in said.prefill_pods
+        if prefill in reports.prefill_pods
     ]
-    unnamed = sum(max(0, each.num_refused - len(each.refused)) for each in said.decode.values())
+    unnamed = sum(max(0, each.num_refused - len(each.refused)) for each in reports.decode.values())
     return pairs, len(pairs) + (unnamed if pairs else 0)
 
 
-def _counts(said: Iterable[Disaggregation]) -> tuple[int, float]:
+def _counts(reports: Iterable[WorkerDisaggregation]) -> tuple[int, float]:
     """(long prompts, those that a prefill worker computed)."""
-    reported = [(each.long_prompts, each.remote_ratio or 0.0) for each in said]
+    reported = [(each.long_prompts, each.remote_ratio or 0.0) for each in reports]
     return sum(number for number, _ in reported), sum(number * ratio for number, ratio in reported)
 
 
-def _share(said: Said, before: Status) -> str | None:
+def _share(reports: DisaggregationReports, before: Status) -> str | None:
     """Share of remote prefills in steps, 0 and 100 only for none and all; kept while it is
     about that.
     """
-    num_long, num_remote = _counts(said.decode.values())
+    num_long, num_remote = _counts(reports.decode.values())
     if not num_long:
         return None
     percent = 100 * num_remote / num_long
@@ -209,17 +217,21 @@ def _share(said: Said, before: Status) -> str | None:
 
 
 def _status(
-    said: Said, pairs: Sequence[_Pair], num_refused: int, share: str | None, before: Status
+    reports: DisaggregationReports,
+    pairs: Sequence[_Pair],
+    num_refused: int,
+    share: str | None,
+    before: Status,
 ) -> Status:
     transports = sorted(
-        {each.transport for each in (*said.decode.values(), *said.prefill.values())}
+        {each.transport for each in (*reports.decode.values(), *reports.prefill.values())}
     )
     notes = [
         f"{pod}: {each.transport_note}"
-        for pod, each in sorted({**said.prefill, **said.decode}.items())
+        for pod, each in sorted({**reports.prefill, **reports.decode}.items())
         if each.transport_note
     ]
-    rate = _rate(said, before)
+    rate = _rate(reports, before)
     named = [
         {"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason}
         for pair in pairs[:MAX_PAIRS]
@@ -233,9 +245,11 @@ def _status(
     }
 
 
-def _rate(said: Said, before: Status) -> int | None:
+def _rate(reports: DisaggregationReports, before: Status) -> int | None:
     """The median over the prefill workers; kept while it is about that."""
-    rates = [each.bytes_per_second for each in said.prefill.values() if each.bytes_per_second > 0]
+    rates = [
+        each.bytes_per_second for each in reports.prefill.values() if each.bytes_per_second > 0
+    ]
     if not rates:
         return None
     found, was = int(median(rates)), before.get("bytesPerSecond")

@@ -13,7 +13,7 @@ from pdcluster_api.schema import conditions as words
 def discovery_answers(discovery: DiscoveryState) -> bool:
     """Condition of discovery: etcd answers, and most members of a managed one are ready."""
     return discovery.error is None and (
-        not discovery.managed or discovery.ready >= discovery.wanted // 2 + 1
+        not discovery.managed or discovery.ready >= discovery.desired // 2 + 1
     )
 
 
@@ -22,15 +22,15 @@ def discovery_condition(discovery: DiscoveryState, lost: Collection[str] = ()) -
 
     lost: pods of lost nodes, by name
     """
-    members = f"{discovery.ready} of {discovery.wanted} etcd members are ready"
+    members = f"{discovery.ready} of {discovery.desired} etcd members are ready"
     if discovery.is_full and discovery_answers(discovery):
         return Condition(
             words.DISCOVERY_READY, is_true=False, reason=words.ETCD_FULL, message=_full(discovery)
         )
-    if discovery.managed and discovery.ready < discovery.wanted:
-        reason, said = _problem(discovery, lost) or (words.STARTING, discovery.error)
+    if discovery.managed and discovery.ready < discovery.desired:
+        reason, problem = _problem(discovery, lost) or (words.STARTING, discovery.error)
         answers = "it answers all the same" if discovery_answers(discovery) else None
-        message = "; ".join(part for part in (members, said, answers) if part)
+        message = "; ".join(part for part in (members, problem, answers) if part)
         return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
     if discovery.error is not None:
         message = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.rollout.progress import FIELD
 from pdcluster_api.schema import conditions as words
 
@@ -21,7 +21,7 @@ _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
 """Reasons that are an event only when a cluster was ready before, and then a Normal one."""
 
 
-def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, ...]:
+def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[PlannedEvent, ...]:
     """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
     return (
@@ -36,16 +36,16 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Event, 
     )
 
 
-def cut_short(pods: Sequence[str]) -> tuple[Event, ...]:
+def cut_short(pods: Sequence[str]) -> tuple[PlannedEvent, ...]:
     """Events of workers that were removed before they had drained."""
-    said = (
+    text = (
         "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or "
         "within rollout.gracePeriodSeconds"
     )
-    return tuple(Event(words.DRAIN_CUT, f"pod {pod} {said}", warning=True) for pod in pods)
+    return tuple(PlannedEvent(words.DRAIN_CUT, f"pod {pod} {text}", warning=True) for pod in pods)
 
 
-def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
+def _rollout(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     target, serving, served = (
         new.text("revision"),
         new.text("servingRevision"),
@@ -55,17 +55,17 @@ def _rollout(old: Previous, new: Previous) -> Iterator[Event]:
         if served not in (None, target):
             over = new.condition(words.ROLLOUT_OVER_BUDGET).get("message")
             text = f"revision {target} is to replace {served}" + (f": {over}" if over else "")
-            yield Event(words.ROLLOUT_STARTED, text, warning=over is not None)
+            yield PlannedEvent(words.ROLLOUT_STARTED, text, warning=over is not None)
         elif serving == served:
-            yield Event(
+            yield PlannedEvent(
                 words.ROLLOUT_DROPPED,
                 f"revision {old.text('revision')} is dropped; {served} goes on serving",
             )
     if served not in (None, serving):
-        yield Event(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
+        yield PlannedEvent(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
 
 
-def _stalled(old: Previous, new: Previous) -> Iterator[Event]:
+def _stalled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     """Once for each deadline, whatever else Ready speaks of then or in between."""
     before, after = old.mapping(FIELD), new.mapping(FIELD)
     if not after.get("stalled") or before.get("stalled"):
@@ -73,56 +73,56 @@ def _stalled(old: Previous, new: Previous) -> Iterator[Event]:
     ready = new.condition(words.READY)
     late = "has not come forward within rollout.progressDeadlineSeconds"
     hidden = f"revision {after['revision']} {late}: {after['stalled']}"
-    is_said = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
-    message = ready["message"] if is_said else hidden
-    yield Event(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
+    is_reported = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
+    message = ready["message"] if is_reported else hidden
+    yield PlannedEvent(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
 
 
-def _scaled(old: Previous, new: Previous) -> Iterator[Event]:
+def _scaled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     before = old.pools()
     for (role, pool), (_, desired) in new.pools().items():
         _, was = before.get((role, pool), ("", desired))
         if was != desired:
-            yield Event(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
+            yield PlannedEvent(words.SCALED, f"{role} pool {pool}: from {was} to {desired} workers")
 
 
-def _ready(old: Previous, new: Previous) -> Iterator[Event]:
+def _ready(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     was_ready, condition = old.is_true(words.READY), new.condition(words.READY)
     reason, message = condition["reason"], condition["message"]
     if new.is_true(words.READY):
         if not was_ready:
-            yield Event(words.READY, f"all is as declared: {message}")
+            yield PlannedEvent(words.READY, f"all is as declared: {message}")
     elif reason in _PASSING:
         if was_ready:
-            yield Event(reason, message)
+            yield PlannedEvent(reason, message)
     elif reason not in _REPORTED_ELSEWHERE and reason != old.reason(words.READY):
-        yield Event(reason, message, warning=True)
+        yield PlannedEvent(reason, message, warning=True)
 
 
-def _serving(old: Previous, new: Previous) -> Iterator[Event]:
+def _serving(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     if old.is_true(words.SERVING) == new.is_true(words.SERVING):
         return
     condition = new.condition(words.SERVING)
     if condition:
-        yield Event(
+        yield PlannedEvent(
             condition["reason"], condition["message"], warning=not new.is_true(words.SERVING)
         )
 
 
-def _accelerators(old: Previous, new: Previous) -> Iterator[Event]:
+def _accelerators(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     """Idle accelerators that are reserved; not when Ready has the same reason."""
     condition = new.condition(words.ACCELERATORS_IN_USE)
     if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
-        yield Event(condition["reason"], condition["message"], warning=True)
+        yield PlannedEvent(condition["reason"], condition["message"], warning=True)
 
 
-def _turned(old: Previous, new: Previous, kind: str) -> Iterator[Event]:
+def _turned(old: Previous, new: Previous, kind: str) -> Iterator[PlannedEvent]:
     """Event when it turns False, or its reason changes; and when it is True again."""
     was, condition = old.condition(kind), new.condition(kind)
     if _turned_false(old, condition):
-        yield Event(condition["reason"], condition["message"], warning=True)
+        yield PlannedEvent(condition["reason"], condition["message"], warning=True)
     elif condition.get("status") == "True" and was.get("status") == "False":
-        yield Event(condition["reason"], condition["message"])
+        yield PlannedEvent(condition["reason"], condition["message"])
 
 
 def _turned_false(old: Previous, condition: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ def number_fields(views: Sequence[RoleView]) -> Status:
     of decode.
     """
     columns = {
-        ("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.wanted}"
+        ("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.desired}"
         for view in views
     }
     return {**columns, "roles": [_role(view) for view in views]}
@@ -71,7 +71,7 @@ def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:
 def _role(view: RoleView) -> Status:
     return {
         "name": view.name,
-        "desired": view.wanted,
+        "desired": view.desired,
         "ready": view.ready,
         "pools": [_pool(pool) for pool in view.pools],
     }
@@ -81,7 +81,7 @@ def _pool(pool: PoolView) -> Status:
     return {
         "name": pool.declared.name,
         "gpu": pool.declared.gpu,
-        "desired": pool.wanted,
+        "desired": pool.desired,
         "current": pool.current,
         "ready": pool.ready,
         "updated": pool.updated,

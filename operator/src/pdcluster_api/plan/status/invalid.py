@@ -13,10 +13,10 @@ from pdcluster_api.plan.observed.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.result import Event
+from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.rollout.steps import current_revision
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.plan.status.conditions import Facts, condition_tree, progress_of
+from pdcluster_api.plan.status.conditions import StatusInputs, condition_tree, progress_of
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.fields import Status, dated, number_fields
 from pdcluster_api.schema import conditions as words
@@ -28,16 +28,16 @@ NOTHING_IS_REVERTED = (
 
 
 @dataclass(frozen=True)
-class Refusal:
+class InvalidPlan:
     """The whole status of a PDCluster with a refused spec, and its changes against the one
     before.
     """
 
     status: Status
-    events: tuple[Event, ...]
+    events: tuple[PlannedEvent, ...]
 
 
-def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refusal:
+def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> InvalidPlan:
     """The status before, with present numbers and conditions, and every fault in Ready.
 
     now: RFC 3339 in UTC
@@ -45,20 +45,20 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Refus
     previous = Previous(observed.status)
     message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_REVERTED])
     ready = Condition(words.READY, is_true=False, reason=words.INVALID_SPEC, message=message)
-    there = Workloads(observed)
-    views = tuple(_views(previous, there, current_revision(observed)))
-    found = (ready, *_still_true(previous, observed, there, views), *progress_of(ready))
+    existing = Workloads(observed)
+    views = tuple(_views(previous, existing, current_revision(observed)))
+    found = (ready, *_still_true(previous, observed, existing, views), *progress_of(ready))
     status = {
         **observed.status,
         "observedGeneration": observed.generation,
         **(number_fields(views) if views else {}),
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
-    return Refusal(status, events(observed.status, status))
+    return InvalidPlan(status, events(observed.status, status))
 
 
 def _still_true(
-    previous: Previous, observed: Observed, there: Workloads, views: tuple[RoleView, ...]
+    previous: Previous, observed: Observed, existing: Workloads, views: tuple[RoleView, ...]
 ) -> Iterator[Condition]:
     """The conditions below Ready that were there before, as they are now.
 
@@ -66,7 +66,7 @@ def _still_true(
     stay.  Conditions beside the tree (AcceleratorsInUse, DiscoveryInSync, Disaggregating and the
     autoscaler's) are left out until the spec is right again.
     """
-    facts = Facts(
+    facts = StatusInputs(
         roles=views,
         observed=replace(observed, key_fault=_key_fault(previous)),
         previous=previous,
@@ -74,10 +74,10 @@ def _still_true(
         current=current_revision(observed),
         waits_for=None,
         ingress_role=observed.service_role
-        or there.ingress_role(observed.service_revision)
+        or existing.ingress_role(observed.service_revision)
         or "decode",
-        num_answering=there.num_answering(observed.service_revision, observed.service_role),
-        has_prefill=there.has_prefill(observed.service_revision),
+        num_answering=existing.num_answering(observed.service_revision, observed.service_role),
+        has_prefill=existing.has_prefill(observed.service_revision),
     )
     for condition in condition_tree(facts)[1:]:
         before = previous.condition(condition.type)
@@ -107,7 +107,7 @@ def _again(before: Mapping[str, object]) -> Condition:
     )
 
 
-def _views(previous: Previous, there: Workloads, current: str | None) -> Iterator[RoleView]:
+def _views(previous: Previous, existing: Workloads, current: str | None) -> Iterator[RoleView]:
     known = [
         (role, pool, gpu, desired)
         for (role, pool), (gpu, desired) in previous.pools().items()
@@ -116,6 +116,6 @@ def _views(previous: Previous, there: Workloads, current: str | None) -> Iterato
     for role, pools in groupby(known, key=lambda entry: entry[0]):
         declared = []
         for _, pool, gpu, desired in pools:
-            state = there.of(role, pool, current)
+            state = existing.of(role, pool, current)
             declared.append(DeclaredPool(pool, gpu, desired if state is None else state.desired))
-        yield there.view(role, declared, target=previous.text("revision"), serving=current)
+        yield existing.view(role, declared, target=previous.text("revision"), serving=current)

@@ -60,7 +60,7 @@ def worst_problem(view: RoleView) -> Problem | None:
         return None
     _, _, reason, message, _ = found[0]
     affected = sum(num_workers for _, _, each, _, num_workers in found if each == reason)
-    return Problem(reason, f"{affected} of {view.wanted} workers: {message}")
+    return Problem(reason, f"{affected} of {view.desired} workers: {message}")
 
 
 def still_loading(view: RoleView) -> Iterator[str]:
@@ -77,20 +77,20 @@ def still_loading(view: RoleView) -> Iterator[str]:
 
 def _is_leaving(pod: PodState, pool: PoolView) -> bool:
     """Return whether its not being ready is no problem: it ends, or drains."""
-    return pod.terminating or ordinal_of(pod) >= pool.wanted
+    return pod.terminating or ordinal_of(pod) >= pool.desired
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
     """(object, reason, message, number of workers) of one pool."""
     if pool.target is None:
         return
-    if pool.target.fault is not None and pool.target.current < pool.wanted:
+    if pool.target.fault is not None and pool.target.current < pool.desired:
         reason, message = pool.target.fault
         yield (
             pool.target.id.name,
             reason,
             f"pool {pool.declared.name}: {message}",
-            pool.wanted - pool.target.current,
+            pool.desired - pool.target.current,
         )
     for pod in pool.target.pods:
         if pod.problem is not None and not pod.ready and not _is_leaving(pod, pool):

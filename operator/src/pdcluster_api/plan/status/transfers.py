@@ -16,7 +16,7 @@ from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import WorkloadState
-from pdcluster_api.plan.observed.verification import Verification
+from pdcluster_api.plan.observed.verification import PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate
@@ -64,9 +64,9 @@ class Pairs:
     @classmethod
     def of(cls, revision: str, workloads: Sequence[WorkloadState]) -> "Pairs":
         """Those of the workloads of one revision."""
-        there = [state for state in workloads if not state.gone]
-        prefill = {state.id.pool: state for state in there if state.id.role == PREFILL}
-        decode = {state.id.pool: state for state in there if state.id.role == "decode"}
+        existing = [state for state in workloads if not state.gone]
+        prefill = {state.id.pool: state for state in existing if state.id.role == PREFILL}
+        decode = {state.id.pool: state for state in existing if state.id.role == "decode"}
         found = {
             PoolPair(source, sink): _ready(decode[sink]) if prefill[source].ready else ()
             for source in sorted(prefill)
@@ -76,7 +76,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Asked:
+class VerificationSettings:
     """Settings by which transfers are judged, and verified.
 
     floor:   placement.minTransferGBps; None = any rate will do
@@ -107,28 +107,30 @@ class Transfers:
 def transfers(
     pairs: Pairs,
     previous: Previous,
-    ended: Mapping[PoolPair, Verification],
+    ended: Mapping[PoolPair, PairVerification],
     waits: Mapping[PoolPair, str],
-    asked: Asked,
+    settings: VerificationSettings,
 ) -> Transfers:
-    """The condition and its figures.  ended, waits: see `Verifications`."""
+    """The condition and its figures.  ended, waits: see `PairVerifications`."""
     before = read_pairs(previous.mapping(FIELD), pairs.revision)
     known = {
-        pair: _newer(before.get(pair), ended.get(pair), pairs, asked) for pair in pairs.workers
+        pair: _newer(before.get(pair), ended.get(pair), pairs, settings) for pair in pairs.workers
     }
     found = {pair: each for pair, each in known.items() if each is not None}
     due, seconds = [], []
     for pair, workers in pairs.workers.items():
-        left = _seconds_left(found.get(pair), asked)
+        left = _seconds_left(found.get(pair), settings)
         if not workers:
             continue
         if left > 0:
             seconds.append(left)
         else:
-            is_asked_for = _is_asked_for(found.get(pair), asked)
-            due.append(DueVerification(pair, pairs.revision, workers, asked.request, is_asked_for))
+            is_requested = _is_requested(found.get(pair), settings)
+            due.append(
+                DueVerification(pair, pairs.revision, workers, settings.request, is_requested)
+            )
     return Transfers(
-        _condition(pairs, found, waits, asked, previous.condition(words.KV_TRANSFER_VERIFIED)),
+        _condition(pairs, found, waits, settings, previous.condition(words.KV_TRANSFER_VERIFIED)),
         {
             "revision": pairs.revision,
             "pairs": [found[pair].as_status(pair) for pair in sorted(found)],
@@ -140,19 +142,19 @@ def transfers(
     )
 
 
-def is_slow(verified: Verification, floor: float | None) -> bool:
+def is_slow(verified: PairVerification, floor: float | None) -> bool:
     """Return whether KV moved, and slower than the floor; a rate that was not measured is not."""
     if floor is None or verified.fault is not None or not verified.bytes_per_second:
         return False
     return verified.bytes_per_second < floor * GIGA
 
 
-def is_unmeasured(verified: Verification, floor: float | None) -> bool:
+def is_unmeasured(verified: PairVerification, floor: float | None) -> bool:
     """Return whether KV moved, and no rate is known to compare with the floor."""
     return floor is not None and verified.fault is None and not verified.bytes_per_second
 
 
-def problem_of(verified: Verification, floor: float | None) -> Problem | None:
+def problem_of(verified: PairVerification, floor: float | None) -> Problem | None:
     """The problem of a pair that does not pass; None = it does."""
     if verified.fault is not None:
         return Problem(_REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message)
@@ -167,7 +169,7 @@ def problem_of(verified: Verification, floor: float | None) -> Problem | None:
     )
 
 
-def figures_of(verified: Verification) -> str:
+def figures_of(verified: PairVerification) -> str:
     """Figures of KV that moved, for a user."""
     rate = verified.bytes_per_second
     at = f" at {readable_rate(rate)} in this verification" if rate else ""
@@ -181,24 +183,27 @@ def _ready(state: WorkloadState) -> tuple[str, ...]:
 
 
 def _newer(
-    before: VerifiedPair | None, ended: Verification | None, pairs: Pairs, asked: Asked
+    before: VerifiedPair | None,
+    ended: PairVerification | None,
+    pairs: Pairs,
+    settings: VerificationSettings,
 ) -> VerifiedPair | None:
     """State of a pair: as in the last status, or a verification that has ended since."""
     if ended is None or ended.revision != pairs.revision:
         return before
-    if before is not None and _is_known(ended, before.verification, asked.now):
+    if before is not None and _is_known(ended, before.verification, settings.now):
         return before
-    num_failures = 0 if _passes(ended, asked) else 1 + (before.num_failures if before else 0)
+    num_failures = 0 if _passes(ended, settings) else 1 + (before.num_failures if before else 0)
     return VerifiedPair(ended, num_failures)
 
 
-def _passes(verified: Verification, asked: Asked) -> bool:
+def _passes(verified: PairVerification, settings: VerificationSettings) -> bool:
     """Return whether nothing is to be verified again soon."""
-    has_problem = problem_of(verified, asked.floor) is not None
-    return not (has_problem or is_unmeasured(verified, asked.floor))
+    has_problem = problem_of(verified, settings.floor) is not None
+    return not (has_problem or is_unmeasured(verified, settings.floor))
 
 
-def _is_known(ended: Verification, last: Verification, now: str) -> bool:
+def _is_known(ended: PairVerification, last: PairVerification, now: str) -> bool:
     """Return whether the status has it, or a later one.
 
     One that is later than now was written before the clock was set back: were it to count, pairs
@@ -208,20 +213,22 @@ def _is_known(ended: Verification, last: Verification, now: str) -> bool:
     return is_same or ended.at < last.at <= now
 
 
-def _is_asked_for(found: VerifiedPair | None, asked: Asked) -> bool:
-    return bool(asked.request) and (found is None or found.verification.request != asked.request)
+def _is_requested(found: VerifiedPair | None, settings: VerificationSettings) -> bool:
+    return bool(settings.request) and (
+        found is None or found.verification.request != settings.request
+    )
 
 
-def _seconds_left(found: VerifiedPair | None, asked: Asked) -> float:
+def _seconds_left(found: VerifiedPair | None, settings: VerificationSettings) -> float:
     """Seconds until a pair is due; 0 = now."""
-    if found is None or _is_asked_for(found, asked):
+    if found is None or _is_requested(found, settings):
         return 0.0
     wait = (
         PERIOD_SECONDS
-        if _passes(found.verification, asked)
+        if _passes(found.verification, settings)
         else RETRY.after(max(1, found.num_failures))
     )
-    age = datetime.fromisoformat(asked.now) - datetime.fromisoformat(found.verification.at)
+    age = datetime.fromisoformat(settings.now) - datetime.fromisoformat(found.verification.at)
     # a clock that was set back must not hold it up
     return max(0.0, wait - abs(age.total_seconds()))
 
@@ -230,14 +237,14 @@ def _condition(
     pairs: Pairs,
     found: Mapping[PoolPair, VerifiedPair],
     waits: Mapping[PoolPair, str],
-    asked: Asked,
+    settings: VerificationSettings,
     before: Mapping[str, Any],
 ) -> Condition:
     kind = words.KV_TRANSFER_VERIFIED
     problems = {
         pair: problem
         for pair, each in found.items()
-        if (problem := problem_of(each.verification, asked.floor)) is not None
+        if (problem := problem_of(each.verification, settings.floor)) is not None
     }
     if problems:
         pair, problem = next(iter(sorted(problems.items())))
@@ -253,10 +260,10 @@ def _condition(
         unmeasured = [
             pair
             for pair, each in sorted(found.items())
-            if is_unmeasured(each.verification, asked.floor)
+            if is_unmeasured(each.verification, settings.floor)
         ]
         if unmeasured:
-            return _unmeasured(unmeasured, asked.floor)
+            return _unmeasured(unmeasured, settings.floor)
         return Condition(kind, is_true=True, reason=words.KV_MOVED, message=_moved(found))
     if open_pairs:
         text = _not_yet(open_pairs[0], waits, str(before.get("message", "")))

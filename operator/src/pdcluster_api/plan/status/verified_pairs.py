@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pdcluster_api.plan.observed.verification import Verification
+from pdcluster_api.plan.observed.verification import PairVerification
 from pdcluster_api.schema.workload import PoolPair
 from pdcluster_api.text import shortened
 
@@ -32,7 +32,7 @@ _NUMBERS = {
 class VerifiedPair:
     """The last verification of a pair; num_failures: that did not pass, in a row."""
 
-    verification: Verification
+    verification: PairVerification
     num_failures: int = 0
 
     def as_status(self, pair: PoolPair) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _read(entry: Mapping[str, Any], revision: str) -> VerifiedPair | None:
             "has_checksum": entry.get("hasChecksum") is True,
         }
         known["fault"] = known["fault"] or None
-        verified = Verification(revision=revision, **known)
+        verified = PairVerification(revision=revision, **known)
         return VerifiedPair(verified, max(0, int(entry.get("numFailures", 0))))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None

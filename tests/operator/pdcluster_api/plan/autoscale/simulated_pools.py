@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample, WorkerSample
 from pdcluster_api.schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE
 
@@ -103,7 +103,7 @@ class SimulatedCluster:
     nodes: dict[str, int]
     load: dict[str, float]
     now: float = 0.0
-    windows: dict[PoolKey, list[Sample]] = field(default_factory=dict)
+    windows: dict[PoolKey, list[PoolSample]] = field(default_factory=dict)
     queues: dict[str, float] = field(default_factory=dict)
     noise: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
@@ -196,7 +196,7 @@ class SimulatedCluster:
             self.windows.setdefault(pool.key, []).append(self._sample(pool, worker))
             del self.windows[pool.key][:-12]
 
-    def _sample(self, pool: SimulatedPool, worker: WorkerSample) -> Sample:
+    def _sample(self, pool: SimulatedPool, worker: WorkerSample) -> PoolSample:
         """Those that drain say that they are full, which counts for nothing."""
         ready, ending = pool.having(READY), pool.having(ENDING)
         fresh = [
@@ -214,7 +214,7 @@ class SimulatedCluster:
             )
             for each in ending
         ]
-        return Sample(
+        return PoolSample(
             self.now,
             (*fresh, *full),
             tuple(pool.pod_name(each) for each in ready if pool.pods[each].stale),

@@ -297,12 +297,12 @@ def test_a_role_gives_takes_back_and_takes_worker_by_worker(
     held = Budget().held(mine, base)
     loop = Allocation(mine, base, Budget({gpu: held[gpu] + free for gpu, free in room.items()}))
     vectors = [dict(base)]
-    while loop.counts["decode"] > down_to and loop.give("decode"):
+    while loop.counts["decode"] > down_to and loop.shrink("decode"):
         vectors.insert(0, dict(loop.sizes))
     for vector in vectors[1:]:
-        assert loop.take("decode")
+        assert loop.grow("decode")
         assert loop.sizes == vector
-    while loop.counts["decode"] < up_to and loop.take("decode"):
+    while loop.counts["decode"] < up_to and loop.grow("decode"):
         vectors.append(dict(loop.sizes))
 
     assert vectors == walked(mine, base, room, down_to, up_to)

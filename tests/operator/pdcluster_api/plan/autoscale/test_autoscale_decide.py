@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts, PoolSample, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     NOON,
@@ -53,7 +53,7 @@ def facts(role: str, name: str) -> st.SearchStrategy[PoolFacts]:
 
 WORKERS = st.builds(WorkerSample, st.sampled_from("abc"), *[NUMBERS] * 6, *[MAYBE] * 8)
 SAMPLES = st.builds(
-    Sample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)])
+    PoolSample, TIMES, st.lists(WORKERS, max_size=3).map(tuple), st.sampled_from([(), ("d",)])
 )
 WINDOW = st.lists(SAMPLES, max_size=4).map(
     lambda found: sorted(found, key=lambda sample: sample.at)
@@ -91,7 +91,7 @@ NONE_BUT_PODS_THAT_HOLD_THE_BUDGET = (
 @example(NONE_BUT_PODS_THAT_HOLD_THE_BUDGET, {}, Memory())
 @given(EVERY, st.dictionaries(st.sampled_from([P, D]), WINDOW), MEMORIES)
 def test_nothing_that_is_read_breaks_a_decision(
-    found: tuple[PoolFacts, ...], windows: dict[tuple[str, str], list[Sample]], memory: Memory
+    found: tuple[PoolFacts, ...], windows: dict[tuple[str, str], list[PoolSample]], memory: Memory
 ):
     outcome = run(SPEC, found, windows, memory)
 

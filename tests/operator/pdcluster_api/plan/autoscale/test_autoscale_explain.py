@@ -16,7 +16,7 @@ from pdcluster_api.plan.autoscale.explain import (
     summary,
     write_record,
 )
-from pdcluster_api.plan.observed.decision import Decision, Input, Step
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, facts_of, make_spec, pool, see
 
@@ -53,7 +53,9 @@ def test_rows_lead_from_numbers_to_replicas():
 
 
 def test_a_number_that_is_not_known_is_called_so():
-    rows = explained(Decision({("decode", "x"): 1}, (Input("decode", "ttft", None),)))
+    rows = explained(
+        ScalingDecision({("decode", "x"): 1}, (DecisionInput("decode", "ttft", None),))
+    )
 
     assert rows[0][-1] == "ttft unknown"
 
@@ -76,12 +78,14 @@ def test_a_record_is_read_as_it_was_written():
 def test_times_are_written_in_utc_and_whole_seconds():
     local = AT.astimezone(timezone(timedelta(hours=9))).replace(microsecond=7)
 
-    assert write_record(Decision({}, at=local))["at"] == "2026-03-04T12:00:05Z"
+    assert write_record(ScalingDecision({}, at=local))["at"] == "2026-03-04T12:00:05Z"
 
 
 def test_a_record_is_bounded():
-    step = Step("need", "decode", 1, 2, "x" * 10_000)
-    decision = Decision({("decode", "x"): 1}, (Input("decode", "n", 1.0),) * 1000, (step,) * 1000)
+    step = DecisionStep("need", "decode", 1, 2, "x" * 10_000)
+    decision = ScalingDecision(
+        {("decode", "x"): 1}, (DecisionInput("decode", "n", 1.0),) * 1000, (step,) * 1000
+    )
     record = replace(decision, at=AT, problems=(Problem("r", "y" * 10_000),) * 1000)
 
     entries = remembered([write_record(record)] * 40, record)
@@ -92,7 +96,7 @@ def test_a_record_is_bounded():
 
 
 def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
-    first, second = Decision({}, at=AT), Decision({}, at=AT + timedelta(seconds=5))
+    first, second = ScalingDecision({}, at=AT), ScalingDecision({}, at=AT + timedelta(seconds=5))
 
     entries = remembered(remembered(None, first), second)
 
@@ -108,7 +112,7 @@ def test_the_newest_decision_stands_first_and_what_cannot_be_read_is_dropped():
         3,
         {},
         {"at": "2026-03-04T12:00:05Z"},
-        {**write_record(Decision({}, at=AT)), "steps": [{}]},
+        {**write_record(ScalingDecision({}, at=AT)), "steps": [{}]},
     ],
 )
 def test_what_another_writer_wrote_is_no_record(entry: object):

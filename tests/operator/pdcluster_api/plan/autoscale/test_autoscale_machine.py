@@ -144,32 +144,32 @@ class AutoscaleMachine(RuleBasedStateMachine):
             SimulatedPool(role, each.name, each.gpu, each.replicas, each.gpus_per_replica or 1)
             for role, each in declared
         ]
-        self.there = SimulatedCluster(
+        self.existing = SimulatedCluster(
             sets, dict.fromkeys(GPUS, PLENTY), {"prefill": 1.0, "decode": 1.0}
         )
         self.since = dict.fromkeys(ROLES, 0.0)
         self.allowed: dict[str | None, int] = {}
-        self.there.carry_out({each.key: each.replicas for each in sets})
-        self.there.schedule()
-        self.there.start()
+        self.existing.carry_out({each.key: each.replicas for each in sets})
+        self.existing.schedule()
+        self.existing.start()
 
     # What happens around the autoscaler.
 
     @rule(role=st.sampled_from(ROLES), load=st.sampled_from([0.0, 0.3, 1.0, 2.5, 5.0, 9.0]))
     def change_the_load(self, role: str, load: float) -> None:
-        self.there.load[role] = load
+        self.existing.load[role] = load
 
     @rule(role=st.sampled_from(ROLES))
     def move_the_load_over(self, role: str) -> None:
         """All load to one role, long enough for the other to give workers up while pods that end
         hold their places.
         """
-        self.there.load = {"prefill": 0.0, "decode": 0.0, role: 9.0}
+        self.existing.load = {"prefill": 0.0, "decode": 0.0, role: 9.0}
         self.decide(330)
 
     @rule(gpu=st.sampled_from(GPUS), nodes=st.sampled_from([0, 2, 4, PLENTY]))
     def change_the_nodes(self, gpu: str, nodes: int) -> None:
-        self.there.nodes[gpu] = nodes
+        self.existing.nodes[gpu] = nodes
 
     @rule(total=st.sampled_from([None, 2, 4, 7, 12, 25]))
     def change_the_budget(self, total: int | None) -> None:
@@ -184,13 +184,13 @@ class AutoscaleMachine(RuleBasedStateMachine):
     @rule(data=st.data(), low=st.sampled_from([0, 1, 2]), high=st.sampled_from([0, 2, HIGH]))
     def change_the_bounds(self, data: st.DataObject, low: int, high: int) -> None:
         """As a schedule does, or an edit: to nothing, too."""
-        chosen = data.draw(st.sampled_from(self.there.pools))
+        chosen = data.draw(st.sampled_from(self.existing.pools))
         self.spec = with_bounds(self.spec, chosen.key, low=min(low, high), high=high)
         self.allow_what_there_is()
 
     @rule(data=st.data())
     def lose_a_pod(self, data: st.DataObject) -> None:
-        found = [(each, ordinal) for each in self.there.pools for ordinal in each.having(READY)]
+        found = [(each, ordinal) for each in self.existing.pools for ordinal in each.having(READY)]
         if found:
             each, ordinal = data.draw(st.sampled_from(found))
             del each.pods[ordinal]
@@ -198,8 +198,8 @@ class AutoscaleMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def scale_by_hand(self, data: st.DataObject) -> None:
         """Enlarge a StatefulSet by hand, until the next reconcile reverts it."""
-        each = data.draw(st.sampled_from(self.there.pools))
-        each.pods.setdefault(each.replicas, Pod(WAITING, self.there.now))
+        each = data.draw(st.sampled_from(self.existing.pools))
+        each.pods.setdefault(each.replicas, Pod(WAITING, self.existing.now))
         self.allow_what_there_is()
 
     def allow_what_there_is(self) -> None:
@@ -209,46 +209,48 @@ class AutoscaleMachine(RuleBasedStateMachine):
         self.allowed = {gpu: max(self.allowed.get(gpu, 0), self.held(gpu)) for gpu in (None, *GPUS)}
 
     def held(self, gpu: str | None) -> int:
-        pools = [each for each in self.there.pools if gpu in (None, each.gpu)]
+        pools = [each for each in self.existing.pools if gpu in (None, each.gpu)]
         return sum(
-            max(each.top, len(each.pods), each.replicas + each.facts(self.there.now).ending)
+            max(each.top, len(each.pods), each.replicas + each.facts(self.existing.now).ending)
             * each.gpus_per_replica
             for each in pools
         )
 
     @rule(data=st.data())
     def stop_answering(self, data: st.DataObject) -> None:
-        found = [each.pods[ordinal] for each in self.there.pools for ordinal in each.having(READY)]
+        found = [
+            each.pods[ordinal] for each in self.existing.pools for ordinal in each.having(READY)
+        ]
         if found:
             pod = data.draw(st.sampled_from(found))
             pod.stale = not pod.stale
 
     @rule(role=st.sampled_from(ROLES))
     def lose_all_numbers(self, role: str) -> None:
-        for each in self.there.pools:
+        for each in self.existing.pools:
             for ordinal in each.having(READY) if each.role == role else ():
                 each.pods[ordinal].stale = True
 
     @rule()
     def restart_the_operator(self) -> None:
         self.memory = Memory()
-        self.there.windows.clear()
-        self.since = dict.fromkeys(ROLES, self.there.now)
+        self.existing.windows.clear()
+        self.since = dict.fromkeys(ROLES, self.existing.now)
 
     @rule()
     def jump(self) -> None:
         """The operator slept: every window is old, and so is every recommendation."""
-        self.there.pass_time(10_000.0)
-        self.since = dict.fromkeys(ROLES, self.there.now)
+        self.existing.pass_time(10_000.0)
+        self.since = dict.fromkeys(ROLES, self.existing.now)
 
     @rule()
     def let_pods_start(self) -> None:
-        self.there.schedule()
-        self.there.start()
+        self.existing.schedule()
+        self.existing.start()
 
     @rule()
     def let_pods_end(self) -> None:
-        self.there.end()
+        self.existing.end()
 
     # The autoscaler.
 
@@ -258,10 +260,10 @@ class AutoscaleMachine(RuleBasedStateMachine):
             self.tick()
 
     def tick(self) -> Outcome:
-        self.there.pass_time(INTERVAL)
-        self.there.scrape()
-        facts = self.there.facts()
-        outcome = run(self.spec, facts, self.there.windows, self.memory, now=self.there.now)
+        self.existing.pass_time(INTERVAL)
+        self.existing.scrape()
+        facts = self.existing.facts()
+        outcome = run(self.spec, facts, self.existing.windows, self.memory, now=self.existing.now)
         base = base_of(facts, outcome.decision)
         self.check(outcome, base)
         self.check_pace(outcome, facts, base)
@@ -272,25 +274,25 @@ class AutoscaleMachine(RuleBasedStateMachine):
     def carry_out(self, outcome: Outcome) -> None:
         self.allowed = {gpu: min(number, self.held(gpu)) for gpu, number in self.allowed.items()}
         ready = {
-            role: sum(len(self.serving(each)) for each in self.there.pools if each.role == role)
+            role: sum(len(self.serving(each)) for each in self.existing.pools if each.role == role)
             for role in ROLES
         }
-        self.there.carry_out(outcome.decision.replicas)
+        self.existing.carry_out(outcome.decision.replicas)
         for role, before in ready.items():
-            assert before == 0 or self.there.ready_of(role) > 0, outcome.decision
+            assert before == 0 or self.existing.ready_of(role) > 0, outcome.decision
 
     @invariant()
     def budget_is_kept(self) -> None:
         budget = self.spec.autoscale.budget
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
-            assert limit is None or self.there.num_accelerators(gpu) <= max(
+            assert limit is None or self.existing.num_accelerators(gpu) <= max(
                 limit, self.allowed.get(gpu, 0)
             ), (gpu, limit)
 
     @invariant()
     def both_roles_are_asked_for(self) -> None:
         for role in ROLES:
-            assert sum(each.replicas for each in self.there.pools if each.role == role) >= 1
+            assert sum(each.replicas for each in self.existing.pools if each.role == role) >= 1
 
     def check(self, outcome: Outcome, base: dict[PoolKey, int]) -> None:
         replicas = outcome.decision.replicas
@@ -335,18 +337,18 @@ class AutoscaleMachine(RuleBasedStateMachine):
         for role in ROLES:
             before, after = (sum_of(sizes, role) for sizes in (base, outcome.decision.replicas))
             if before != sum(each.replicas for each in facts if each.role == role):
-                self.since[role] = self.there.now  # capacity or a limit took some: another size
+                self.since[role] = self.existing.now  # capacity or a limit took some: another size
             if after < before:
                 assert not any(
                     pod.stale
-                    for each in self.there.pools
+                    for each in self.existing.pools
                     if each.role == role
                     for pod in self.serving(each)
                 )
-                assert self.there.now - self.since[role] >= down.window_seconds
+                assert self.existing.now - self.since[role] >= down.window_seconds
                 assert before - after <= (down.max_step or HIGH * 2)
             if after != before:
-                self.since[role] = self.there.now
+                self.since[role] = self.existing.now
 
     @staticmethod
     def serving(each: SimulatedPool) -> list[Pod]:
@@ -370,9 +372,9 @@ class AutoscaleMachine(RuleBasedStateMachine):
         }
         tops = [
             base[each.key] if each.gpu in memory.backoff else max(base[each.key], highs[each.key])
-            for each in self.there.pools
+            for each in self.existing.pools
         ]
-        keys = [each.key for each in self.there.pools]
+        keys = [each.key for each in self.existing.pools]
         for sizes in product(
             *(range(base[key], top + 1) for key, top in zip(keys, tops, strict=True))
         ):
@@ -383,13 +385,13 @@ class AutoscaleMachine(RuleBasedStateMachine):
 
     def gpus_by_role(self) -> dict[str, list[int]]:
         return {
-            role: [each.gpus_per_replica for each in self.there.pools if each.role == role]
+            role: [each.gpus_per_replica for each in self.existing.pools if each.role == role]
             for role in ROLES
         }
 
     def distance(self, band: Band, replicas: Any) -> float:
         accelerators = dict.fromkeys(ROLES, 0.0)
-        for each in self.there.pools:
+        for each in self.existing.pools:
             accelerators[each.role] += replicas[each.key] * each.gpus_per_replica
         return band.distance(**accelerators)
 
@@ -403,14 +405,14 @@ class AutoscaleMachine(RuleBasedStateMachine):
         for gpu, limit in {None: budget.total, **budget.per_gpu}.items():
             pairs = [
                 (each, size)
-                for each, size in zip(self.there.pools, sizes, strict=True)
+                for each, size in zip(self.existing.pools, sizes, strict=True)
                 if gpu in (None, each.gpu)
             ]
             held = sum(
                 max(
                     each.top,
                     len(each.pods),
-                    each.replicas + each.facts(self.there.now).ending,
+                    each.replicas + each.facts(self.existing.now).ending,
                     size,
                 )
                 * each.gpus_per_replica
@@ -430,24 +432,26 @@ class AutoscaleMachine(RuleBasedStateMachine):
     @rule(nodes=st.sampled_from([3, PLENTY]))
     def stay_the_same_for_an_hour(self, nodes: int) -> None:
         self.is_calm = True  # once in a run is enough
-        self.there.nodes = dict.fromkeys(GPUS, nodes)
-        self.there.noise = 0.03
-        for each in self.there.pools:
+        self.existing.nodes = dict.fromkeys(GPUS, nodes)
+        self.existing.noise = 0.03
+        for each in self.existing.pools:
             for pod in each.pods.values():
                 pod.stale = False
-        sizes: dict[PoolKey, list[int]] = {each.key: [each.replicas] for each in self.there.pools}
+        sizes: dict[PoolKey, list[int]] = {
+            each.key: [each.replicas] for each in self.existing.pools
+        }
         for number in range(int(3600 / INTERVAL)):
             outcome = self.tick()
             self.budget_is_kept()
             for key, size in outcome.decision.replicas.items():
                 sizes[key].append(size)
-            self.there.schedule()
+            self.existing.schedule()
             if number % 2 == 0:
-                self.there.start()
-                self.there.end()
+                self.existing.start()
+                self.existing.end()
         spec = self.spec.autoscale
         tries = int(3600 / (spec.backoff_seconds + spec.capacity_seconds)) + 1
-        most = 2 if nodes == PLENTY else 2 + 2 * tries * len(self.there.pools)
+        most = 2 if nodes == PLENTY else 2 + 2 * tries * len(self.existing.pools)
         for key, seen in sizes.items():
             assert turns(seen) <= most, (key, seen)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.safety import Role, recommend, safe_workers
+from pdcluster_api.plan.autoscale.safety import RoleState, recommend, safe_workers
 from pdcluster_api.plan.autoscale.signals import Signal
-from pdcluster_api.plan.autoscale.values import Sample
+from pdcluster_api.plan.autoscale.values import PoolSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,
@@ -71,7 +71,7 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 
 
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
-    role = Role("decode", asked=5, ready=3, signals=[share(0.1, 0.1)], workers=3)
+    role = RoleState("decode", requested=5, ready=3, signals=[share(0.1, 0.1)], workers=3)
 
     recommended = recommend(role, headroom=0.0, tolerance=0.1)
 
@@ -219,8 +219,8 @@ def test_a_new_worker_that_has_yet_to_answer_holds_its_role_and_is_no_problem_be
     facts = facts_of(spec)
     silent, stale = windows_of(facts, decode=IDLE), windows_of(facts, decode=IDLE)
     three = silent[D][-1].workers[:3]
-    silent[D][-1] = Sample(NOW, three)
-    stale[D][-1] = Sample(NOW, three, ("decode-x-3",))
+    silent[D][-1] = PoolSample(NOW, three)
+    stale[D][-1] = PoolSample(NOW, three, ("decode-x-3",))
 
     assert (
         run(spec, facts, silent).decision.replicas[D]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.notes import Notes
 from pdcluster_api.plan.autoscale.stabilization import stabilize
-from pdcluster_api.plan.autoscale.values import Memory, Sample
+from pdcluster_api.plan.autoscale.trace import DecisionTrace
+from pdcluster_api.plan.autoscale.values import Memory, PoolSample
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
@@ -176,10 +176,16 @@ def test_the_most_careful_decision_of_the_window_counts():
     )
 
     assert (
-        stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0, notes=Notes())[0] == 6
+        stabilize("decode", 9, 2, spec, past=((0.0, 3), (5.0, 6)), now=10.0, trace=DecisionTrace())[
+            0
+        ]
+        == 6
     )
     assert (
-        stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0, notes=Notes())[0] == 4
+        stabilize("decode", 1, 9, spec, past=((0.0, 8), (5.0, 4)), now=10.0, trace=DecisionTrace())[
+            0
+        ]
+        == 4
     )
 
 
@@ -189,12 +195,18 @@ def test_what_is_remembered_stays_small(window: int):
     recommendations: tuple[tuple[float, int], ...] = ()
     for number in range(5000):
         recommendations = stabilize(
-            "decode", 4, 3, spec, past=recommendations, now=number * 5.0, notes=Notes()
+            "decode", 4, 3, spec, past=recommendations, now=number * 5.0, trace=DecisionTrace()
         )[1]
         assert len(recommendations) == 1
     for number in range(5000, 9000):
         recommendations = stabilize(
-            "decode", 4, number % 4, spec, past=recommendations, now=number * 5.0, notes=Notes()
+            "decode",
+            4,
+            number % 4,
+            spec,
+            past=recommendations,
+            now=number * 5.0,
+            trace=DecisionTrace(),
         )[1]
         assert len(recommendations) <= 62
 
@@ -217,7 +229,7 @@ def test_what_is_remembered_lets_through_no_more_than_all_recommendations_of_the
         now += gap
         history.append((now, recommended))
         workers, recommendations = stabilize(
-            "decode", asked, recommended, spec, past=recommendations, now=now, notes=Notes()
+            "decode", asked, recommended, spec, past=recommendations, now=now, trace=DecisionTrace()
         )
         recent = [(at, each) for at, each in history if at > now - window]
         before = [each for at, each in history if at <= now - window][-1:]
@@ -237,7 +249,7 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
     """In many rounds it falls by chance, and so fast that it would soon be under its threshold."""
     spec = make_spec(scaleUp={"windowSeconds": window})
     facts, noise, memory, held = facts_of(spec), random.Random(2), Memory(), 0
-    rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
+    rounds: dict[PoolKey, list[PoolSample]] = {P: [], D: []}
     for number in range((window + 120) // 5):
         now = NOW + 5.0 * number
         full = replace(
@@ -260,9 +272,13 @@ def test_a_full_role_grows_in_time_although_its_queue_goes_up_and_down(window: i
 def test_an_agreement_to_shrink_does_not_outlast_a_backlog_that_is_worked_off():
     spec = AutoscaleSpec.model_validate({})
 
-    up = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, notes=Notes(), goes_on=True)
-    down = stabilize("decode", 4, 4, spec, past=((0.0, 3),), now=10.0, notes=Notes(), goes_on=True)
-    other = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, notes=Notes())
+    up = stabilize(
+        "decode", 4, 4, spec, past=((0.0, 6),), now=10.0, trace=DecisionTrace(), goes_on=True
+    )
+    down = stabilize(
+        "decode", 4, 4, spec, past=((0.0, 3),), now=10.0, trace=DecisionTrace(), goes_on=True
+    )
+    other = stabilize("decode", 4, 4, spec, past=((0.0, 6),), now=10.0, trace=DecisionTrace())
 
     assert up == (4, ((0.0, 6),))
     assert (down[1], other[1]) == ((), ())
@@ -274,7 +290,7 @@ def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
     """
     spec = make_spec(prefill=[pool(8)], mode="Advise")
     facts, noise, memory = facts_of(spec), random.Random(1), Memory()
-    rounds: dict[PoolKey, list[Sample]] = {P: [], D: []}
+    rounds: dict[PoolKey, list[PoolSample]] = {P: [], D: []}
     advice = []
     for number in range(240):
         now = NOW + 5.0 * number
@@ -284,7 +300,7 @@ def test_advice_does_not_go_up_and_down_with_a_load_that_stays_the_same():
                 replace(each, engine_busy_ratio=busy.get(each.pod, each.engine_busy_ratio))
                 for each in sample.workers
             )
-            rounds[key].append(Sample(now, workers))
+            rounds[key].append(PoolSample(now, workers))
         outcome = run(spec, facts, rounds, memory, now=now)
         memory = outcome.memory
         advice.append(outcome.decision.replicas[P])

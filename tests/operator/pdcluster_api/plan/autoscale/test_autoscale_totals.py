@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
-from pdcluster_api.plan.autoscale.values import PoolFacts, Sample, WorkerSample
+from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample, WorkerSample
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE, NOW
 
 
@@ -19,35 +19,37 @@ def facts(ready: int) -> PoolFacts:
     return PoolFacts("decode", "x", "H100", ready, ready, ready)
 
 
-def read(*rounds: Sample, ready: int = 2) -> Totals:
+def read(*rounds: PoolSample, ready: int = 2) -> Totals:
     return read_fresh(facts(ready), rounds)
 
 
-def read_fresh(pool: PoolFacts, rounds: Sequence[Sample], seconds: float = 15.0) -> Totals:
+def read_fresh(pool: PoolFacts, rounds: Sequence[PoolSample], seconds: float = 15.0) -> Totals:
     return read_pool(pool, rounds, fresh_rounds(rounds, NOW, seconds))
 
 
 def test_gauges_are_summed_over_workers_and_averaged_over_fresh_rounds():
-    old = Sample(
+    old = PoolSample(
         NOW - 20, (worker("a", num_requests_waiting=100), worker("b", num_requests_waiting=100))
     )
-    then = Sample(
+    then = PoolSample(
         NOW - 5, (worker("a", num_requests_waiting=1), worker("b", num_requests_waiting=2))
     )
-    last = Sample(NOW, (worker("a", num_requests_waiting=3), worker("b", num_requests_waiting=4)))
+    last = PoolSample(
+        NOW, (worker("a", num_requests_waiting=3), worker("b", num_requests_waiting=4))
+    )
 
     assert read(old, then, last).num_requests_waiting == 5.0
 
 
 def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds():
-    first = Sample(
+    first = PoolSample(
         NOW - 5,
         (
             worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.2),
             worker("b", engine_busy_ratio=0.9),
         ),
     )
-    last = Sample(
+    last = PoolSample(
         NOW,
         (
             worker("a", engine_busy_ratio=1.0, gpu_utilization_ratio=0.4),
@@ -65,31 +67,33 @@ def test_a_gpu_counts_more_than_the_engine_and_the_busiest_is_a_mean_over_rounds
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 55.0, 1e300])
 def test_a_worker_with_a_number_that_is_none_is_missing(bad: float):
     totals = read(
-        Sample(NOW, (worker("a", kv_cache_usage_ratio=bad), worker("b", kv_cache_usage_ratio=0.5)))
+        PoolSample(
+            NOW, (worker("a", kv_cache_usage_ratio=bad), worker("b", kv_cache_usage_ratio=0.5))
+        )
     )
 
     assert (totals.reporting, totals.missing, totals.kv_cache_usage) == (1, 1, 0.5)
 
 
 def test_stale_workers_are_missing_and_an_old_window_has_no_reporting_worker():
-    assert read(Sample(NOW, (worker("a"),), stale=("b",))).missing == 1
-    assert read(Sample(NOW - 16, (worker("a"), worker("b")))).missing == 2
+    assert read(PoolSample(NOW, (worker("a"),), stale=("b",))).missing == 1
+    assert read(PoolSample(NOW - 16, (worker("a"), worker("b")))).missing == 2
     assert read().missing == 2
 
 
 def test_a_ready_worker_that_has_never_answered_is_missing():
-    totals = read(Sample(NOW, (worker("a"),)), ready=3)
+    totals = read(PoolSample(NOW, (worker("a"),)), ready=3)
 
     assert (totals.reporting, totals.missing) == (1, 2)
 
 
 def test_rounds_of_a_clock_that_is_ahead_do_not_count():
-    assert read(Sample(NOW + 100, (worker("a"), worker("b")))).missing == 2
+    assert read(PoolSample(NOW + 100, (worker("a"), worker("b")))).missing == 2
 
 
 def test_a_worker_is_settled_three_rounds_after_it_came():
-    rounds = [Sample(NOW - 5.0 * back, (worker("a"), worker("b"))) for back in (3, 2, 1)]
-    newest = Sample(NOW, (worker("a"), worker("b"), worker("c")))
+    rounds = [PoolSample(NOW - 5.0 * back, (worker("a"), worker("b"))) for back in (3, 2, 1)]
+    newest = PoolSample(NOW, (worker("a"), worker("b"), worker("c")))
 
     assert read(*rounds, newest, ready=3).settled == 2
     assert read(*rounds[1:], newest, ready=3).settled == 0  # the operator has just begun to look
@@ -107,7 +111,7 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
         time_to_first_token_seconds=9.0,
     )
     rounds = [
-        Sample(
+        PoolSample(
             NOW - 5.0 * back,
             (worker("a", prefill_queue_requests=1), worker("b"), leaving),
             stale=("d",),
@@ -131,8 +135,8 @@ def test_of_a_worker_that_drains_only_its_part_of_the_prefill_queue_counts():
 
 
 def test_a_queue_falls_by_what_the_same_workers_have_less_of():
-    def at(back: int, *numbers: float, name: str = "abc") -> Sample:
-        return Sample(
+    def at(back: int, *numbers: float, name: str = "abc") -> PoolSample:
+        return PoolSample(
             NOW - 5.0 * back,
             tuple(
                 worker(pod, num_requests_waiting=each, prefill_queue_requests=each)
@@ -156,7 +160,7 @@ def test_a_queue_falls_by_what_the_same_workers_have_less_of():
 
 def test_rates_that_are_not_known_stay_unknown():
     totals = read(
-        Sample(
+        PoolSample(
             NOW,
             (
                 worker("a"),
@@ -171,7 +175,7 @@ def test_rates_that_are_not_known_stay_unknown():
 
 def test_pools_together_are_their_sums():
     one = read(
-        Sample(
+        PoolSample(
             NOW,
             (
                 worker(
@@ -184,7 +188,7 @@ def test_pools_together_are_their_sums():
         ),
         ready=1,
     )
-    other = read(Sample(NOW, (worker("b", engine_busy_ratio=0.3),)), ready=1)
+    other = read(PoolSample(NOW, (worker("b", engine_busy_ratio=0.3),)), ready=1)
 
     whole = together([one, other, Totals(missing=1)])
 
@@ -200,7 +204,7 @@ def test_a_worker_that_is_gone_counts_no_more():
         worker("a", kv_cache_usage_ratio=0.5, prefill_queue_requests=1.0),
         worker("b", kv_cache_usage_ratio=0.6, prefill_queue_requests=4.0),
     )
-    window = [Sample(NOW - 10.0, both), Sample(NOW - 5.0, both), Sample(NOW, both[:1])]
+    window = [PoolSample(NOW - 10.0, both), PoolSample(NOW - 5.0, both), PoolSample(NOW, both[:1])]
 
     gone = read(*window, ready=1)
     drains = read_fresh(

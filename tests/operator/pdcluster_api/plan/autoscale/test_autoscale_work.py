@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, WorkerSample
-from pdcluster_api.plan.cluster import asked_of, plan_cluster
+from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
 from pdcluster_api.plan.observed.state import ScalerState
-from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.plan.sizes.scalers import pool_sizes
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.values import MAX_REPLICAS, MAX_WORKERS
-from pdctl.preview.preview import preview, settled
+from pdctl.preview.preview import preview, steady_state
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,
@@ -171,7 +171,7 @@ def passes() -> Sequence[tuple[str, Callable[[int], Any]]]:
 
     def facts(number: int) -> Any:
         observed = running(advised, scalers=asking(number))
-        return pool_facts(asked_of(advised, observed), observed, Seen())
+        return pool_facts(requested_sizes(advised, observed), observed, ScrapeState())
 
     return (
         (
@@ -183,7 +183,7 @@ def passes() -> Sequence[tuple[str, Callable[[int], Any]]]:
         (
             "preview",
             lambda number: preview(
-                cluster, cluster, replace(settled(cluster), scalers=asking(number)), TODAY
+                cluster, cluster, replace(steady_state(cluster), scalers=asking(number)), TODAY
             ),
         ),
     )

@@ -14,11 +14,11 @@ from pdcluster_api.plan.autoscale.values import (
     Memory,
     Outcome,
     PoolFacts,
-    Sample,
+    PoolSample,
     Windows,
     WorkerSample,
 )
-from pdcluster_api.plan.observed.decision import Decision, Step
+from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDClusterSpec
 from pdcluster_api.schema.workload import PoolKey
@@ -115,13 +115,13 @@ def samples_of(
 
 def windows_of(
     facts: Sequence[PoolFacts], *, now: float = NOW, rounds: int = 4, **workers: WorkerSample
-) -> dict[PoolKey, list[Sample]]:
+) -> dict[PoolKey, list[PoolSample]]:
     """Some equal rounds of every pool, five seconds apart.  workers: by role or `role_pool`, else
     CALM.
     """
     return {
         each.key: [
-            Sample(
+            PoolSample(
                 now - 5.0 * back,
                 samples_of(
                     each, workers.get(f"{each.role}_{each.pool}") or workers.get(each.role) or CALM
@@ -177,7 +177,7 @@ def agreed(
     return run(spec, facts, windows_of(facts, now=now, **workers), memory, now=now)
 
 
-def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
+def assert_explained(facts: Sequence[PoolFacts], decision: ScalingDecision) -> None:
     """Every change is said: steps of each pool, and then of each role, lead from the size before to
     the size after.
     """
@@ -204,7 +204,7 @@ def assert_explained(facts: Sequence[PoolFacts], decision: Decision) -> None:
     assert_order(decision)
 
 
-def base_of(facts: Sequence[PoolFacts], decision: Decision) -> dict[PoolKey, int]:
+def base_of(facts: Sequence[PoolFacts], decision: ScalingDecision) -> dict[PoolKey, int]:
     """The sizes from which the roles were decided: what is asked for, less what capacity, bounds
     and budget took before.
     """
@@ -220,14 +220,16 @@ def base_of(facts: Sequence[PoolFacts], decision: Decision) -> dict[PoolKey, int
     return found
 
 
-def assert_chain(size: int, steps: Sequence[Step], after: int, decision: Decision) -> None:
+def assert_chain(
+    size: int, steps: Sequence[DecisionStep], after: int, decision: ScalingDecision
+) -> None:
     for step in steps:
         assert step.before == size, decision
         size = step.after
     assert size == after, decision
 
 
-def assert_order(decision: Decision) -> None:
+def assert_order(decision: ScalingDecision) -> None:
     """Rules act on a role in their order."""
     for role in {step.subject for step in decision.steps if "/" not in step.subject}:
         found = [
@@ -244,7 +246,7 @@ def rules_of(outcome: Outcome, subject: str | None = None) -> list[str]:
     ]
 
 
-def step_of(outcome: Outcome, rule: str, subject: str | None = None) -> Step:
+def step_of(outcome: Outcome, rule: str, subject: str | None = None) -> DecisionStep:
     return next(
         step
         for step in outcome.decision.steps

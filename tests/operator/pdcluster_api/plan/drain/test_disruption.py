@@ -10,7 +10,7 @@ from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.drain.disruption import (
     PROBLEM_SECONDS,
     UNREADY_SECONDS,
-    Patience,
+    ReadinessDeadline,
     min_available,
     plan_budgets,
 )
@@ -30,7 +30,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
 from tests.operator.pods import pod_state, pod_states
 
 DECODE = identity("aaaa")
-PATIENCE = Patience(NOW, 3600)
+PATIENCE = ReadinessDeadline(NOW, 3600)
 READY, STARTING, ENDING, DRAINING = "ready", "starting", "ending", "draining"
 UNPLACED, FAILING, DOWNLOADING = "unplaced", "failing", "downloading"
 PROBLEMS = {
@@ -40,7 +40,7 @@ PROBLEMS = {
 }
 
 
-def there(
+def existing(
     *pods: str, desired: int | None = None, fault: Problem | None = None, age: float = 0.0
 ) -> WorkloadState:
     """age: seconds for which those that are not ready have not been, or should have been gone"""
@@ -72,7 +72,7 @@ def before(seconds: float) -> str:
 
 
 def budget_of(
-    size: int, state: WorkloadState, known: int | None, patience: Patience = PATIENCE
+    size: int, state: WorkloadState, known: int | None, patience: ReadinessDeadline = PATIENCE
 ) -> int:
     budgets = {} if known is None else {DECODE.name: known}
     return plan_budgets([Workload(DECODE, size)], [state], (), budgets, patience)[DECODE]
@@ -93,12 +93,12 @@ def allowed(size: int, *moments: WorkloadState) -> list[int]:
 
 
 def test_evictions_take_one_worker_at_a_time_until_its_successor_is_ready() -> None:
-    whole = there(READY, READY, READY)
+    whole = existing(READY, READY, READY)
     moments = [
         whole,
-        there(READY, ENDING, READY),
-        there(READY, STARTING, READY),
-        there(READY, DOWNLOADING, READY),
+        existing(READY, ENDING, READY),
+        existing(READY, STARTING, READY),
+        existing(READY, DOWNLOADING, READY),
         whole,
     ]
     assert allowed(3, *moments) == [1, 0, 0, 0, 1]
@@ -116,16 +116,16 @@ def test_evictions_take_one_worker_at_a_time_until_its_successor_is_ready() -> N
 )
 def test_a_worker_is_waited_for_so_long_and_no_longer(lost: str, seconds: float) -> None:
     moments = [
-        there(READY, READY, READY),
-        there(READY, lost, READY, age=seconds - 1),
-        there(READY, lost, READY, age=seconds),
-        there(READY, lost, lost),
+        existing(READY, READY, READY),
+        existing(READY, lost, READY, age=seconds - 1),
+        existing(READY, lost, READY, age=seconds),
+        existing(READY, lost, lost),
     ]
     assert allowed(3, *moments) == [1, 0, 1, 0]
 
 
 def test_a_deadline_of_the_spec_that_is_shorter_counts_but_for_an_end() -> None:
-    impatient = Patience(NOW, 30)
+    impatient = ReadinessDeadline(NOW, 30)
     pods = [pod_of(0, how, before(29)) for how in (UNPLACED, STARTING, ENDING)]
     assert [impatient.seconds_left(pod) for pod in pods] == [1, 1, ENDING_SECONDS - 29]
 
@@ -137,13 +137,16 @@ def test_a_worker_without_a_start_time_is_waited_for() -> None:
 
 @pytest.mark.parametrize("stuck", [ENDING, STARTING], ids=["on a lost node", "without its volume"])
 def test_workers_that_neither_end_nor_become_ready_do_not_freeze_a_drain(stuck: str) -> None:
-    state = there(*[READY] * 6, stuck, stuck, age=3600)
+    state = existing(*[READY] * 6, stuck, stuck, age=3600)
     assert num_allowed(state, budget_of(8, state, 7)) == 1
 
 
 def test_a_worker_that_fails_again_and_again_holds_up_nothing_between_its_failures() -> None:
-    failing, again = there(READY, READY, FAILING, age=900), there(READY, READY, STARTING, age=905)
-    assert allowed(3, there(READY, READY, READY), failing, again, failing) == [1, 1, 1, 1]
+    failing, again = (
+        existing(READY, READY, FAILING, age=900),
+        existing(READY, READY, STARTING, age=905),
+    )
+    assert allowed(3, existing(READY, READY, READY), failing, again, failing) == [1, 1, 1, 1]
 
 
 @dataclass
@@ -168,7 +171,7 @@ class NodeDrain:
                 pod_of(ordinal, how, before(now - since))
                 for ordinal, (how, since) in enumerate(self.pods)
             )
-            state = replace(there(*[how for how, _ in self.pods]), pods=pods)
+            state = replace(existing(*[how for how, _ in self.pods]), pods=pods)
             budget = budget_of(4, state, budget)
             if len(self.evicted) < 4 and num_allowed(state, budget):
                 self.pods[len(self.evicted)] = UNPLACED, now
@@ -192,11 +195,13 @@ def test_a_drain_takes_the_next_worker_after_minutes_where_no_node_comes() -> No
 
 
 def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:
-    grown = there(READY, READY, STARTING, STARTING)
+    grown = existing(READY, READY, STARTING, STARTING)
     assert allowed(
-        4, grown, there(READY, READY, READY, STARTING), there(READY, READY, ENDING, STARTING)
+        4, grown, existing(READY, READY, READY, STARTING), existing(READY, READY, ENDING, STARTING)
     ) == [1, 1, 0]
-    assert allowed(2, there(STARTING, STARTING), there(READY, STARTING), there(READY, READY)) == [
+    assert allowed(
+        2, existing(STARTING, STARTING), existing(READY, STARTING), existing(READY, READY)
+    ) == [
         0,
         1,
         1,
@@ -204,17 +209,17 @@ def test_a_scale_up_and_a_first_start_hold_up_nothing() -> None:
 
 
 def test_workers_that_cannot_be_created_hold_up_nothing() -> None:
-    refused = there(READY, READY, desired=4, fault=Problem(words.QUOTA_EXCEEDED, "no room"))
-    assert allowed(4, there(READY, READY, READY, READY), refused) == [1, 1]
+    refused = existing(READY, READY, desired=4, fault=Problem(words.QUOTA_EXCEEDED, "no room"))
+    assert allowed(4, existing(READY, READY, READY, READY), refused) == [1, 1]
 
 
 def test_those_that_drain_count_beside_the_one() -> None:
-    state = there(READY, DRAINING, DRAINING)
+    state = existing(READY, DRAINING, DRAINING)
     assert min_available(3, state, {f"{DECODE.name}-1", f"{DECODE.name}-2"}, 2) == 0
 
 
 def test_those_beyond_the_size_count_for_nothing() -> None:
-    assert min_available(2, there(READY, READY, READY), (), 2) == 1
+    assert min_available(2, existing(READY, READY, READY), (), 2) == 1
 
 
 def test_without_a_stateful_set_nothing_is_to_stay() -> None:
@@ -222,7 +227,7 @@ def test_without_a_stateful_set_nothing_is_to_stay() -> None:
 
 
 def test_an_edited_budget_asks_for_no_more_than_there_are() -> None:
-    assert min_available(2, there(READY, READY), (), 99) == 1
+    assert min_available(2, existing(READY, READY), (), 99) == 1
 
 
 CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)

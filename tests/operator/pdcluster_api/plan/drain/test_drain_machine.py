@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from pdcluster_api.plan.drain.draining import Drain, plan_drain
+from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
 from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
@@ -26,7 +26,7 @@ ORDINALS = st.integers(0, MAX_WORKERS - 1)
 
 
 @dataclass
-class Worker:
+class ModelledWorker:
     """State of a worker.
 
     is_ready: it takes requests, unless it has a drain command; is_probed: its pod's readiness at
@@ -50,18 +50,19 @@ class DrainMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wanted, self.replicas = 2, 2
+        self.desired, self.replicas = 2, 2
         self.workers = {
-            ordinal: Worker(is_ready=True, is_probed=True, record="ready") for ordinal in range(2)
+            ordinal: ModelledWorker(is_ready=True, is_probed=True, record="ready")
+            for ordinal in range(2)
         }
         self.commands: set[str] = set()
         self.is_etcd_away = False
 
     # Clients, and workers.
 
-    @rule(wanted=st.integers(0, MAX_WORKERS))
-    def scale(self, wanted: int) -> None:
-        self.wanted = wanted
+    @rule(desired=st.integers(0, MAX_WORKERS))
+    def scale(self, desired: int) -> None:
+        self.desired = desired
 
     @rule(ordinal=ORDINALS)
     def a_request_comes(self, ordinal: int) -> None:
@@ -98,7 +99,7 @@ class DrainMachine(RuleBasedStateMachine):
     @rule(ordinal=ORDINALS)
     def a_worker_crashes(self, ordinal: int) -> None:
         if ordinal in self.workers:
-            self.workers[ordinal] = Worker()
+            self.workers[ordinal] = ModelledWorker()
 
     # etcd, and the operator.
 
@@ -122,7 +123,7 @@ class DrainMachine(RuleBasedStateMachine):
     def the_operator_dies_in_the_middle(self) -> None:
         self.commands = set(self.plan().commands)
 
-    def plan(self) -> Drain:
+    def plan(self) -> DrainPlan:
         records = {
             name(ordinal): worker.record
             for ordinal, worker in self.workers.items()
@@ -138,7 +139,7 @@ class DrainMachine(RuleBasedStateMachine):
             for ordinal, worker in self.workers.items()
         ]
         plan = plan_drain(
-            [Workload(OF, self.wanted)],
+            [Workload(OF, self.desired)],
             (),
             [workload(OF, self.replicas, pods=tuple(pods))],
             worker_records,
@@ -146,29 +147,29 @@ class DrainMachine(RuleBasedStateMachine):
         )
         replicas = plan.workloads[0].replicas
         assert plan.cut == ()
-        assert replicas >= self.wanted
+        assert replicas >= self.desired
         serving = {ordinal for ordinal, worker in self.workers.items() if worker.is_ready}
         left = {
             ordinal
             for ordinal in serving
             if ordinal < replicas and name(ordinal) not in plan.commands
         }
-        assert left or not serving or not self.wanted, "all that serve have drain commands"
+        assert left or not serving or not self.desired, "all that serve have drain commands"
         return plan
 
-    def act(self, plan: Drain) -> None:
+    def act(self, plan: DrainPlan) -> None:
         """Commands before replicas."""
         replicas = plan.workloads[0].replicas
         if not self.is_etcd_away:
             self.commands = set(plan.commands)
         for ordinal in range(replicas, self.replicas):
-            worker = self.workers.pop(ordinal, Worker())
+            worker = self.workers.pop(ordinal, ModelledWorker())
             assert not worker.num_requests, f"worker {ordinal} went with a request"
             assert worker.is_told or not worker.is_ready, (
                 f"worker {ordinal} went while it might get a request"
             )
         for ordinal in range(self.replicas, replicas):
-            self.workers[ordinal] = Worker()
+            self.workers[ordinal] = ModelledWorker()
         self.replicas = replicas
 
     def teardown(self) -> None:
@@ -179,12 +180,12 @@ class DrainMachine(RuleBasedStateMachine):
                 self.hear(ordinal)
                 worker.is_ready, worker.is_probed = True, not worker.is_told
             self.act(self.plan())
-        assert self.replicas == self.wanted == len(self.workers)
+        assert self.replicas == self.desired == len(self.workers)
         assert not self.commands
         assert {worker.state for worker in self.workers.values()} <= {"ready"}
         plan = self.plan()
         assert (plan.workloads, plan.commands, plan.messages) == (
-            (Workload(OF, self.wanted),),
+            (Workload(OF, self.desired),),
             frozenset(),
             {},
         )

@@ -37,32 +37,32 @@ def worker(ordinal: int, **fields: Any) -> PodState:
     return pod_state(OF, ordinal, **{"node": "n1", **fields})
 
 
-def there(*pods: PodState, desired: int | None = None) -> WorkloadState:
+def existing(*pods: PodState, desired: int | None = None) -> WorkloadState:
     return workload(OF, len(pods) if desired is None else desired, pods=pods)
 
 
 def four(**last: Any) -> WorkloadState:
     """Four ready pods.  last: what is different of the highest."""
-    return there(worker(0), worker(1), worker(2), worker(3, **last))
+    return existing(worker(0), worker(1), worker(2), worker(3, **last))
 
 
 def worker_records(
     *states: str | None,
     commanded: tuple[int, ...] = (),
-    asked: float = 0.0,
-    odd: float = 0.0,
+    requested: float = 0.0,
+    mismatched: float = 0.0,
     error: str | None = None,
 ) -> WorkerRecords:
-    """states: by ordinal, None = no record; commanded: ordinals with a drain command; odd: of all
-    without a record.
+    """states: by ordinal, None = no record; commanded: ordinals with a drain command; mismatched:
+    of all without a record.
     """
     known = {NAMES[ordinal]: state for ordinal, state in enumerate(states) if state is not None}
-    odd_ones = {name: odd for name in NAMES if name not in known}
+    odd_ones = {name: mismatched for name in NAMES if name not in known}
     return WorkerRecords(
         known,
         frozenset(NAMES[each] for each in commanded),
-        asked=dict.fromkeys(NAMES, asked),
-        odd=odd_ones,
+        requested=dict.fromkeys(NAMES, requested),
+        mismatched=odd_ones,
         error=error,
     )
 
@@ -112,20 +112,20 @@ def test_a_worker_that_serves_no_request_goes_at_once(state: str | None, last: d
 
 def test_a_pod_that_is_missing_is_not_waited_for():
     assert plan_shrink(
-        2, there(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None
+        2, existing(worker(0), worker(1), desired=4), worker_records("ready", "ready"), None
     ) == Shrink(2)
 
 
 def test_a_pod_of_which_only_etcd_tells_is_waited_for():
     found = plan_shrink(
         2,
-        there(worker(0), worker(1), desired=4),
+        existing(worker(0), worker(1), desired=4),
         worker_records("ready", "ready", "ready", "drained", commanded=(3,)),
         None,
     )
     assert found == Shrink(3, frozenset(NAMES[2:4]), draining=(NAMES[2],))
     of_others = WorkerRecords({f"{OF.name}x-3": "ready", f"{OF.name}-3x": "ready"})
-    assert plan_shrink(2, there(worker(0), worker(1), desired=4), of_others, None) == Shrink(2)
+    assert plan_shrink(2, existing(worker(0), worker(1), desired=4), of_others, None) == Shrink(2)
 
 
 def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
@@ -141,21 +141,24 @@ def test_a_worker_that_is_not_ready_and_still_registered_may_hold_requests():
 
 
 def test_a_ready_pod_without_a_record_is_waited_for_until_it_should_have_registered_again():
-    for odd, replicas in ((0.0, 4), (MISSING_RECORD_GRACE_SECONDS, 3)):
+    for mismatched, replicas in ((0.0, 4), (MISSING_RECORD_GRACE_SECONDS, 3)):
         assert (
             plan_shrink(
-                3, four(), worker_records("ready", "ready", "ready", None, odd=odd), None
+                3,
+                four(),
+                worker_records("ready", "ready", "ready", None, mismatched=mismatched),
+                None,
             ).replicas
             == replicas
         )
 
 
-@pytest.mark.parametrize("asked", [1.0, 600.0])
-def test_an_etcd_that_comes_back_empty_ends_no_drain(asked: float):
+@pytest.mark.parametrize("requested", [1.0, 600.0])
+def test_an_etcd_that_comes_back_empty_ends_no_drain(requested: float):
     """Workers that drain say that they are not ready, and have to register again."""
     draining = [worker(ordinal, ready=False, started=True) for ordinal in (2, 3)]
     found = plan_shrink(
-        2, there(worker(0), worker(1), *draining), worker_records(asked=asked), None
+        2, existing(worker(0), worker(1), *draining), worker_records(requested=requested), None
     )
     assert found == Shrink(4, frozenset(NAMES[2:4]), draining=(NAMES[3], NAMES[2]))
 
@@ -181,7 +184,7 @@ def test_without_an_answer_no_worker_goes_that_may_serve(known: WorkerRecords | 
 
 @pytest.mark.parametrize("known", [ALL_READY, AWAY], ids=["answers", "away"])
 def test_a_time_limit_cuts_and_names_the_workers(known: WorkerRecords):
-    late = replace(known, asked=dict.fromkeys(NAMES, 60.0))
+    late = replace(known, requested=dict.fromkeys(NAMES, 60.0))
     assert plan_shrink(2, four(), late, 61).cut == ()
     assert plan_shrink(2, four(), late, 60) == Shrink(
         2, frozenset(NAMES[2:4]), cut=(NAMES[3], NAMES[2])
@@ -189,7 +192,7 @@ def test_a_time_limit_cuts_and_names_the_workers(known: WorkerRecords):
 
 
 def test_only_workers_that_go_are_cut():
-    known = replace(ALL_READY, asked={NAMES[2]: 60.0})
+    known = replace(ALL_READY, requested={NAMES[2]: 60.0})
     assert plan_shrink(2, four(), known, 60) == Shrink(
         4, frozenset(NAMES[2:4]), draining=(NAMES[3],)
     )
@@ -199,7 +202,7 @@ def test_a_scale_up_takes_commands_back_and_ending_workers_keep_theirs():
     known = worker_records("ready", "ready", "drained", "drained", commanded=(2, 3))
     assert plan_shrink(4, four(), known, None) == Shrink(4)
     assert plan_shrink(3, four(), known, None) == Shrink(3, frozenset(NAMES[3:4]))
-    ending = there(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
+    ending = existing(worker(0), worker(1), worker(2), worker(3, terminating=True), desired=3)
     assert plan_shrink(3, ending, known, None) == Shrink(3, frozenset(NAMES[3:4]))
     # it would serve until SIGTERM
     assert plan_shrink(4, ending, known, None) == Shrink(4, frozenset(NAMES[3:4]))
@@ -211,7 +214,7 @@ def test_a_worker_about_to_end_keeps_its_command_before_the_watch_says_that_it_e
 ):
     known = worker_records("ready", "ready", "ready", "drained", commanded=(3,))
     state = replace(
-        there(
+        existing(
             worker(0), worker(1), worker(2), worker(3, ready=False, started=True), desired=desired
         ),
         gone=gone,
@@ -221,19 +224,19 @@ def test_a_worker_about_to_end_keeps_its_command_before_the_watch_says_that_it_e
 
 @pytest.mark.parametrize("desired", [0, 2, 3])
 def test_a_size_that_was_lowered_by_hand_is_reverted_at_once(desired: int):
-    assert plan_shrink(4, there(worker(0), worker(1), desired=desired), None, None) == Shrink(4)
+    assert plan_shrink(4, existing(worker(0), worker(1), desired=desired), None, None) == Shrink(4)
 
 
 def test_a_size_that_was_raised_by_hand_is_reverted_while_the_new_pods_are_not_ready():
     assert plan_shrink(
-        4, there(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None
+        4, existing(*four().pods, worker(4, ready=False), desired=6), ALL_READY, None
     ) == Shrink(4)
 
 
 def test_pods_of_other_names_belong_to_no_pool():
     strange = worker(0, name="chat-decode-cpu-r1-x")
     assert ordinal_of(strange) == -1
-    assert plan_shrink(0, there(strange), worker_records(), None) == Shrink(0)
+    assert plan_shrink(0, existing(strange), worker_records(), None) == Shrink(0)
 
 
 def test_a_workload_that_leaves_stays_until_all_have_drained():
@@ -259,7 +262,7 @@ DRAINS = {"ready": False, "started": True}
     [
         ({}, worker_records(None, "ready")),
         (DRAINS, worker_records(None, "draining", commanded=(1,))),
-        (DRAINS, worker_records(None, "drained", commanded=(1,), asked=600.0)),
+        (DRAINS, worker_records(None, "drained", commanded=(1,), requested=600.0)),
     ],
     ids=["serves", "drains", "drained"],
 )
@@ -267,7 +270,7 @@ def test_a_worker_that_serves_alone_gets_no_command_and_is_taken_back(
     last: dict[str, Any], known: WorkerRecords
 ):
     found = plan_drain(
-        [Workload(OF, 1)], (), [there(worker(0, **CRASHES), worker(1, **last))], known, 60
+        [Workload(OF, 1)], (), [existing(worker(0, **CRASHES), worker(1, **last))], known, 60
     )
     assert (found.workloads, found.commands, found.cut) == ((Workload(OF, 2),), frozenset(), ())
     said = (
@@ -278,7 +281,7 @@ def test_a_worker_that_serves_alone_gets_no_command_and_is_taken_back(
 
 
 def test_a_worker_that_does_not_know_yet_that_it_serves_again_is_not_relied_on():
-    two = [there(worker(0), worker(1))]
+    two = [existing(worker(0), worker(1))]
     for known in (
         worker_records("ready", "ready", commanded=(0,)),
         worker_records("draining", "ready"),
@@ -292,7 +295,7 @@ def test_a_worker_that_does_not_know_yet_that_it_serves_again_is_not_relied_on()
 def test_a_worker_that_serves_alone_drains_where_another_pool_serves_or_none_is_wanted():
     other = identity("r1", name="other")
     ready = workload(other, 1, pods=pod_states(other, [0], node="n1"))
-    two, known = there(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")
+    two, known = existing(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")
     assert plan_drain(
         [Workload(OF, 1), Workload(other, 1)], (), [two, ready], known, None
     ).commands == {NAMES[1]}
@@ -355,7 +358,7 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
         known = replace(
             known,
             states={each.name: "ready" for each in pods},
-            asked=dict.fromkeys((each.name for each in pods), 90.0),
+            requested=dict.fromkeys((each.name for each in pods), 90.0),
         )
     observed = replace(
         before,
@@ -414,19 +417,19 @@ STATES = st.sampled_from(["starting", "ready", "draining", "drained", None])
 
 
 @given(
-    wanted=st.integers(0, 6),
+    size=st.integers(0, 6),
     desired=st.integers(0, 6),
     states=st.lists(STATES, min_size=6, max_size=6),
-    told=st.sets(st.integers(0, 5)),
+    commanded=st.sets(st.integers(0, 5)),
     ready=st.lists(st.booleans(), min_size=6, max_size=6),
     started=st.lists(st.booleans(), min_size=6, max_size=6),
     error=st.sampled_from([None, "away"]),
 )
 def test_no_worker_that_may_hold_a_request_is_ever_cut_without_a_limit(
-    wanted: int,
+    size: int,
     desired: int,
     states: list[str | None],
-    told: set[int],
+    commanded: set[int],
     ready: list[bool],
     started: list[bool],
     error: str | None,
@@ -436,19 +439,19 @@ def test_no_worker_that_may_hold_a_request_is_ever_cut_without_a_limit(
         for ordinal in range(desired)
     ]
     found = plan_shrink(
-        wanted,
-        there(*pods, desired=desired),
-        worker_records(*states, commanded=tuple(told), error=error),
+        size,
+        existing(*pods, desired=desired),
+        worker_records(*states, commanded=tuple(commanded), error=error),
         None,
     )
     assert found.cut == ()
-    assert wanted <= found.replicas <= max(wanted, desired)
+    assert size <= found.replicas <= max(size, desired)
     for ordinal in range(found.replicas, desired):
         assert error is None
-        is_done = states[ordinal] == "drained" and ordinal in told
+        is_done = states[ordinal] == "drained" and ordinal in commanded
         assert (
             is_done
             or states[ordinal] == "starting"
             or (states[ordinal] is None and not (ready[ordinal] or started[ordinal]))
         )
-    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(wanted, desired)))
+    assert not any(NAMES[ordinal] in found.commands for ordinal in range(min(size, desired)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.rollout.steps import Left, Step, current_revision, next_step
+from pdcluster_api.plan.rollout.steps import OldPods, RolloutStep, current_revision, next_step
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, identity, workload
 from tests.operator.pods import pod_states
 
@@ -71,28 +71,30 @@ def test_a_selector_that_was_edited_by_hand_is_not_believed_before_the_target_is
 
 def test_a_selector_that_was_edited_by_hand_is_reverted_and_what_serves_stays():
     edited = seen(A, B, service="bbbb", status="aaaa")
-    assert next_step("BlueGreen", "bbbb", edited, is_target_ready=False) == Step("aaaa", (A,))
+    assert next_step("BlueGreen", "bbbb", edited, is_target_ready=False) == RolloutStep(
+        "aaaa", (A,)
+    )
 
 
 @pytest.mark.parametrize(
     ("observed", "is_ready", "step"),
     [
-        (seen(), False, Step("bbbb")),  # the first time
-        (seen(B, service="bbbb", status="bbbb"), False, Step("bbbb")),  # nothing to roll out
-        (seen(A, service="aaaa"), False, Step("aaaa", (A,))),
-        (seen(A, B, service="aaaa"), False, Step("aaaa", (A,))),
+        (seen(), False, RolloutStep("bbbb")),  # the first time
+        (seen(B, service="bbbb", status="bbbb"), False, RolloutStep("bbbb")),  # nothing to roll out
+        (seen(A, service="aaaa"), False, RolloutStep("aaaa", (A,))),
+        (seen(A, B, service="aaaa"), False, RolloutStep("aaaa", (A,))),
         # it switches, and the old stay until the switch is seen
-        (seen(A, B, service="aaaa"), True, Step("bbbb", (A,))),
-        (seen(A, B, service="bbbb"), True, Step("bbbb")),
+        (seen(A, B, service="aaaa"), True, RolloutStep("bbbb", (A,))),
+        (seen(A, B, service="bbbb"), True, RolloutStep("bbbb")),
         # no way back by a pod that falls ill after the switch
-        (seen(A, B, service="bbbb"), False, Step("bbbb")),
+        (seen(A, B, service="bbbb"), False, RolloutStep("bbbb")),
         # a third revision: the unfinished target goes
-        (seen(A, C, service="aaaa"), False, Step("aaaa", (A,))),
+        (seen(A, C, service="aaaa"), False, RolloutStep("aaaa", (A,))),
         # nothing of the old is left to protect
-        (seen(B, service="aaaa", status="aaaa"), False, Step("bbbb")),
-        (seen(B, service="aaaa", records=[A]), False, Step("aaaa", (A,))),
-        (seen(GONE_A, service="aaaa"), False, Step("bbbb")),  # only pods that end
-        (seen(A, B, service="edited", status="aaaa"), False, Step("aaaa", (A,))),
+        (seen(B, service="aaaa", status="aaaa"), False, RolloutStep("bbbb")),
+        (seen(B, service="aaaa", records=[A]), False, RolloutStep("aaaa", (A,))),
+        (seen(GONE_A, service="aaaa"), False, RolloutStep("bbbb")),  # only pods that end
+        (seen(A, B, service="edited", status="aaaa"), False, RolloutStep("aaaa", (A,))),
     ],
 )
 def test_blue_green(observed, is_ready, step):
@@ -102,24 +104,24 @@ def test_blue_green(observed, is_ready, step):
 def test_blue_green_back_to_the_serving_revision_drops_the_target():
     assert next_step(
         "BlueGreen", "aaaa", seen(A, B, service="aaaa"), is_target_ready=False
-    ) == Step("aaaa")
+    ) == RolloutStep("aaaa")
 
 
 @pytest.mark.parametrize(
     ("observed", "step"),
     [
-        (seen(), Step("bbbb")),
-        (seen(B, service="bbbb"), Step("bbbb")),
-        (seen(A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),
-        (seen(GONE_A, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(3))),
+        (seen(), RolloutStep("bbbb")),
+        (seen(B, service="bbbb"), RolloutStep("bbbb")),
+        (seen(A, service="aaaa", status="aaaa"), RolloutStep("aaaa", waits_for=OldPods(2))),
+        (seen(GONE_A, service="aaaa", status="aaaa"), RolloutStep("aaaa", waits_for=OldPods(3))),
         # it is all gone: the new is made, and the Service switches
-        (seen(service="aaaa", status="aaaa"), Step("bbbb")),
+        (seen(service="aaaa", status="aaaa"), RolloutStep("bbbb")),
         # begun as BlueGreen: what is there already stays
-        (seen(A, B, service="aaaa"), Step("bbbb", waits_for=Left(2))),
-        (seen(GONE_A, B, service="bbbb"), Step("bbbb")),  # the switch was before
+        (seen(A, B, service="aaaa"), RolloutStep("bbbb", waits_for=OldPods(2))),
+        (seen(GONE_A, B, service="bbbb"), RolloutStep("bbbb")),  # the switch was before
         # an unfinished target has to end as well
-        (seen(C, service="aaaa", status="aaaa"), Step("aaaa", waits_for=Left(2))),
-        (seen(A, status="aaaa"), Step("aaaa", waits_for=Left(2))),
+        (seen(C, service="aaaa", status="aaaa"), RolloutStep("aaaa", waits_for=OldPods(2))),
+        (seen(A, status="aaaa"), RolloutStep("aaaa", waits_for=OldPods(2))),
     ],
 )
 def test_recreate(observed, step):
@@ -129,16 +131,16 @@ def test_recreate(observed, step):
 def test_recreate_back_to_what_is_still_ending_does_not_wait_for_itself():
     assert next_step(
         "Recreate", "aaaa", seen(GONE_A, service="aaaa"), is_target_ready=False
-    ) == Step("aaaa")
+    ) == RolloutStep("aaaa")
 
 
 def test_recreate_names_the_first_pod_that_it_waits_for():
     pods = pod_states(A, (2, 1), ready=False, terminating=True, node="n1")
     left = workload(A, 0, current=2, gone=True, pods=pods)
-    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == Left(
+    assert next_step("Recreate", "bbbb", seen(left), is_target_ready=False).waits_for == OldPods(
         2, pods[1]
     )
     uncounted = replace(left, current=0)  # its StatefulSet no longer counts them
-    assert next_step("Recreate", "bbbb", seen(uncounted), is_target_ready=False).waits_for == Left(
-        2, pods[1]
-    )
+    assert next_step(
+        "Recreate", "bbbb", seen(uncounted), is_target_ready=False
+    ).waits_for == OldPods(2, pods[1])

@@ -6,19 +6,18 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.plan.cluster import asked_of, plan_cluster
+from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
-    Failure,
     Observed,
     PodState,
     WorkerRecords,
     WorkloadState,
+    WriteFailure,
 )
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.progress import read_rollout
-from pdcluster_api.plan.sizes.pool_facts import Seen as SeenPods
-from pdcluster_api.plan.sizes.pool_facts import pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -37,7 +36,7 @@ CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
 A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
 DEADLINE = 3600
 EXCEEDED = words.PROGRESS_DEADLINE_EXCEEDED
-TAKEN = Failure("ServiceAccount chat-pdc", words.NAME_TAKEN, "exists")
+TAKEN = WriteFailure("ServiceAccount chat-pdc", words.NAME_TAKEN, "exists")
 
 
 def with_deadline(cluster: PDCluster, seconds: int) -> PDCluster:
@@ -269,7 +268,7 @@ def events(story: Story) -> list[tuple[str, bool]]:
     return [(each.reason, each.warning) for each in story.plan.events]
 
 
-REFUSED = Failure("PDPoolScaler chat-decode-cpu", words.APPLY_FAILED, "no answer")
+REFUSED = WriteFailure("PDPoolScaler chat-decode-cpu", words.APPLY_FAILED, "no answer")
 
 
 def test_the_deadline_is_an_event_once() -> None:
@@ -386,7 +385,9 @@ def decode_facts(status: dict[str, object]) -> PoolFacts:
     seen = running(CLUSTER, status=status)
     seen = replace(seen, workloads=[*seen.workloads, *green(desired=False)])
     return next(
-        each for each in pool_facts(asked_of(NEXT, seen), seen, SeenPods()) if each.role == "decode"
+        each
+        for each in pool_facts(requested_sizes(NEXT, seen), seen, ScrapeState())
+        if each.role == "decode"
     )
 
 
@@ -468,7 +469,7 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_taken() -> None:
     ],
 )
 def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str) -> None:
-    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story, taken = Story(), (WriteFailure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
     assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (
         words.NAME_TAKEN,
@@ -490,7 +491,7 @@ def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str)
     ],
 )
 def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: str) -> None:
-    story, taken = Story(), (Failure(name, words.NAME_TAKEN, "exists"),)
+    story, taken = Story(), (WriteFailure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
     assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (
         words.NAME_TAKEN,

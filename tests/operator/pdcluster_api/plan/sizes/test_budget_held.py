@@ -11,9 +11,9 @@ import pytest
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
-from pdcluster_api.plan.cluster import asked_of, plan_cluster
+from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
-from pdcluster_api.plan.sizes.pool_facts import Seen, held_by_type, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
@@ -83,10 +83,10 @@ def new_starts(
 
 
 def outcome_of(cluster: PDCluster, observed: Observed, **workers: Any) -> Outcome:
-    seen = Seen([pod.name for state in observed.workloads for pod in state.pods])
+    seen = ScrapeState([pod.name for state in observed.workloads for pod in state.pods])
     return see(
         cluster.spec,
-        pool_facts(asked_of(cluster, observed), observed, seen),
+        pool_facts(requested_sizes(cluster, observed), observed, seen),
         **(workers or {"decode": CROWDED}),
     )
 
@@ -243,7 +243,7 @@ def test_a_pod_that_ends_and_comes_again_under_its_name_counts_once() -> None:
             workload(of, 2, 1, pods=(*pod_states(of, [0]), *ends)),
         ],
     )
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
 
     assert [sum(each.held(2) for each in pool.holdings) for pool in facts] == [2, 2]
 
@@ -284,7 +284,7 @@ def test_pods_of_a_pool_that_came_back_with_another_type_count_by_theirs() -> No
     )
     facts = {
         each.pool: each
-        for each in pool_facts(asked_of(cluster, observed), observed, Seen())
+        for each in pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
         if each.role == "decode"
     }
     # the one that comes in their place
@@ -299,7 +299,7 @@ def test_what_leaves_counts_at_the_size_to_which_it_is_reverted() -> None:
     status = {"kept": [{"name": before.id.name, "replicas": 4}]}
     starting = [of_size(target, PREFILL, 1), of_size(target, DECODE, 1, ready=False)]
     observed = running(cluster, workloads=[*starting, before], status=status)
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
 
     assert [each.current for each in facts if each.pool.startswith("before")] == [4]
 
@@ -337,7 +337,7 @@ def test_workers_of_three_revisions_count() -> None:
     observed = old_serves(cluster, *new_starts(cluster), between)  # seven workers
     assert outcome_of(cluster, observed).decision.replicas == {PREFILL: 1, DECODE: 3}
 
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
     grown = Counter(each.grows for pool in facts for each in pool.holdings)
     assert grown == {True: 4, False: 1}
 
@@ -352,7 +352,7 @@ def test_each_revision_holds_the_accelerators_that_its_workers_have() -> None:
     new = replace(new_starts(cluster)[1], gpu="B200", gpus_per_replica=2)
     prefill = [of_size(OLD, PREFILL, 1), new_starts(cluster)[0]]
     observed = running(cluster, workloads=[*prefill, old, new], service_revision=OLD)
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
 
     assert held_by_type(facts) == {"cpu": 2, "B200": 16 + 4}
     # another one of each revision: ten more, and only eight are free
@@ -383,7 +383,7 @@ def test_pods_of_a_pool_that_came_back_with_another_number_count_by_theirs() -> 
     of = identity(revision_of(cluster.spec), *DECODE)
     before = replace(of_size(of.revision, DECODE, 2), gone=True, gpu="B200", gpus_per_replica=8)
     observed = running(cluster, workloads=[of_size(of.revision, PREFILL, 1), before])
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
 
     assert held_by_type(facts) == {"cpu": 1, "B200": 2 + 16}
 
@@ -398,7 +398,7 @@ def test_workers_of_pools_that_are_gone_count_by_the_numbers_that_they_had() -> 
     observed = running(
         cluster, workloads=[of_size(target, PREFILL, 1), of_size(target, DECODE, 2), *several]
     )
-    facts = pool_facts(asked_of(cluster, observed), observed, Seen())
+    facts = pool_facts(requested_sizes(cluster, observed), observed, ScrapeState())
 
     assert held_by_type(facts) == {"cpu": 3, "B200": 20}
     numbers = [(each.current, each.gpus_per_replica) for each in facts if each.gpu == "B200"]

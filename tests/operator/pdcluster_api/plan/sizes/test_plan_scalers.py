@@ -15,7 +15,7 @@ def size_of(declared, scaler=None, live=None):
 
 
 @pytest.mark.parametrize(
-    ("scaler", "live", "wanted", "request_"),
+    ("scaler", "live", "desired", "request_"),
     [
         (None, None, 2, 2),  # new: the pool's replicas seed it
         (None, 5, 5, 5),  # lost: what runs seeds it
@@ -30,15 +30,15 @@ def size_of(declared, scaler=None, live=None):
         ((0, 2), 2, 1, None),
     ],
 )
-def test_size_of_a_pool(scaler, live, wanted, request_):
+def test_size_of_a_pool(scaler, live, desired, request_):
     size = size_of(pool(2, minReplicas=1, maxReplicas=6), scaler, live)
-    assert (size.wanted, size.request) == (wanted, request_)
+    assert (size.desired, size.request) == (desired, request_)
 
 
 def test_no_bounds_mean_any_size_and_zero():
-    assert size_of(pool(0), (0, 0)).wanted == 0
-    assert size_of(pool(2), (500, 2)).wanted == 500
-    assert size_of(pool(2), (0, 2)).wanted == 0
+    assert size_of(pool(0), (0, 0)).desired == 0
+    assert size_of(pool(2), (500, 2)).desired == 500
+    assert size_of(pool(2), (0, 2)).desired == 0
 
 
 def test_a_clamped_size_says_what_was_asked_and_which_limit_holds():
@@ -54,16 +54,16 @@ def test_a_scaler_asks_in_vain_for_more_than_a_pool_may_have():
     """
     most = 2**31 - 1
 
-    assert size_of(pool(2), (most, 2)).wanted == 1024
+    assert size_of(pool(2), (most, 2)).desired == 1024
     assert (
         size_of(pool(2), (most, 2)).note
         == f"pool cpu: {most} workers are asked for, a pool has 1024 at most"
     )
-    assert (size_of(pool(2), (most, None)).wanted, size_of(pool(2), (most, None)).request) == (
+    assert (size_of(pool(2), (most, None)).desired, size_of(pool(2), (most, None)).request) == (
         1024,
         1024,
     )
-    assert (size_of(pool(2), None, most).wanted, size_of(pool(2), None, most).request) == (
+    assert (size_of(pool(2), None, most).desired, size_of(pool(2), None, most).request) == (
         1024,
         1024,
     )
@@ -82,14 +82,14 @@ def test_pools_have_no_more_together_than_an_object_may_have():
         size.pool.name: size for size in pool_sizes(spec, scalers, {}) if size.role == "decode"
     }
 
-    assert {name: size.wanted for name, size in sizes.items()} == {
+    assert {name: size.desired for name, size in sizes.items()} == {
         **dict.fromkeys(names[:6], 532),
         "p6": 900,
     }
     assert (
-        sum(size.wanted for size in sizes.values()) + 1
+        sum(size.desired for size in sizes.values()) + 1
         <= 4096
-        < sum(size.wanted for size in sizes.values()) + 1 + 6
+        < sum(size.desired for size in sizes.values()) + 1 + 6
     )
     assert (
         sizes["p0"].note
@@ -104,7 +104,7 @@ def test_a_scaler_of_another_pool_or_role_counts_for_nothing():
         [ScalerState("decode", "gone", 7, 7), ScalerState("mixed", "cpu", 7, 7)],
         {},
     )
-    assert [(size.key, size.wanted) for size in sizes] == [
+    assert [(size.key, size.desired) for size in sizes] == [
         (("prefill", "cpu"), 1),
         (("decode", "cpu"), 2),
     ]

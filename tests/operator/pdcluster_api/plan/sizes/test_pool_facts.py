@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.plan.cluster import asked_of
+from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, PodState, ScalerState
-from pdcluster_api.plan.sizes.pool_facts import Seen, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.schema import conditions
 from pdcluster_api.schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
@@ -30,11 +30,11 @@ def waiting(ordinal: int) -> PodState:
     return failing_pod(DECODE, ordinal, conditions.UNSCHEDULABLE)
 
 
-def facts(observed: Observed, seen: Seen) -> PoolFacts:
+def facts(observed: Observed, seen: ScrapeState) -> PoolFacts:
     """Facts of decode; its StatefulSets are read only where there is a budget."""
     (found,) = [
         each
-        for each in pool_facts(asked_of(CLUSTER, observed), observed, seen)
+        for each in pool_facts(requested_sizes(CLUSTER, observed), observed, seen)
         if each.role == "decode"
     ]
     return replace(found, holdings=())
@@ -45,14 +45,16 @@ def with_pods(*states: PodState, **fields: object) -> Observed:
     return running(CLUSTER, workloads=[made])
 
 
-def scraped(observed: Observed) -> Seen:
-    return Seen([pod.name for state in observed.workloads for pod in state.pods if pod.ready])
+def scraped(observed: Observed) -> ScrapeState:
+    return ScrapeState(
+        [pod.name for state in observed.workloads for pod in state.pods if pod.ready]
+    )
 
 
 def test_workers_that_are_ready_and_were_scraped_count() -> None:
     observed = with_pods(*pod_states(DECODE, range(4)))
 
-    found = facts(observed, Seen([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
+    found = facts(observed, ScrapeState([f"{DECODE.name}-{ordinal}" for ordinal in range(3)]))
     assert found == PoolFacts(
         "decode", "cpu", "cpu", replicas=4, current=4, ready=3, top=4, unready_top=1
     )
@@ -102,7 +104,9 @@ def test_only_the_highest_without_a_gap_are_top(ordinals: tuple[int, ...], top: 
             for each, pod in enumerate(pod_states(DECODE, range(4)))
         )
     )
-    found = facts(observed, Seen(waits={f"{DECODE.name}-{each}": 10.0 + each for each in ordinals}))
+    found = facts(
+        observed, ScrapeState(waits={f"{DECODE.name}-{each}": 10.0 + each for each in ordinals})
+    )
 
     assert (found.unschedulable, found.unschedulable_top) == (len(ordinals), top)
     assert found.unschedulable_seconds == max((10.0 + each for each in ordinals), default=0.0)
@@ -115,7 +119,7 @@ def test_a_fault_counts_while_pods_are_missing(number: int, fault: str | None) -
         fault=Problem(conditions.QUOTA_EXCEEDED, "quota: no room"),
     )
 
-    assert facts(observed, Seen()).fault == fault
+    assert facts(observed, ScrapeState()).fault == fault
 
 
 def test_pods_of_another_revision_hold_accelerators_and_serve_no_load() -> None:
@@ -180,7 +184,7 @@ def test_what_was_kept_says_nothing_of_the_declared_revision() -> None:
 
 def test_a_pool_without_a_workload_has_what_ends() -> None:
     left = workload(DECODE, 0, gone=True, current=2)
-    found = facts(running(CLUSTER, workloads=[left]), Seen())
+    found = facts(running(CLUSTER, workloads=[left]), ScrapeState())
 
     assert (found.replicas, found.current, found.ready, found.ending) == (4, 2, 0, 2)
 
@@ -193,7 +197,7 @@ def test_a_pool_that_is_no_longer_declared_counts_with_its_type() -> None:
     observed = running(
         CLUSTER, workloads=[workload(other, 3, pods=pod_states(other, range(3)))], status=status
     )
-    found = pool_facts(asked_of(CLUSTER, observed), observed, Seen())
+    found = pool_facts(requested_sizes(CLUSTER, observed), observed, ScrapeState())
 
     assert found[-1] == PoolFacts(
         "decode", "b200 of B200", "B200", replicas=0, current=3, ready=0, ending=3

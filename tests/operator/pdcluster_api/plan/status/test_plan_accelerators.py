@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Device, Observed, ScalerState, WorkerRecords
+from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerDevice, WorkerRecords
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.schema.load import parse
 from pdcluster_api.schema.pdcluster import PDCluster
@@ -23,7 +23,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
 )
 from tests.operator.pods import pod_state
 
-ON_CPU, ON_GPU = Device("cpu", "Xeon"), Device("cuda", "NVIDIA B200")
+ON_CPU, ON_GPU = WorkerDevice("cpu", "Xeon"), WorkerDevice("cuda", "NVIDIA B200")
 REFUSED = Problem(
     "AcceleratorUnusable",
     "pod p: the worker has not the device that it should compute on: pool big asks for cuda",
@@ -90,7 +90,7 @@ def seen(
     )
 
 
-def say(**devices: Device) -> WorkerRecords:
+def say(**devices: WorkerDevice) -> WorkerRecords:
     """Records of prefill-0 and decode-0 with these devices."""
     return WorkerRecords(
         {"prefill-0": "ready", "decode-0": "ready"},
@@ -120,7 +120,7 @@ def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
 def test_what_a_worker_notes_of_its_device_is_in_the_message():
     cluster, noted = (
         cluster_of(B200),
-        Device("cuda", "NVIDIA B200", "not tested on this GPU by the project"),
+        WorkerDevice("cuda", "NVIDIA B200", "not tested on this GPU by the project"),
     )
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
     message = (
@@ -252,7 +252,9 @@ def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
 
 
 def test_a_device_that_no_worker_knows_is_unknown_and_why():
-    unknown = Device("unknown", "", "vLLM does not say it, and nvidia-smi: No devices were found")
+    unknown = WorkerDevice(
+        "unknown", "", "vLLM does not say it, and nvidia-smi: No devices were found"
+    )
     cluster = cluster_of(B200)
     plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=unknown)), NOW)
     assert found(plan) == (
@@ -264,7 +266,9 @@ def test_a_device_that_no_worker_knows_is_unknown_and_why():
 
 
 def test_an_engine_whose_gpus_hold_nothing_makes_it_false_and_says_so():
-    on_cpu = Device("cpu", "cpu", "it serves, and 8 x NVIDIA B200 of its container hold nothing")
+    on_cpu = WorkerDevice(
+        "cpu", "cpu", "it serves, and 8 x NVIDIA B200 of its container hold nothing"
+    )
     cluster = cluster_of(B200)
     status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=on_cpu)), NOW))
     assert (status, reason) == ("False", "AcceleratorsIdle")

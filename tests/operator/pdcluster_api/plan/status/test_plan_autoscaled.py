@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.decision import Decision, Step
+from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import ClusterPlan
@@ -37,17 +37,19 @@ def scaled_cluster(mode: str = "On", **fields: Any) -> PDCluster:
     )
 
 
-def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> Decision:
+def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2) -> ScalingDecision:
     steps = (
-        (Step("pool", "decode/cpu", before, decode, "the cheapest pool"),)
+        (DecisionStep("pool", "decode/cpu", before, decode, "the cheapest pool"),)
         if decode != before
         else ()
     )
-    return Decision({PREFILL: prefill, DECODE: decode}, steps=steps, problems=problems, at=AT)
+    return ScalingDecision(
+        {PREFILL: prefill, DECODE: decode}, steps=steps, problems=problems, at=AT
+    )
 
 
 def plan_of(
-    cluster: PDCluster, observed: Observed, decided: Decision | None = None, now: str = NOW
+    cluster: PDCluster, observed: Observed, decided: ScalingDecision | None = None, now: str = NOW
 ) -> ClusterPlan:
     return plan_cluster(cluster, replace(observed, decision=decided), now)
 
@@ -96,7 +98,7 @@ def test_the_record_sizes_statefulsets_and_scalers_without_a_decision() -> None:
 @pytest.mark.parametrize(
     "decided", [None, decision(3, before=3)], ids=["no numbers", "the same again"]
 )
-def test_what_changes_nothing_leaves_the_status_as_it_is(decided: Decision | None) -> None:
+def test_what_changes_nothing_leaves_the_status_as_it_is(decided: ScalingDecision | None) -> None:
     cluster = scaled_cluster()
     observed = recorded_at(
         cluster,

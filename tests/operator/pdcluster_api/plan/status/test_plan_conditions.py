@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Failure, Observed, ScalerState
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WriteFailure
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
 from pdcluster_api.plan.status.problems import rank
 from pdcluster_api.schema import conditions as words
@@ -74,7 +74,7 @@ def test_mixed_workers_have_their_own_condition():
 
 
 def test_the_first_plan_is_reconciling_and_tells_no_lie():
-    status = status_of(Observed(1, {}, DiscoveryState(managed=True, ready=0, wanted=1)))
+    status = status_of(Observed(1, {}, DiscoveryState(managed=True, ready=0, desired=1)))
     assert words_of(status, words.READY) == (
         "False",
         words.STARTING,
@@ -93,34 +93,34 @@ def test_the_first_plan_is_reconciling_and_tells_no_lie():
 @pytest.mark.parametrize(
     ("discovery", "status", "reason", "part"),
     [
-        (DiscoveryState(managed=True, ready=3, wanted=3), "True", words.ETCD_ANSWERS, "3 of 3"),
+        (DiscoveryState(managed=True, ready=3, desired=3), "True", words.ETCD_ANSWERS, "3 of 3"),
         (
-            DiscoveryState(managed=True, ready=2, wanted=3),
+            DiscoveryState(managed=True, ready=2, desired=3),
             "False",
             words.STARTING,
             "2 of 3 etcd members are ready; it answers all the same",
         ),
         (
-            DiscoveryState(managed=True, ready=1, wanted=3, error="no quorum"),
+            DiscoveryState(managed=True, ready=1, desired=3, error="no quorum"),
             "False",
             words.STARTING,
             "1 of 3 etcd members are ready; no quorum",
         ),
         (
-            DiscoveryState(managed=True, ready=1, wanted=1, error="timeout"),
+            DiscoveryState(managed=True, ready=1, desired=1, error="timeout"),
             "False",
             words.ETCD_UNREACHABLE,
             "timeout; workers that know each other go on",
         ),
         (
-            DiscoveryState(managed=True, ready=1, wanted=1, is_full=True, in_memory=True),
+            DiscoveryState(managed=True, ready=1, desired=1, is_full=True, in_memory=True),
             "False",
             words.ETCD_FULL,
             "no room (alarm NOSPACE), so no worker can register and none can be drained; workers "
             "that know each other go on; delete its pod",
         ),
         (
-            DiscoveryState(managed=True, ready=3, wanted=3, is_full=True),
+            DiscoveryState(managed=True, ready=3, desired=3, is_full=True),
             "False",
             words.ETCD_FULL,
             "`kubectl exec POD -c etcd -- etcdctl alarm disarm`",
@@ -159,7 +159,7 @@ def test_a_member_of_our_etcd_that_cannot_start_is_reported(ready, answers):
     problem = Problem(words.IMAGE_NOT_PULLED, "pod chat-etcd-0: image 'etcd' cannot be pulled")
     status = status_of(
         running(
-            CLUSTER, discovery=DiscoveryState(managed=True, ready=ready, wanted=3, problem=problem)
+            CLUSTER, discovery=DiscoveryState(managed=True, ready=ready, desired=3, problem=problem)
         )
     )
     _, reason, message = words_of(status, words.READY)
@@ -533,10 +533,10 @@ def test_recreate_to_nothing_waits_all_the_same():
 
 def test_failures_of_the_last_pass_come_first_with_the_objects_name():
     failures = [
-        Failure(
+        WriteFailure(
             "Service chat", words.NAME_TAKEN, "it belongs to another owner; rename one of the two"
         ),
-        Failure(
+        WriteFailure(
             "PodMonitor chat",
             words.FORBIDDEN,
             "the operator may not create podmonitors; extend its role",
@@ -554,7 +554,7 @@ def test_failures_of_the_last_pass_come_first_with_the_objects_name():
 
 def test_messages_are_bounded():
     status = status_of(
-        running(CLUSTER, failures=[Failure("Service chat", words.APPLY_FAILED, "x" * 5000)])
+        running(CLUSTER, failures=[WriteFailure("Service chat", words.APPLY_FAILED, "x" * 5000)])
     )
     assert len(words_of(status, words.READY)[2]) == MAX_MESSAGE
 
@@ -610,8 +610,8 @@ def test_a_spoilt_status_is_written_again(status):
 
 def test_a_failure_comes_before_what_only_waits_for_it():
     failures = [
-        Failure("Deployment chat-etcd", words.NAME_TAKEN, "waits for x", waits=True),
-        Failure("ServiceAccount chat-pdc", words.NAME_TAKEN, "it belongs to another owner"),
+        WriteFailure("Deployment chat-etcd", words.NAME_TAKEN, "waits for x", waits=True),
+        WriteFailure("ServiceAccount chat-pdc", words.NAME_TAKEN, "it belongs to another owner"),
     ]
     message = words_of(status_of(running(CLUSTER, failures=failures)), words.READY)[2]
     assert message == "ServiceAccount chat-pdc: it belongs to another owner (and 1 more)"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.state import Disaggregation, WorkerRecords
+from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords
 from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.revision import revision_of
@@ -26,23 +26,23 @@ from tests.operator.pods import pod_states
 
 CLUSTER = make_cluster()  # one prefill worker p-0, decode workers d-0 and d-1
 REVISION = revision_of(CLUSTER.spec)
-QUIET = Disaggregation("tcp")
+QUIET = WorkerDisaggregation("tcp")
 DTYPE = "KV geometry differs: dtype is float32 here and bfloat16 at the peer; set model.dtype"
 
 
-def refusing(*pods: str, num_refused: int | None = None, **fields: Any) -> Disaggregation:
+def refusing(*pods: str, num_refused: int | None = None, **fields: Any) -> WorkerDisaggregation:
     reasons = tuple((pod, DTYPE) for pod in pods)
-    return Disaggregation(
+    return WorkerDisaggregation(
         "tcp", reasons, len(pods) if num_refused is None else num_refused, **fields
     )
 
 
-def busy(num_long: int, ratio: float) -> Disaggregation:
-    return Disaggregation("tcp", long_prompts=num_long, remote_ratio=ratio)
+def busy(num_long: int, ratio: float) -> WorkerDisaggregation:
+    return WorkerDisaggregation("tcp", long_prompts=num_long, remote_ratio=ratio)
 
 
-def sending(rate: int) -> Disaggregation:
-    return Disaggregation("tcp", bytes_per_second=rate)
+def sending(rate: int) -> WorkerDisaggregation:
+    return WorkerDisaggregation("tcp", bytes_per_second=rate)
 
 
 def observed(
@@ -50,7 +50,7 @@ def observed(
     is_prefill_ready: bool = True,
     revision: str = REVISION,
     worker_records: WorkerRecords | None = None,
-    **said: Disaggregation,
+    **said: WorkerDisaggregation,
 ):
     """All ready, and registered workers that say this; names with _ for -."""
     pods = {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
-from pdcluster_api.plan.observed.verification import Verification, Verifications
+from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import ClusterPlan, DueVerification
 from pdcluster_api.schema import conditions as words
 from pdcluster_api.schema.placement import PlacementSpec
@@ -31,7 +31,7 @@ PAIR = PoolPair("cpu", "cpu")
 ANNOTATED = "2026-01-02T03:30:00Z"
 
 
-def passed(**fields: Any) -> Verification:
+def passed(**fields: Any) -> PairVerification:
     known: dict[str, Any] = {
         "revision": REVISION,
         "at": NOW,
@@ -43,15 +43,15 @@ def passed(**fields: Any) -> Verification:
         "bytes_per_second": 1_200_000_000,
         "has_checksum": True,
     }
-    return Verification(**{**known, **fields})
+    return PairVerification(**{**known, **fields})
 
 
-def failed(fault: str = "damaged", **fields: Any) -> Verification:
-    return Verification(REVISION, NOW, fault=fault, message="the checksums differ", **fields)
+def failed(fault: str = "damaged", **fields: Any) -> PairVerification:
+    return PairVerification(REVISION, NOW, fault=fault, message="the checksums differ", **fields)
 
 
 def observed(
-    ended: Verification | None = None,
+    ended: PairVerification | None = None,
     *,
     is_prefill_ready: bool = True,
     wait: str = "",
@@ -63,7 +63,7 @@ def observed(
         is_ready = role == "decode" or is_prefill_ready
         states = pod_states(of, names, ready=is_ready)
         pods.append(workload(of, len(names), None if is_ready else 0, pods=states))
-    found = Verifications({PAIR: ended} if ended else {}, {PAIR: wait} if wait else {})
+    found = PairVerifications({PAIR: ended} if ended else {}, {PAIR: wait} if wait else {})
     return running(CLUSTER, workloads=pods, verifications=found, **fields)
 
 
@@ -82,7 +82,7 @@ def told(plan: ClusterPlan) -> tuple[str, str, str]:
 
 def after(seen, plan: ClusterPlan):
     """The same, with the status of a plan, and a new operator that has seen nothing yet."""
-    return replace(seen, status=plan.status, verifications=Verifications())
+    return replace(seen, status=plan.status, verifications=PairVerifications())
 
 
 def test_a_revision_whose_workers_are_ready_is_verified_at_once():
@@ -174,10 +174,10 @@ def test_a_pair_is_verified_once_an_hour_and_never_while_it_is_busy(
         seen = after(seen, plan)
         if plan.verify and is_busy:
             assert not plan.verify[0].even_if_busy
-            seen = replace(seen, verifications=Verifications({}, {PAIR: "d-0 has requests"}))
+            seen = replace(seen, verifications=PairVerifications({}, {PAIR: "d-0 has requests"}))
         elif plan.verify:
             num += 1
-            seen = replace(seen, verifications=Verifications({PAIR: passed(at=now)}))
+            seen = replace(seen, verifications=PairVerifications({PAIR: passed(at=now)}))
 
     assert num == num_verified
 
@@ -220,7 +220,7 @@ def test_a_pair_that_does_not_pass_is_verified_again_with_back_off():
     assert planned(after(seen, first), now="2026-01-02T03:05:04Z").verify == ()
     assert len(planned(after(seen, first), now="2026-01-02T03:05:05Z").verify) == 1
 
-    newer = Verifications({PAIR: replace(failed(), at="2026-01-02T03:05:06Z")})
+    newer = PairVerifications({PAIR: replace(failed(), at="2026-01-02T03:05:06Z")})
     second = planned(replace(seen, status=first.status, verifications=newer))
     assert second.status["transfers"]["pairs"][0]["numFailures"] == 2
     assert planned(after(seen, second), now="2026-01-02T03:07:05Z").verify == ()
@@ -280,7 +280,7 @@ def test_busy_workers_leave_it_open_and_say_so():
     )
     assert told(planned(after(observed(), plan)))[2] == told(plan)[2]  # by a new operator too
     seen = observed(passed())
-    waiting = Verifications({}, {PAIR: "d-0 has other requests"})
+    waiting = PairVerifications({}, {PAIR: "d-0 has other requests"})
     later = replace(seen, status=planned(seen).status, verifications=waiting)
     assert told(planned(later, now=LATER))[0] == "True"
 
@@ -293,7 +293,7 @@ def test_the_annotation_asks_once_even_if_workers_are_busy():
     assert (due.request, due.even_if_busy) == (ANNOTATED, True)
 
     answer = replace(passed(), at="2026-01-02T03:31:00Z", request=ANNOTATED)
-    answered = planned(replace(asked, verifications=Verifications({PAIR: answer})))
+    answered = planned(replace(asked, verifications=PairVerifications({PAIR: answer})))
     assert answered.verify == ()
     assert answered.status["transfers"]["pairs"][0]["request"] == ANNOTATED
     (hourly,) = planned(replace(asked, status=answered.status), now="2026-01-02T04:31:00Z").verify
@@ -309,7 +309,7 @@ def test_a_clock_that_was_set_back_loses_no_verification_and_holds_none_up():
     assert due.pair == PAIR
 
     answer = replace(passed(), request=ANNOTATED)
-    answered = planned(replace(asked, verifications=Verifications({PAIR: answer})))
+    answered = planned(replace(asked, verifications=PairVerifications({PAIR: answer})))
     assert answered.verify == ()
     assert answered.status["transfers"]["pairs"][0]["at"] == NOW
 

@@ -5,7 +5,7 @@ tokens.  Where a step of n tokens takes a + b * n seconds, each change brings
 the budget nearer to what just fits and never past it.
 """
 
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 from pdcluster_worker.messages.engine_settings import ChunkSchedule
@@ -24,7 +24,7 @@ fault.
 
 
 def schedule_chunks(
-    queues: Queues, prefills: list[Request], step: Schedule, limit: int | None = None
+    queues: Queues, prefills: list[EngineRequest], step: Schedule, limit: int | None = None
 ) -> None:
     """Schedule a chunk of each unfinished prefill that still runs, in order; its blocks were
     promised to it.

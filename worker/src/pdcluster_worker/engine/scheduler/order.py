@@ -3,23 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.messages.engine_settings import SchedulingPolicy
 
 
-def num_uncomputed(request: Request) -> int:
+def num_uncomputed(request: EngineRequest) -> int:
     """Tokens that the next step can compute: those known by then, less those computed by then."""
     return request.num_planned_tokens - request.num_scheduled_tokens
 
 
-def is_decode(request: Request) -> bool:
+def is_decode(request: EngineRequest) -> bool:
     """Return whether the request is past its prefill: only its newest output token is
     uncomputed.
     """
     return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
 
 
-def by_kind(requests: list[Request]) -> tuple[list[Request], list[Request]]:
+def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
     """The decodes and the unfinished prefills, each in the order of `requests`."""
     decodes = [request for request in requests if is_decode(request)]
     if len(decodes) == len(requests):
@@ -36,8 +36,8 @@ class Order:
              priority the earliest deadline goes first (EDF).
     """
 
-    running: Callable[[Request], tuple[float, ...]]
-    waiting: Callable[[Request], tuple[float, ...]]
+    running: Callable[[EngineRequest], tuple[float, ...]]
+    waiting: Callable[[EngineRequest], tuple[float, ...]]
 
 
 def order_of(policy: SchedulingPolicy) -> Order:
@@ -45,7 +45,7 @@ def order_of(policy: SchedulingPolicy) -> Order:
     return _ORDERS[policy]
 
 
-def _never_ran(request: Request) -> bool:
+def _never_ran(request: EngineRequest) -> bool:
     return request.status is not Status.PREEMPTED
 
 

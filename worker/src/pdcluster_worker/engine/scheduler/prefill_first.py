@@ -8,12 +8,12 @@ are as long as the prompts.  An admission leaves a watermark of blocks.
     step 1  b 30, c 40        step 2  a 1, b 1, c 1
 """
 
-from pdcluster_worker.engine.scheduler.admission import Terms
+from pdcluster_worker.engine.scheduler.admission import AdmissionLimits
 from pdcluster_worker.engine.scheduler.admission import admit as admit_waiting
 from pdcluster_worker.engine.scheduler.preemption import decode_or_preempt
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
-from pdcluster_worker.engine.scheduler.seating import seat_ready
+from pdcluster_worker.engine.scheduler.start_running import start_ready
 
 
 class PrefillFirst(Queues):
@@ -22,10 +22,10 @@ class PrefillFirst(Queues):
     def schedule(self, *, admit: bool = True) -> Schedule:
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
-        seat_ready(self, step)
+        start_ready(self, step)
         decodes = self.computing
         if admit:
-            admit_waiting(self, step, Terms(whole=True))
+            admit_waiting(self, step, AdmissionLimits(whole=True))
         if not step.items:
             decode_or_preempt(self, decodes, step)
         return step

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from pdcluster_worker.engine.request import Request
-from pdcluster_worker.engine.scheduler.rooms import Room
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.scheduler.block_policy import BlockPolicy
 from pdcluster_worker.engine.scheduler.schedule import Schedule
 
 
@@ -16,14 +16,14 @@ class Scheduler(Protocol):
     ready:   hold received KV and wait for a seat only.
     running: hold a seat.
     num_preemptions: since the start.
-    room:    the blocks that a request takes when it comes in.
+    block_policy: the blocks that a request takes when it comes in.
     """
 
-    waiting: list[Request]
-    ready: list[Request]
-    running: list[Request]
+    waiting: list[EngineRequest]
+    ready: list[EngineRequest]
+    running: list[EngineRequest]
     num_preemptions: int
-    room: Room
+    block_policy: BlockPolicy
 
     @property
     def num_requests(self) -> int:
@@ -31,7 +31,7 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def computing(self) -> list[Request]:
+    def computing(self) -> list[EngineRequest]:
         """Running requests with a token for the next step: all but those whose last one is under
         way, or that wait for it.
         """
@@ -53,25 +53,25 @@ class Scheduler(Protocol):
         ...
 
     @property
-    def displaced(self) -> Request | None:
+    def preemption_victim(self) -> EngineRequest | None:
         """The next running request that makes way for a waiting one of higher priority; None where
         none does.
         """
         ...
 
-    def displace(self) -> None:
+    def preempt_for_priority(self) -> None:
         """Return all of these to the waiting queue, between two steps."""
         ...
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request that holds no blocks, new or PREEMPTED."""
         ...
 
-    def add_ready(self, request: Request) -> None:
+    def add_ready(self, request: EngineRequest) -> None:
         """Queue a request whose KV is in its blocks."""
         ...
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: EngineRequest) -> None:
         """Forget a request, wherever it stands; its blocks stay its own.
 
         Unknown requests are a no-op.

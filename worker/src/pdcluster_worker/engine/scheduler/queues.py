@@ -3,11 +3,11 @@
 import logging
 from bisect import insort_left, insort_right
 
-from pdcluster_worker.engine.acceptance import too_large
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
+from pdcluster_worker.engine.scheduler.block_policy import BlockPolicy, OnDemand
 from pdcluster_worker.engine.scheduler.order import is_decode, num_uncomputed, order_of
-from pdcluster_worker.engine.scheduler.rooms import KnownRoom, Room
+from pdcluster_worker.engine.validation import too_large
 from pdcluster_worker.engine.window import most_blocks
 from pdcluster_worker.messages.engine_settings import EngineSettings
 
@@ -20,22 +20,22 @@ class Queues:
     waiting: hold no blocks, in `order.waiting`.
     ready:   hold received KV and wait for a seat only, in `order.running`.
     running: hold a seat, in `order.running`.
-    room:    what a request takes at its admission.
+    block_policy: what a request takes at its admission.
     """
 
     def __init__(
         self,
         settings: EngineSettings,
         tables: BlockTables,
-        room: Room | None = None,
+        block_policy: BlockPolicy | None = None,
     ) -> None:
-        self.waiting: list[Request] = []
-        self.ready: list[Request] = []
-        self.running: list[Request] = []
+        self.waiting: list[EngineRequest] = []
+        self.ready: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []
         self.num_preemptions = 0
         self.settings = settings
         self.tables = tables
-        self.room: Room = room or KnownRoom()
+        self.block_policy: BlockPolicy = block_policy or OnDemand()
         self.order = order_of(settings.scheduler.policy)
 
     @property
@@ -61,13 +61,13 @@ class Queues:
 
         Those to grow by, and the room of the first waiting request.
         """
-        growing = self.room.num_growing_blocks(len(self.running) + len(self.ready))
+        growing = self.block_policy.num_growing_blocks(len(self.running) + len(self.ready))
         if not self.waiting:
             return growing
-        return growing + most_blocks(self.room.num_tokens(self.waiting[0]), self.settings)
+        return growing + most_blocks(self.block_policy.num_tokens(self.waiting[0]), self.settings)
 
     @property
-    def computing(self) -> list[Request]:
+    def computing(self) -> list[EngineRequest]:
         """Running requests with a token for the next step: all but those whose last one is under
         way, or that wait for it.
         """
@@ -76,18 +76,18 @@ class Queues:
         ]
 
     @property
-    def has_free_seat(self) -> bool:
+    def has_free_slot(self) -> bool:
         """True if one more request may run."""
         return len(self.running) < self.settings.max_sequences
 
     @property
-    def last_in_order(self) -> Request:
+    def last_in_order(self) -> EngineRequest:
         """The request to take blocks from, of all that hold some."""
         last = [queue[-1] for queue in (self.running, self.ready) if queue]
         return max(last, key=self.order.running)
 
     @property
-    def displaced(self) -> Request | None:
+    def preemption_victim(self) -> EngineRequest | None:
         """The next one that makes way for the first waiting request; None where none does.
 
         Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and
@@ -102,8 +102,8 @@ class Queues:
         first = self.waiting[0]
         if too_large(first.num_tokens, self.settings) is not None:
             return None
-        needed = self.tables.reservation(first, self.room.num_tokens(first)).num_needed
-        if self.has_free_seat and needed <= self.tables.pool.num_available:
+        needed = self.tables.reservation(first, self.block_policy.num_tokens(first)).num_needed
+        if self.has_free_slot and needed <= self.tables.pool.num_available:
             return None
         lower = [
             each
@@ -117,14 +117,14 @@ class Queues:
             else None
         )
 
-    def displace(self) -> None:
+    def preempt_for_priority(self) -> None:
         """Preempt all that make way for the first waiting request; between two steps, none of them
         under way.
         """
-        while (request := self.displaced) is not None:
-            self.put_back(request)
+        while (request := self.preemption_victim) is not None:
+            self.requeue(request)
 
-    def put_back(self, request: Request) -> None:
+    def requeue(self, request: EngineRequest) -> None:
         """Take the blocks of a request, and queue it again, before those that never ran."""
         self.remove(request)
         self.num_preemptions += 1
@@ -138,7 +138,7 @@ class Queues:
         request.status = Status.PREEMPTED
         self.add(request)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queue a request that holds no blocks.
 
         One that lost its blocks (PREEMPTED) goes before those that never ran.
@@ -146,11 +146,11 @@ class Queues:
         insort = insort_left if request.status is Status.PREEMPTED else insort_right
         insort(self.waiting, request, key=self.order.waiting)
 
-    def add_ready(self, request: Request) -> None:
+    def add_ready(self, request: EngineRequest) -> None:
         """Queue a request whose KV is in its blocks; it is seated before others are admitted."""
         insort_right(self.ready, request, key=self.order.running)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: EngineRequest) -> None:
         """Forget a request, wherever it stands; its blocks stay its own.
 
         Unknown requests are a no-op.

@@ -14,7 +14,7 @@ the last step (`ChunkBudget`).
 """
 
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler.admission import first_waiting, start
 from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, StageSizes
 from pdcluster_worker.engine.scheduler.order import by_kind, is_decode, num_uncomputed
@@ -25,7 +25,7 @@ from pdcluster_worker.engine.scheduler.preemption import (
 )
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
-from pdcluster_worker.engine.scheduler.seating import seat_ready
+from pdcluster_worker.engine.scheduler.start_running import start_ready
 from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
@@ -54,7 +54,7 @@ class Sarathi(Queues):
     def schedule(self, *, admit: bool = True) -> Schedule:
         """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
-        seat_ready(self, step)
+        start_ready(self, step)
         decodes, prefills = by_kind(self.computing)
         self._schedule_decodes(decodes, step)
         # However many decodes there are, prompts go on.
@@ -69,8 +69,8 @@ class Sarathi(Queues):
             self._admit(prefills, step)
         return step
 
-    def _schedule_decodes(self, decodes: list[Request], step: Schedule) -> None:
-        short: list[Request] = []
+    def _schedule_decodes(self, decodes: list[EngineRequest], step: Schedule) -> None:
+        short: list[EngineRequest] = []
         for request in decodes:
             if self.tables.grow(request, request.num_planned_tokens):
                 step.add(request)
@@ -80,7 +80,7 @@ class Sarathi(Queues):
             if request.status is Status.RUNNING and self._finds_block(request, step):
                 step.add(request)
 
-    def _finds_block(self, request: Request, step: Schedule) -> bool:
+    def _finds_block(self, request: EngineRequest, step: Schedule) -> bool:
         while not self.tables.grow(request, request.num_planned_tokens):
             if fails_for_size(self, request, step):
                 return False
@@ -92,7 +92,7 @@ class Sarathi(Queues):
                 return False
         return True
 
-    def _schedule_chunk(self, request: Request, step: Schedule) -> None:
+    def _schedule_chunk(self, request: EngineRequest, step: Schedule) -> None:
         """A chunk of an unfinished prefill, cut to the free blocks."""
         computed = request.num_scheduled_tokens
         num_blocks = len(request.block_table) + self.tables.num_available_to(request)
@@ -109,12 +109,12 @@ class Sarathi(Queues):
         left = self._stages.at(num_computed_tokens) - num_batched
         return min(step.budget, max(left, self._least_chunk))
 
-    def _free_blocks(self, first: Request, step: Schedule) -> None:
+    def _free_blocks(self, first: EngineRequest, step: Schedule) -> None:
         """No step is possible: the first prefill gets its blocks at the cost of the last."""
         if grow_or_preempt(self, first, step):
             self._schedule_chunk(first, step)
 
-    def _admit(self, prefills: list[Request], step: Schedule) -> None:
+    def _admit(self, prefills: list[EngineRequest], step: Schedule) -> None:
         num_promised = self._num_promised(prefills)
         while step.budget > 0 and (request := first_waiting(self, step)) is not None:
             whole = self.tables.reservation(request, request.num_tokens)
@@ -127,7 +127,7 @@ class Sarathi(Queues):
             start(self, request, step)
             step.add(request, size)
 
-    def _num_promised(self, prefills: list[Request]) -> int:
+    def _num_promised(self, prefills: list[EngineRequest]) -> int:
         """Blocks that unfinished prefills were admitted for and have not taken yet.
 
         Where the model has a window the tables promise them.

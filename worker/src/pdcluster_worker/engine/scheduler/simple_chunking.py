@@ -8,14 +8,14 @@ the pass over the weights with decodes, which is what `sarathi` adds.
 """
 
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.scheduler.admission import Terms
+from pdcluster_worker.engine.scheduler.admission import AdmissionLimits
 from pdcluster_worker.engine.scheduler.admission import admit as admit_waiting
 from pdcluster_worker.engine.scheduler.chunks import schedule_chunks
 from pdcluster_worker.engine.scheduler.order import by_kind
 from pdcluster_worker.engine.scheduler.preemption import decode_or_preempt
 from pdcluster_worker.engine.scheduler.queues import Queues
 from pdcluster_worker.engine.scheduler.schedule import Schedule
-from pdcluster_worker.engine.scheduler.seating import seat_ready
+from pdcluster_worker.engine.scheduler.start_running import start_ready
 from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
@@ -32,14 +32,14 @@ class SimpleChunking(Queues):
         A turn with nothing to do falls to the other kind.
         """
         step = Schedule(self.settings.max_batched_tokens)
-        seat_ready(self, step)
+        start_ready(self, step)
         decodes, prefills = by_kind(self.computing)
         if self._decodes_next:
             decode_or_preempt(self, decodes, step)
         if not step.items and not step.preempted:
             schedule_chunks(self, prefills, step)
             if admit:
-                admit_waiting(self, step, Terms())
+                admit_waiting(self, step, AdmissionLimits())
             self._decodes_next = bool(step.items)
         else:
             self._decodes_next = False

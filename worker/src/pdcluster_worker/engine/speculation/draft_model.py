@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.executor import EngineBrokenError
 from pdcluster_worker.engine.ports import ModelRunner, Sample
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.window import ceil_div
 
 logger = logging.getLogger(__name__)
@@ -51,31 +51,31 @@ class ModelDrafter:
         self.pool = BlockPool(sizes.num_blocks)
         self._runner = runner
         self._sizes = sizes
-        self._shadows: dict[str, Request] = {}  # the one asked for last is at the end
+        self._shadows: dict[str, EngineRequest] = {}  # the one asked for last is at the end
         # tokens of each shadow that are its request's; drafts follow them
         self._num_known: dict[str, int] = {}
         self._unknown: set[str] = set()  # requests with a token that the draft model has not
 
-    def may_follow(self, request: Request) -> bool:
+    def may_follow(self, request: EngineRequest) -> bool:
         """See `engine.ports.Drafter`: a model always has a guess."""
         return (
             request.num_tokens < self._sizes.max_model_len
             and request.request_id not in self._unknown
         )
 
-    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
         """See `engine.ports.Drafter`.  A step of the draft model that fails gives no drafts."""
-        asked = {request.request_id for request, _ in wanted}
-        goals: dict[Request, int] = {}
-        shadows: list[Request | None] = []
-        for request, num_tokens in wanted:
+        num_requested = {request.request_id for request, _ in requested}
+        goals: dict[EngineRequest, int] = {}
+        shadows: list[EngineRequest | None] = []
+        for request, num_tokens in requested:
             shadow = self._follow(request)
             if request.request_id in self._unknown:
                 shadows.append(None)
                 continue
-            room = min(num_tokens, self._sizes.max_model_len - request.num_tokens)
-            if room > 0 and self._grow(shadow, request.num_tokens + room, asked):
-                goals[shadow] = request.num_tokens + room
+            space = min(num_tokens, self._sizes.max_model_len - request.num_tokens)
+            if space > 0 and self._grow(shadow, request.num_tokens + space, num_requested):
+                goals[shadow] = request.num_tokens + space
                 shadows.append(shadow)
             else:
                 shadows.append(None)
@@ -85,12 +85,12 @@ class ModelDrafter:
             raise
         except Exception:
             logger.exception("the draft model failed requests=%d", len(goals))
-            for request_id in asked:
+            for request_id in num_requested:
                 self.forget(request_id)
-            return [[] for _ in wanted]
+            return [[] for _ in requested]
         return [
             [] if shadow is None else shadow.tokens[request.num_tokens :]
-            for (request, _), shadow in zip(wanted, shadows, strict=True)
+            for (request, _), shadow in zip(requested, shadows, strict=True)
         ]
 
     def forget(self, request_id: str) -> None:
@@ -102,14 +102,14 @@ class ModelDrafter:
             shadow.block_table = []
             self._runner.forget(request_id)
 
-    def _follow(self, request: Request) -> Request:
+    def _follow(self, request: EngineRequest) -> EngineRequest:
         """The request's shadow with its tokens; what was computed of others is void."""
         shadow = self._shadows.pop(request.request_id, None)
         if shadow is None:
             sampling = replace(
                 request.sampling, logprobs=None, prompt_logprobs=None, constraint=None
             )
-            shadow = Request(request.request_id, [], request.num_prompt_tokens, sampling)
+            shadow = EngineRequest(request.request_id, [], request.num_prompt_tokens, sampling)
         self._shadows[request.request_id] = shadow
         same = self._num_known.get(request.request_id, 0)
         while (
@@ -124,11 +124,13 @@ class ModelDrafter:
         shadow.num_computed_tokens = min(shadow.num_computed_tokens, same, request.num_tokens - 1)
         return shadow
 
-    def _grow(self, shadow: Request, num_tokens: int, asked: set[str]) -> bool:
+    def _grow(self, shadow: EngineRequest, num_tokens: int, num_requested: set[str]) -> bool:
         missing = ceil_div(num_tokens, self._sizes.block_size) - len(shadow.block_table)
         if missing <= 0:
             return True
-        for request_id in [request_id for request_id in self._shadows if request_id not in asked]:
+        for request_id in [
+            request_id for request_id in self._shadows if request_id not in num_requested
+        ]:
             if missing <= self.pool.num_available:
                 break
             self.forget(request_id)
@@ -137,7 +139,7 @@ class ModelDrafter:
         shadow.block_table += self.pool.allocate(missing)
         return True
 
-    def _decode(self, goals: dict[Request, int]) -> None:
+    def _decode(self, goals: dict[EngineRequest, int]) -> None:
         """Sample tokens of each shadow up to its goal; of one that does not catch up in the first
         batch, none.
         """
@@ -157,10 +159,10 @@ class ModelDrafter:
                 Scheduled.of(shadow, 1) for shadow in going if shadow.num_tokens < goals[shadow]
             ]
 
-    def _step(self, items: list[Scheduled]) -> list[Request]:
+    def _step(self, items: list[Scheduled]) -> list[EngineRequest]:
         """Run one batch; the shadows that have a token more."""
         self._runner.submit(Batch(tuple(items)))
-        going: list[Request] = []
+        going: list[EngineRequest] = []
         for item, outcome in zip(items, self._runner.wait(), strict=True):
             item.request.num_computed_tokens += item.num_tokens
             if isinstance(outcome, Sample) and outcome.token_id < self._sizes.vocab_size:

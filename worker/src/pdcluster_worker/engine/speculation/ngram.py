@@ -9,7 +9,7 @@ repeats parts of its prompt, as summaries and edits do, is guessed well so.
 
 from collections.abc import Sequence
 
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 
 _LETTERS = 0x110000
@@ -28,21 +28,21 @@ class NgramDrafter:
         self._most, self._least = settings.lookup_max, settings.lookup_min
         self._texts: dict[str, str] = {}
 
-    def may_follow(self, request: Request) -> bool:
+    def may_follow(self, request: EngineRequest) -> bool:
         """See `engine.ports.Drafter`: where the known tokens have a match, those with one token
         more often have.
         """
         return self._find(self._text(request), self._least) >= 0
 
-    def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
         """See `engine.ports.Drafter`."""
-        return [self._draft(request, num_tokens) for request, num_tokens in wanted]
+        return [self._draft(request, num_tokens) for request, num_tokens in requested]
 
     def forget(self, request_id: str) -> None:
         """See `engine.ports.Drafter`."""
         self._texts.pop(request_id, None)
 
-    def _draft(self, request: Request, num_tokens: int) -> list[int]:
+    def _draft(self, request: EngineRequest, num_tokens: int) -> list[int]:
         text = self._text(request)
         if self._find(text, self._least) < 0:
             return []
@@ -58,7 +58,7 @@ class NgramDrafter:
         """
         return text.find(text[-length:], 0, len(text) - 1) if len(text) > length else -1
 
-    def _text(self, request: Request) -> str:
+    def _text(self, request: EngineRequest) -> str:
         text = self._texts.get(request.request_id, "")
         if len(text) < request.num_tokens:
             text += "".join([chr(token % _LETTERS) for token in request.tokens[len(text) :]])

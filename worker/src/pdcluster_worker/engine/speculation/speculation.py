@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.flights import Flight
+from pdcluster_worker.engine.in_flight import InFlightStep
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.request import Request, Status
+from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler import Schedule
-from pdcluster_worker.engine.speculation.pace import Share, StepTimes
+from pdcluster_worker.engine.speculation.draft_budget import AcceptanceRate, DecodeStepTimes
 from pdcluster_worker.engine.stats import SpeculationCounts
 from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings
 
@@ -46,8 +46,8 @@ class Speculation:
         self._drafter = drafter
         self._clock = clock
         self._looks_ahead = looks_ahead
-        self._shares: dict[str, Share] = {}
-        self._times = StepTimes()
+        self._shares: dict[str, AcceptanceRate] = {}
+        self._times = DecodeStepTimes()
 
     def extend(self, schedule: Schedule, num_running: int) -> None:
         """Add drafts to the plan's items; every draft has its slot when this returns."""
@@ -73,57 +73,59 @@ class Speculation:
         self._share(item.request).add(len(item.drafts), num_accepted)
         self._tables.settle_drafts(item.request)
 
-    def completed(self, flight: Flight, seconds: float) -> None:
+    def completed(self, step: InFlightStep, seconds: float) -> None:
         """The model took so long for a step."""
-        if flight.work.kind == "decode":
-            self._times.add(flight.work.num_tokens, seconds)
+        if step.work.kind == "decode":
+            self._times.add(step.work.num_tokens, seconds)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """The request is over, or has lost its blocks."""
         self._shares.pop(request.request_id, None)
         self._drafter.forget(request.request_id)
 
     def _draft(self, items: list[Scheduled], schedule: Schedule) -> None:
-        wanted = [(item.request, most) for item in items if (most := self._most(item.request)) > 0]
-        if not wanted or schedule.budget <= 0:
+        requested = [
+            (item.request, most) for item in items if (most := self._most(item.request)) > 0
+        ]
+        if not requested or schedule.budget <= 0:
             return
         started = self._clock()
-        drafts = self._drafter.draft(wanted)
+        drafts = self._drafter.draft(requested)
         num_drafts = 0
-        for (request, _), tokens in zip(wanted, drafts, strict=True):
+        for (request, _), tokens in zip(requested, drafts, strict=True):
             item = schedule.items[request]
-            room = min(len(tokens), schedule.budget)
-            if room <= 0:
+            space = min(len(tokens), schedule.budget)
+            if space <= 0:
                 continue
-            room = self._tables.grow_for_drafts(request, item.end, room)
-            if room > 0:
+            space = self._tables.grow_for_drafts(request, item.end, space)
+            if space > 0:
                 schedule.items[request] = replace(
-                    item, num_tokens=1 + room, drafts=tuple(tokens[:room]), waits=True
+                    item, num_tokens=1 + space, drafts=tuple(tokens[:space]), waits=True
                 )
-                schedule.budget -= room
-                num_drafts += room
+                schedule.budget -= space
+                num_drafts += space
         if num_drafts:
             self._times.add_drafting(num_drafts, self._clock() - started)
 
-    def _wait(self, request: Request, schedule: Schedule) -> None:
+    def _wait(self, request: EngineRequest, schedule: Schedule) -> None:
         item = schedule.items[request]
         if not item.drafts and self._drafter.may_follow(request):
             schedule.items[request] = replace(item, waits=True)
 
-    def _pays(self, request: Request, least_share: float) -> bool:
+    def _pays(self, request: EngineRequest, least_share: float) -> bool:
         share = self._share(request)
         if share.value > least_share or not self._own.adaptive:
             return True
         share.drift()
         return False
 
-    def _most(self, request: Request) -> int:
+    def _most(self, request: EngineRequest) -> int:
         """Drafts that can be of use: a step gives one token more than are accepted."""
         left = request.sampling.max_tokens - request.num_output_tokens
         return min(self._own.num_tokens, left - 1, self._max_model_len - request.num_tokens - 1)
 
-    def _share(self, request: Request) -> Share:
-        return self._shares.setdefault(request.request_id, Share())
+    def _share(self, request: EngineRequest) -> AcceptanceRate:
+        return self._shares.setdefault(request.request_id, AcceptanceRate())
 
 
 def _goes_on(item: Scheduled) -> bool:

@@ -15,8 +15,6 @@ from typing import Any, Literal
 import torch
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.cpu_limit import available_threads
-from pdcluster_worker.machine.fingerprint import fingerprint
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model import attention
 from pdcluster_worker.model.kv_cache import DTYPES
@@ -30,6 +28,8 @@ from pdcluster_worker.model.loading.support import (
     read_config,
 )
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.system.fingerprint import fingerprint
 from pdcluster_worker.texts import one_line
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 class ModelInfo:
     """Facts of a model for the rest of the worker.
 
-    weights: fingerprint (`machine.fingerprint`).  dtype: what the model computes in.
+    weights: fingerprint (`system.fingerprint`).  dtype: what the model computes in.
     windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
     length_note: why max_model_len is lower than the model's own length; empty where it is not, or
                  was asked for.
@@ -72,7 +72,7 @@ class LoadedModel:
     description.
 
     answer: transformers' logits for the proof, of a module that is only the model's form
-            (`model.skeleton`); None = the module computes them itself.
+            (`model.arch_spec`); None = the module computes them itself.
     """
 
     module: Any

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.fingerprint import gguf_fix, weights_files
+from pdcluster_worker.system.fingerprint import gguf_fix, weights_files
 
 Config = dict[str, Any]
 
@@ -129,7 +129,7 @@ def check_windows(config: Config, windows: Sequence[int | None], max_model_len: 
     slides = [kind == "sliding_attention" for kind in config.get("layer_types") or ()] or [
         always
     ] * len(windows)
-    if [window if here else None for here in slides] != list(windows):
+    if [window if is_sliding else None for is_sliding in slides] != list(windows):
         reason = (
             f"sliding_window={window} is on, but its code does not ask attention for it as the "
             "config says"

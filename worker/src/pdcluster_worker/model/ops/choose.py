@@ -8,7 +8,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
-from pdcluster_worker.model.ops.kernel_object import Kernels, asked_level, kernels_found
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requested_level
 from pdcluster_worker.model.ops.operations import ALONE, AttentionShape, Group, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -32,14 +32,14 @@ def make_operations(
     cache, shape: of this rank of `group`.
     """
     if cache.is_cuda:
-        asked_level()
+        requested_level()
         # needs Triton, which images for CPUs lack
         from pdcluster_worker.model.ops.cuda import CudaOperations
 
         if invariant:
             raise ModelError("engine.batchInvariant is for CPUs so far, not for cuda: leave it out")
         return CudaOperations(cache, shape, limits, group)
-    kernels = kernels_found()
+    kernels = find_kernels()
     if isinstance(kernels, Kernels) and cache.dtype in KINDS:
         keep_freed_memory()
         operations = CpuOperations(cache, shape, kernels, group)

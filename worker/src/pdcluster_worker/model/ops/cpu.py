@@ -39,8 +39,8 @@ from pdcluster_worker.model.ops.operations import (
     Rotation,
 )
 from pdcluster_worker.model.ops.packed_weights import PackedStack, PackedWeights
-from pdcluster_worker.model.sampling.sample_kernel import kernel_choosing
-from pdcluster_worker.model.sampling.sampler import Choosing
+from pdcluster_worker.model.sampling.sample_kernel import kernel_operations
+from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
 
@@ -70,7 +70,7 @@ class CpuOperations:
             library.product,
             library.layers,
         )
-        self.choosing = choosing_of(kernels)
+        self.row_ops = row_ops_of(kernels)
         self._cache = cache
         self._kind = KINDS[cache.dtype]
         self._model = model_arguments(cache, shape)
@@ -238,7 +238,7 @@ def _out_of_memory() -> MemoryError:
     )
 
 
-def choosing_of(kernels: Kernels) -> Choosing:
+def row_ops_of(kernels: Kernels) -> RowOperations:
     """Tokens chosen by these kernels."""
     library = kernels.library
-    return kernel_choosing(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))
+    return kernel_operations(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))

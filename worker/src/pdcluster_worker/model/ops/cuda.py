@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdcluster_worker.model.ops.attention_sizes import power_of_two
-from pdcluster_worker.model.ops.device_choosing import DEVICE_CHOOSING
+from pdcluster_worker.model.ops.device_sampling import DEVICE_ROW_OPS
 from pdcluster_worker.model.ops.graphs import Graphs
 from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
@@ -40,7 +40,7 @@ GATE_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class DeviceProduct:
     """Weights [N, K] and a bias [N] or None.  wide: the result is float32."""
 
     weight: Tensor
@@ -57,7 +57,7 @@ class CudaOperations:
 
     note = ""
     pads_rows = True
-    choosing = DEVICE_CHOOSING
+    row_ops = DEVICE_ROW_OPS
 
     def __init__(
         self, cache: Tensor, shape: AttentionShape, limits: StepLimits, group: Group = ALONE
@@ -84,16 +84,18 @@ class CudaOperations:
         graphs.capture(max(self._limits.max_sequences, self._limits.max_decode_rows))
         return graphs.logits
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Product:
+    def pack(
+        self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
+    ) -> DeviceProduct:
         """Move the weights to the device; they keep their form and dtype."""
         device = self._cache.device
-        return Product(weight.to(device), None if bias is None else bias.to(device), wide)
+        return DeviceProduct(weight.to(device), None if bias is None else bias.to(device), wide)
 
-    def rows_of(self, packed: Product, rows: Tensor) -> Tensor:
+    def rows_of(self, packed: DeviceProduct, rows: Tensor) -> Tensor:
         """See `Operations`."""
         return packed.weight.index_select(0, rows)
 
-    def linear(self, x: Tensor, packed: Product) -> Tensor:
+    def linear(self, x: Tensor, packed: DeviceProduct) -> Tensor:
         """See `Operations`."""
         if not packed.wide:
             return functional.linear(x, packed.weight, packed.bias)

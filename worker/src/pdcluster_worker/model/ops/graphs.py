@@ -52,7 +52,7 @@ def example_plan(size: int, longest: int) -> StepPlan:
         firsts=rows.int(),
         lengths=torch.ones_like(narrow),
         contexts=narrow,
-        seats=narrow,
+        table_rows=narrow,
         tables=torch.zeros(1, longest, dtype=torch.int32),
         sample_at=rows,
     )

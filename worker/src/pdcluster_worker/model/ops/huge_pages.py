@@ -10,7 +10,7 @@ from torch import Tensor
 from pdcluster_worker.errors import ModelError
 
 _MAP_BYTES = 64 << 20
-_LINE_BYTES = 64
+_CACHE_LINE_BYTES = 64
 
 
 class HugePages:
@@ -27,7 +27,7 @@ class HugePages:
         if self._used_bytes + num_bytes > len(self._map):
             self._map, self._used_bytes = _new_map(max(num_bytes, _MAP_BYTES)), 0
         piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
-        self._used_bytes += -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        self._used_bytes += -(-num_bytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES
         return piece
 
 

@@ -106,7 +106,7 @@ def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
 
 def plan_arguments(plan: StepPlan) -> PlanArguments:
     """Addresses of the plan's arrays, which must outlive the result."""
-    arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.seats, plan.tables)
+    arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.table_rows, plan.tables)
     sizes = (
         len(plan.slots),
         plan.num_tokens,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.waiting import spins_of
+from pdcluster_worker.system.spin_policy import spins_of
 
 KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
 """Environment variable: "off", or the name of a level to use instead of the best one."""
@@ -92,39 +92,41 @@ class NoKernels:
     reason: str
 
 
-def kernels_found() -> Kernels | NoKernels:
+def find_kernels() -> Kernels | NoKernels:
     """The kernels of this process, loaded once, or why there are none.
 
     Raises ConfigError where PDCLUSTER_KERNELS is neither off nor a level.
     """
-    return load_kernels(asked_level(), cpu_flags())
+    return load_kernels(requested_level(), cpu_flags())
 
 
-def asked_level() -> str:
+def requested_level() -> str:
     """The level that PDCLUSTER_KERNELS asks for, "off", or "" for the best one.
 
     Raises ConfigError where it is none of them.
     """
-    asked = os.environ.get(KERNELS_VARIABLE, "")
-    if asked not in ("", "off", *LEVELS):
+    requested = os.environ.get(KERNELS_VARIABLE, "")
+    if requested not in ("", "off", *LEVELS):
         raise ConfigError(
-            f"environment variable {KERNELS_VARIABLE} is {asked!r}: set it to off or one of "
+            f"environment variable {KERNELS_VARIABLE} is {requested!r}: set it to off or one of "
             f"{', '.join(LEVELS)}, or unset it for the best one"
         )
-    return asked
+    return requested
 
 
 @functools.cache
-def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels | NoKernels:
-    """Load what `asked` (a level, "off", or "" for the best) means on a CPU with these flags."""
-    if asked == "off":
+def load_kernels(requested: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels | NoKernels:
+    """Load the `requested` level ("off", or "" for the best) on a CPU with these flags."""
+    if requested == "off":
         return NoKernels(f"{KERNELS_VARIABLE} is off: unset it for the compiled kernels")
-    if asked and (missing := LEVELS[asked] - flags):
+    if requested and (missing := LEVELS[requested] - flags):
         return NoKernels(
-            f"{KERNELS_VARIABLE} is {asked}, but this CPU has no {', '.join(sorted(missing))}: "
+            f"{KERNELS_VARIABLE} is {requested}, but this CPU has no {', '.join(sorted(missing))}: "
             "unset it for the best level that the CPU runs"
         )
-    levels = [asked] if asked else [level for level, needed in LEVELS.items() if needed <= flags]
+    levels = (
+        [requested] if requested else [level for level, needed in LEVELS.items() if needed <= flags]
+    )
     if not levels:
         lacking = ", ".join(sorted(LEVELS["plain"] - flags))
         return NoKernels(
@@ -137,7 +139,7 @@ def load_kernels(asked: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels
         if not path.exists():
             skipped = skipped or _not_built(level)
             continue
-        loaded = _load(path, level, asked)
+        loaded = _load(path, level, requested)
         if isinstance(loaded, Kernels):
             return replace(loaded, skipped=skipped)
         reason = loaded.reason
@@ -170,12 +172,12 @@ def _not_built(level: str) -> str:
     return f"kernels of level {level} were not built when the worker was installed: {_BUILD_AGAIN}"
 
 
-def _load(path: Path, level: str, asked: str) -> Kernels | NoKernels:
+def _load(path: Path, level: str, requested: str) -> Kernels | NoKernels:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as e:
         return NoKernels(f"kernels {path.name} cannot be loaded ({e}): install the worker again")
-    if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_sources_beside(
+    if not all(hasattr(library, name) for name in _FUNCTIONS) or not _is_of_these_sources(
         library, path.parent
     ):
         return NoKernels(
@@ -189,7 +191,7 @@ def _load(path: Path, level: str, asked: str) -> Kernels | NoKernels:
         )
     error = library.start(*functions, ctypes.c_int64(spins_of(os.environ)))
     if error:
-        lower = f", or unset {KERNELS_VARIABLE} for a lower level" if asked else ""
+        lower = f", or unset {KERNELS_VARIABLE} for a lower level" if requested else ""
         return NoKernels(
             f"kernels {path.name} do not run here, as the kernel refuses the tiles of AMX (error "
             f"{error}): use Linux 5.16 or newer{lower}"
@@ -197,7 +199,7 @@ def _load(path: Path, level: str, asked: str) -> Kernels | NoKernels:
     return Kernels(level, library)
 
 
-def _is_of_sources_beside(library: ctypes.CDLL, folder: Path) -> bool:
+def _is_of_these_sources(library: ctypes.CDLL, folder: Path) -> bool:
     """Return whether the object was compiled from the sources in its folder; True where none are,
     as in a wheel.
     """

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.sampler import Choosing
+from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -144,7 +144,7 @@ class Operations(Protocol):
     for each number.
     """
 
-    choosing: Choosing
+    row_ops: RowOperations
     """Sampling, in the memory that the implementation decides on: logits are received there.  Every
     implementation gives the same bits.
     """

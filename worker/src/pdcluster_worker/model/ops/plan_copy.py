@@ -19,7 +19,7 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 _cuda: Any = torch.cuda  # its classes have no types
 
-_NARROW = ("firsts", "lengths", "contexts", "seats")
+_NARROW = ("firsts", "lengths", "contexts", "table_rows")
 _WIDE = ("token_ids", "positions", "slots", "sample_at")
 
 
@@ -50,7 +50,7 @@ def _layout(plan: StepPlan, width: int) -> Iterator[_Part]:
     start = 0
     sizes = [(name, len(getattr(plan, name)), torch.int64) for name in _WIDE]
     sizes += [(name, len(getattr(plan, name)), torch.int32) for name in _NARROW]
-    sizes.append(("tables", len(plan.seats) * width, torch.int32))
+    sizes.append(("tables", len(plan.table_rows) * width, torch.int32))
     for name, count, dtype in sizes:
         part = _Part(name, start, count, dtype)
         yield part
@@ -80,7 +80,7 @@ class PlanCopy:
     def place(self, plan: StepPlan) -> StepPlan:
         """The plan with its arrays on the device; they hold until the next call.
 
-        `tables[seat]` starts with the blocks of a sequence; what follows them is another's.
+        `tables[table_row]` starts with the blocks of a sequence; what follows them is another's.
         """
         width = -(-plan.longest // self._block_size)
         parts = layout(plan, width)
@@ -96,7 +96,7 @@ class PlanCopy:
             self._copied[self._turn].record()
         arrays: dict[str, Any] = {part.name: part.of(self._device) for part in parts}
         # Windows over the packed tables: one for each place that a sequence's blocks may start at.
-        num_windows = (len(plan.seats) - 1) * width + 1
+        num_windows = (len(plan.table_rows) - 1) * width + 1
         arrays["tables"] = arrays["tables"].as_strided((num_windows, width), (1, 1))
         return replace(plan, **arrays)
 
@@ -115,7 +115,7 @@ def pad_decodes(plan: StepPlan) -> StepPlan:
         firsts=torch.cat((plan.firsts, every_row[plan.num_tokens :].int())),
         lengths=torch.cat((plan.lengths, torch.ones(more, dtype=torch.int32))),
         contexts=torch.cat((plan.contexts, torch.zeros(more, dtype=torch.int32))),
-        seats=torch.cat((plan.seats, plan.seats[:1].expand(more))),
+        table_rows=torch.cat((plan.table_rows, plan.table_rows[:1].expand(more))),
         sample_at=every_row,
     )
 
@@ -126,10 +126,10 @@ def _fill(
     plan: StepPlan,
     width: int,
 ) -> None:
-    if name == "seats":
-        target[:] = np.arange(len(plan.seats), dtype=np.int32) * width
+    if name == "table_rows":
+        target[:] = np.arange(len(plan.table_rows), dtype=np.int32) * width
     elif name == "tables":
         tables = plan.tables[:, :width].numpy()
-        np.take(tables, plan.seats.numpy(), axis=0, out=target.reshape(-1, width), mode="clip")
+        np.take(tables, plan.table_rows.numpy(), axis=0, out=target.reshape(-1, width), mode="clip")
     else:
         target[:] = getattr(plan, name).numpy()

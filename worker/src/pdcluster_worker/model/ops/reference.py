@@ -41,7 +41,7 @@ class Reference:
 
     name = "reference"
     pads_rows = True
-    choosing = PLAIN_TENSORS
+    row_ops = PLAIN_TENSORS
 
     def __init__(
         self, cache: Tensor, shape: AttentionShape, group: Group = ALONE, note: str = ""
@@ -120,12 +120,12 @@ class Reference:
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
         sequences = torch.stack(
-            (plan.firsts, plan.lengths, plan.contexts, plan.seats), dim=1
+            (plan.firsts, plan.lengths, plan.contexts, plan.table_rows), dim=1
         ).tolist()
-        for first, length, context, seat in sequences:
+        for first, length, context, table_row in sequences:
             query = heads[first : first + length, : shape.num_heads]
             start = max(0, context - length + 1 - window) if window else 0
-            key, value = self._stored(plan.tables[seat], start, context, layer)
+            key, value = self._stored(plan.tables[table_row], start, context, layer)
             out[first : first + length] = self._attend_one(query, key, value, window)
         return out.flatten(1)
 

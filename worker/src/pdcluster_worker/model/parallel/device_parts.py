@@ -19,7 +19,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.device_cache import DeviceKVCache, device_blocks, device_memory
 from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
 """Handle as `UntypedStorage._share_cuda_` gives it."""
@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(_Handle).decode
 _storage: Any = torch.UntypedStorage  # its calls for other processes have no types
 
 
-def part_geometry(geometry: KVGeometry, place: Place) -> KVGeometry:
+def part_geometry(geometry: KVGeometry, place: ParallelRank) -> KVGeometry:
     """The heads and layers of one rank."""
     heads, layers = (
         geometry.num_kv_heads // place.tensor_size,
@@ -39,7 +39,11 @@ def part_geometry(geometry: KVGeometry, place: Place) -> KVGeometry:
 
 
 def blocks_on_devices(
-    geometry: KVGeometry, engine: EngineConfig, place: Place, vocab_size: int, weight_bytes: int
+    geometry: KVGeometry,
+    engine: EngineConfig,
+    place: ParallelRank,
+    vocab_size: int,
+    weight_bytes: int,
 ) -> int:
     """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
     if engine.num_blocks is not None or engine.device_memory_share is None:
@@ -49,7 +53,7 @@ def blocks_on_devices(
 
 
 def rank_cache(
-    geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device
+    geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
 ) -> DeviceKVCache:
     """The heads of one rank, where there are no pipeline stages.
 
@@ -59,7 +63,9 @@ def rank_cache(
     return DeviceKVCache(part_geometry(geometry, place), num_blocks, device, first_head)
 
 
-def open_part(geometry: KVGeometry, num_blocks: int, place: Place, device: torch.device) -> Tensor:
+def open_part(
+    geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
+) -> Tensor:
     """Zeros for one rank's part.  Raises ModelError where its device has no room."""
     part = part_geometry(geometry, place)
     size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
@@ -78,7 +84,7 @@ def handle_of(part: Tensor) -> bytes:
     return _encode(storage._share_cuda_())
 
 
-def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Place) -> Tensor:
+def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: ParallelRank) -> Tensor:
     """Another rank's part, on its device."""
     arguments = _decode(handle)
     storage = _storage._new_shared_cuda(*arguments)
@@ -94,7 +100,7 @@ class RanksDeviceCache:
     """
 
     def __init__(
-        self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[Place, Tensor]]
+        self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[ParallelRank, Tensor]]
     ) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -106,12 +112,12 @@ class RanksDeviceCache:
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         """A copy of these heads of one block, as of now.  Raises IndexError where there is none."""
-        copy = self.landing(block_id, heads)
+        copy = self.staging(block_id, heads)
         for host, device in self._shares(block_id, copy, heads or self.heads):
             host.copy_(device)
         return copy
 
-    def landing(self, block_id: int, heads: range | None = None) -> memoryview:
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """Host memory, not yet written.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
@@ -119,22 +125,22 @@ class RanksDeviceCache:
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.tensor.is_cuda)
         return host.numpy().data
 
-    def land(self, block_id: int, landing: memoryview, heads: range | None = None) -> None:
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """Copy each rank's heads and layers to its device; they are there when this returns."""
-        for host, device in self._shares(block_id, landing, heads or self.heads):
+        for host, device in self._shares(block_id, staging, heads or self.heads):
             device.copy_(host)
             if device.is_cuda:
                 torch.cuda.current_stream(device.device).synchronize()
 
     def _shares(
-        self, block_id: int, landing: memoryview, heads: range
+        self, block_id: int, staging: memoryview, heads: range
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each part that has some of these heads: its share of the landing, and of the block
         there.
         """
         geometry = self.geometry
         size = (len(heads), geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
-        host = torch.frombuffer(landing, dtype=DTYPES[geometry.dtype]).view(size)
+        host = torch.frombuffer(staging, dtype=DTYPES[geometry.dtype]).view(size)
         for place, part in self._parts:
             held, layers = place.share(geometry.num_kv_heads), place.layers(geometry.num_layers)
             first, end = max(held.start, heads.start), min(held.stop, heads.stop)

@@ -14,14 +14,14 @@ from torch import Tensor
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.parallel.group import RankGroup
 from pdcluster_worker.model.parallel.plan_parts import plan_parts
-from pdcluster_worker.model.parallel.ranks import Ranks
+from pdcluster_worker.model.parallel.ranks import RankProcesses
 from pdcluster_worker.model.step_plan import StepPlan
 
 
 class ParallelForward:
     """See `model.forward.Forward`.  decoder: rank 0's part."""
 
-    def __init__(self, decoder: Decoder, ranks: Ranks, group: RankGroup) -> None:
+    def __init__(self, decoder: Decoder, ranks: RankProcesses, group: RankGroup) -> None:
         self.operations = decoder.operations
         self.code = decoder.code
         self._decoder = decoder

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from pdcluster_worker.engine.execution import EngineBrokenError
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.texts import one_line
 
 _distributed: Any = distributed  # its classes have few types
@@ -30,7 +30,7 @@ its sockets.
 class RankGroup:
     """One rank's connections; implements `operations.Group` and `decoder.Stages`."""
 
-    def __init__(self, place: Place, store_path: Path, device: torch.device) -> None:
+    def __init__(self, place: ParallelRank, store_path: Path, device: torch.device) -> None:
         """Waits until every rank of the engine is here.  store_path: a file that all reach."""
         self.is_first, self.is_last = place.is_first, place.is_last
         self._place = place

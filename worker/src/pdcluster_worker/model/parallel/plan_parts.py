@@ -46,7 +46,7 @@ def _part(plan: StepPlan, first: int, last: int) -> StepPlan:
         firsts=_narrow((starts - first)[order]),
         lengths=_narrow(lengths[order]),
         contexts=_narrow(contexts[order]),
-        seats=_narrow(plan.seats.numpy()[order]),
+        table_rows=_narrow(plan.table_rows.numpy()[order]),
         sample_at=samples,
     )
 

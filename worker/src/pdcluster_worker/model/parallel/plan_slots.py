@@ -77,17 +77,19 @@ class PlanSlots:
         wide, narrow, tables = self._arrays(sizes)
         for row, name in zip(wide, (*_ROWS, "sample_at"), strict=True):
             row[:] = getattr(plan, name).numpy()
-        for line, name in zip(narrow, _SEQUENCES, strict=False):
-            line[:] = getattr(plan, name).numpy()
+        for array, name in zip(narrow, _SEQUENCES, strict=False):
+            array[:] = getattr(plan, name).numpy()
         narrow[3][:] = np.arange(sizes.num_sequences)
-        np.take(plan.tables[:, :width].numpy(), plan.seats.numpy(), axis=0, out=tables, mode="clip")
+        np.take(
+            plan.tables[:, :width].numpy(), plan.table_rows.numpy(), axis=0, out=tables, mode="clip"
+        )
         return sizes
 
     def read(self, sizes: PlanSizes) -> StepPlan:
         """The plan of a slot; its tensors are views of the shared memory."""
         wide, narrow, tables = self._arrays(sizes)
         token_ids, positions, slots, sample_at = map(torch.from_numpy, wide)
-        firsts, lengths, contexts, seats = map(torch.from_numpy, narrow)
+        firsts, lengths, contexts, table_rows = map(torch.from_numpy, narrow)
         return StepPlan(
             num_tokens=sizes.num_tokens,
             num_decodes=sizes.num_decodes,
@@ -98,7 +100,7 @@ class PlanSlots:
             firsts=firsts,
             lengths=lengths,
             contexts=contexts,
-            seats=seats,
+            table_rows=table_rows,
             tables=torch.from_numpy(tables),
             sample_at=sample_at,
         )

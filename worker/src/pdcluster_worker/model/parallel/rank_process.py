@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.engine.ports import KVMemory
-from pdcluster_worker.machine.freed_memory import give_back_freed_memory
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.families import read_weights
@@ -27,9 +26,10 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
 from pdcluster_worker.model.parallel.device_parts import handle_of, open_part, rank_cache
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
-from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.shared import attach
+from pdcluster_worker.system.freed_memory import trim_memory
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ class RankProcess:
         self._on_cache = on_cache
         self._setup = setup
         engine = setup.engine
-        self._place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size, setup.rank)
+        self._place = ParallelRank(
+            engine.tensor_parallel_size, engine.pipeline_parallel_size, setup.rank
+        )
 
     def run(self) -> None:
         """Until rank 0 closes the socket or is gone.  Raises what loading or a step raises."""
@@ -80,7 +82,7 @@ class RankProcess:
         decoder = self._decoder(loaded, cache, limits, group)
         del loaded
         gc.collect()
-        give_back_freed_memory()
+        trim_memory()
         release_library_pages()
         gc.freeze()
         self._control.send(wire.DONE + handle)

@@ -23,15 +23,15 @@ import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.engine.execution import EngineBrokenError
+from pdcluster_worker.engine.executor import EngineBrokenError
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.machine.cpu_limit import available_threads
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.place import Place
 from pdcluster_worker.model.parallel.plan_slots import PlanSlots, slot_bytes
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.shared import attach, reserve
 from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.system.cpu_limit import available_threads
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ OnDeath = Callable[[str], None]
 class _Rank:
     process: "subprocess.Popen[bytes]"
     control: socket.socket
-    kv_line: socket.socket | None
+    kv_channel: socket.socket | None
     watched: int
 
 
@@ -55,10 +55,10 @@ def rank_threads(engine: EngineConfig) -> int:
     return max(1, (engine.threads or available_threads()) // num_ranks)
 
 
-class Ranks:
+class RankProcesses:
     """All ranks of one engine but rank 0, which is this process.
 
-    kv_lines: to those that move KV of their own (`transfer.rank_port`).
+    kv_channels: to those that move KV of their own (`kv_transfer.rank_port`).
     place: of rank 0.  store: file by which all ranks find each other.
     """
 
@@ -66,14 +66,14 @@ class Ranks:
         self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath
     ) -> None:
         """Starts the processes, which load the model meanwhile; `open` waits for them."""
-        self.place = Place(engine.tensor_parallel_size, engine.pipeline_parallel_size)
+        self.place = ParallelRank(engine.tensor_parallel_size, engine.pipeline_parallel_size)
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-ranks-")
         self.store = Path(self._folder.name) / "store"
         self._on_death = on_death
         self._is_closing = False
         self._slots: PlanSlots | None = None
         self._ranks = [self._start(place, model, engine, device) for place in self.place.others()]
-        self.kv_lines = [rank.kv_line for rank in self._ranks if rank.kv_line is not None]
+        self.kv_channels = [rank.kv_channel for rank in self._ranks if rank.kv_channel is not None]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
@@ -143,14 +143,16 @@ class Ranks:
         for rank in self._ranks:
             rank.process.wait()
             rank.control.close()
-        for line in self.kv_lines:
-            line.close()
+        for channel in self.kv_channels:
+            channel.close()
         self._folder.cleanup()
 
-    def _start(self, place: Place, model: ModelConfig, engine: EngineConfig, device: str) -> _Rank:
+    def _start(
+        self, place: ParallelRank, model: ModelConfig, engine: EngineConfig, device: str
+    ) -> _Rank:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lines = socket.socketpair() if place.pipeline_size == 1 else ()
-        given = [theirs, *lines[1:]]
+        channels = socket.socketpair() if place.pipeline_size == 1 else ()
+        given = [theirs, *channels[1:]]
         descriptors = [end.fileno() for end in given]
         command = (
             sys.executable,
@@ -170,7 +172,7 @@ class Ranks:
                 place.rank, model, engine, device, rank_threads(engine), str(self.store)
             ),
         )
-        return _Rank(process, ours, lines[0] if lines else None, os.pidfd_open(process.pid))
+        return _Rank(process, ours, channels[0] if channels else None, os.pidfd_open(process.pid))
 
     def _watch(self) -> None:
         """Until the first rank ends."""
@@ -220,5 +222,5 @@ def _received(control: socket.socket) -> bytes:
 
 
 def _reason(index: int, answer: bytes) -> str:
-    said = answer[1:].decode(errors="replace") if answer else "it ended without a word"
-    return f"rank {index} of this engine failed: {said}"
+    reason = answer[1:].decode(errors="replace") if answer else "it ended without a word"
+    return f"rank {index} of this engine failed: {reason}"

@@ -13,36 +13,36 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.parallel.place import Place
+from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class SplitProduct:
     """Weights [N, K] of one product and its bias [N] or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-def split_outputs(linear: Any, place: Place) -> Product:
+def split_outputs(linear: Any, place: ParallelRank) -> SplitProduct:
     """The rank's rows of a torch Linear's weights, and their biases."""
     share = place.share(len(linear.weight))
-    return Product(
+    return SplitProduct(
         linear.weight.detach()[share], None if linear.bias is None else linear.bias.detach()[share]
     )
 
 
-def split_inputs(linear: Any, place: Place) -> Product:
+def split_inputs(linear: Any, place: ParallelRank) -> SplitProduct:
     """The rank's columns of a torch Linear's weights.
 
     The results are summed, so the first rank alone adds the bias.
     """
     share = place.share(linear.weight.shape[1])
     bias = None if linear.bias is None or place.part else linear.bias.detach()
-    return Product(linear.weight.detach()[:, share], bias)
+    return SplitProduct(linear.weight.detach()[:, share], bias)
 
 
-def split_vocabulary(linear: Any, place: Place) -> Product:
+def split_vocabulary(linear: Any, place: ParallelRank) -> SplitProduct:
     """The rank's rows of the head; all have equally many, the last ones' missing rows are 0."""
     vocab_size = len(linear.weight)
     size = -(-vocab_size // place.tensor_size)
@@ -51,4 +51,4 @@ def split_vocabulary(linear: Any, place: Place) -> Product:
         weight = functional.pad(weight, (0, 0, 0, missing))
         bias = None if bias is None else functional.pad(bias, (0, missing))
     rows = slice(place.part * size, (place.part + 1) * size)
-    return Product(weight[rows], None if bias is None else bias[rows])
+    return SplitProduct(weight[rows], None if bias is None else bias[rows])

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.slabs import SLAB, slabs
+from pdcluster_worker.model.sampling.row_chunks import CHUNK, row_chunks
 from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import token_weights
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogprobsRequest:
     """Log probabilities of one row: of the chosen token, and of the `count` first ones."""
 
     row: int
@@ -29,7 +29,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class TokenRanks:
     """Values that log probabilities are computed from.
 
     ids:   [R, count] the first tokens of each row, in `model.sampling.token_order`.
@@ -42,7 +42,7 @@ class Ranks:
     total: NDArray[np.float64]
 
 
-Rank = Callable[[Tensor, NDArray[np.int64], int], Ranks]
+Rank = Callable[[Tensor, NDArray[np.int64], int], TokenRanks]
 """Function of contiguous logits [R, V], the rows wanted, and the number of their first tokens; see
 `rank_tokens`.
 """
@@ -53,12 +53,12 @@ Logprobs = tuple[float, tuple[tuple[int, float], ...]]
 """
 
 
-def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logprobs]:
+def logprobs(logits: Tensor, needed: Sequence[LogprobsRequest], rank: Rank) -> list[Logprobs]:
     """One entry for each row that is wanted, all finite.  logits: [R, V] float32."""
-    rows = np.array([one.row for one in wanted])
-    count = min(max(one.count for one in wanted), logits.shape[1])
+    rows = np.array([one.row for one in needed])
+    count = min(max(one.count for one in needed), logits.shape[1])
     ranks = rank(logits, rows, count)
-    chosen = np.array([[one.token_id] for one in wanted])
+    chosen = np.array([[one.token_id] for one in needed])
     ids = np.concatenate([chosen, ranks.ids], axis=1)
     values = logits.view(-1)[
         torch.from_numpy(rows[:, None] * logits.shape[1] + ids).to(logits.device)
@@ -67,24 +67,26 @@ def logprobs(logits: Tensor, wanted: Sequence[Wanted], rank: Rank) -> list[Logpr
     logarithms = np.array([math.log(total) for total in ranks.total.tolist()])
     shares = values.double().cpu().numpy() - ranks.best[:, None] - logarithms[:, None]
     figures = shares.astype(np.float32).tolist()
-    rated = zip(ids.tolist(), figures, wanted, strict=True)
+    rated = zip(ids.tolist(), figures, needed, strict=True)
     return [_entry(row_ids, values, one.count) for row_ids, values, one in rated]
 
 
-def rank_tokens(logits: Tensor, rows: NDArray[np.int64], count: int, slab: int = SLAB) -> Ranks:
+def rank_tokens(
+    logits: Tensor, rows: NDArray[np.int64], count: int, chunk: int = CHUNK
+) -> TokenRanks:
     """Ranks of the rows by plain tensor operations, where the logits are.
 
-    logits: [R, V] float32; the rows are finite.  slab: see `model.sampling.slabs`.
+    logits: [R, V] float32; the rows are finite.  slab: see `model.sampling.row_chunks`.
     """
     parts = [
-        _rank_slab(logits[torch.from_numpy(places).to(logits.device)], count)
-        for places in slabs(rows, logits.shape[1], slab)
+        _rank_chunk(logits[torch.from_numpy(places).to(logits.device)], count)
+        for places in row_chunks(rows, logits.shape[1], chunk)
     ]
     ids, best, total = (torch.cat(found).cpu().numpy() for found in zip(*parts, strict=True))
-    return Ranks(ids, best, total)
+    return TokenRanks(ids, best, total)
 
 
-def _rank_slab(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def _rank_chunk(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     best = logits.amax(1)
     weights = token_weights(logits, best, torch.ones_like(best))
     return first_tokens(logits, count), best, weights.sum(1, dtype=torch.float64)

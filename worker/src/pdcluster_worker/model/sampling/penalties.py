@@ -4,7 +4,8 @@ concerned.
 Counts are kept per request and moved forward by the tokens that are new since
 the last step; they are rebuilt from `request.tokens` whenever they do not fit
 them, so dropping them at any time is safe.  A batch's changes are made together,
-in place (`model.sampling.edits`): a request with 300 tokens changes at most that many logits.
+in place (`model.sampling.logits_edits`): a request with 300 tokens changes at most that many
+logits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 
 from pdcluster_worker.engine.batch import AfterDrafts, SamplePlace
 from pdcluster_worker.engine.ports import failed_row
-from pdcluster_worker.engine.request import Request
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.requests import Sampling
-from pdcluster_worker.model.sampling.edits import Edits, Penalties
+from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.model.sampling.logits_edits import LogitsEdits, Penalties
 
-FIRST_ROOM = 256
+FIRST_CAPACITY = 256
 """Distinct tokens that fit a request's counts at first; when they do not, the room doubles."""
 
 
@@ -36,8 +37,12 @@ class TokenCounts:
     first: int
     num_counted: int = 0
     last: int = -1
-    _ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(FIRST_ROOM, dtype=np.int64))
-    _said: NDArray[np.float32] = field(default_factory=lambda: np.zeros(FIRST_ROOM, np.float32))
+    _ids: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(FIRST_CAPACITY, dtype=np.int64)
+    )
+    _occurrences: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros(FIRST_CAPACITY, np.float32)
+    )
     _place: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -46,11 +51,11 @@ class TokenCounts:
         return self._ids[: len(self._place)]
 
     @property
-    def said(self) -> NDArray[np.float32]:
+    def occurrences(self) -> NDArray[np.float32]:
         """[N] times that each is in the output."""
-        return self._said[: len(self._place)]
+        return self._occurrences[: len(self._place)]
 
-    def follows(self, request: Request) -> bool:
+    def follows(self, request: EngineRequest) -> bool:
         """Return whether the request's tokens begin with those counted, by its length and their
         last.
         """
@@ -59,27 +64,25 @@ class TokenCounts:
         is_long_enough = self.num_counted <= request.num_tokens
         return is_long_enough and request.tokens[self.num_counted - 1] == self.last
 
-    def extend(self, request: Request) -> None:
+    def extend(self, request: EngineRequest) -> None:
         """Count the request's tokens from `num_counted` on."""
         start = max(self.num_counted, self.first)
         self._add(request.tokens[start:])
         for token_id in request.tokens[max(start, request.num_prompt_tokens) :]:
-            self._said[self._place[token_id]] += 1
+            self._occurrences[self._place[token_id]] += 1
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
 
     def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """`ids` and `said` as they are once the request has said these tokens too; nothing is
-        counted.
-        """
+        """`ids` and `occurrences` once the request has these tokens too; nothing is counted."""
         new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
-        ids, said = (
+        ids, occurrences = (
             np.append(self.ids, new).astype(np.int64),
-            np.append(self.said, np.zeros(len(new), np.float32)),
+            np.append(self.occurrences, np.zeros(len(new), np.float32)),
         )
         later = dict(zip(new, range(len(self._place), len(ids)), strict=True))
         for token_id in drafts:
-            said[later.get(token_id, self._place.get(token_id))] += 1
-        return ids, said
+            occurrences[later.get(token_id, self._place.get(token_id))] += 1
+        return ids, occurrences
 
     def _add(self, token_ids: list[int]) -> None:
         new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self._place]
@@ -87,7 +90,9 @@ class TokenCounts:
         if after > len(self._ids):
             # Fresh memory: a step's edits may still look at the old one.
             self._ids = np.concatenate([self._ids, np.empty(after, dtype=np.int64)])
-            self._said = np.concatenate([self._said, np.zeros(after, dtype=np.float32)])
+            self._occurrences = np.concatenate(
+                [self._occurrences, np.zeros(after, dtype=np.float32)]
+            )
         self._ids[before:after] = new
         self._place.update(zip(new, range(before, after), strict=True))
 
@@ -99,7 +104,7 @@ class PenaltyState:
         self._vocab_size = vocab_size
         self._counts: dict[str, TokenCounts] = {}
 
-    def counts(self, request: Request) -> TokenCounts:
+    def counts(self, request: EngineRequest) -> TokenCounts:
         """Up-to-date counts of this request."""
         counts = self._counts.get(request.request_id)
         if counts is None or not counts.follows(request):
@@ -113,9 +118,9 @@ class PenaltyState:
         """Drop the request's counts; unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
-    def edits(self, requests: Sequence[SamplePlace]) -> tuple[Edits, dict[int, RequestError]]:
+    def edits(self, requests: Sequence[SamplePlace]) -> tuple[LogitsEdits, dict[int, RequestError]]:
         """Edits of the requests in their rows, and errors of the rows that cannot have theirs."""
-        edits, errors = Edits.nothing(self._vocab_size), dict[int, RequestError]()
+        edits, errors = LogitsEdits.nothing(self._vocab_size), dict[int, RequestError]()
         for row, request in enumerate(requests):
             if is_plain(request):
                 continue
@@ -126,15 +131,15 @@ class PenaltyState:
                 errors[row] = error
         return edits, errors
 
-    def _add(self, edits: Edits, row: int, request: SamplePlace) -> None:
+    def _add(self, edits: LogitsEdits, row: int, request: SamplePlace) -> None:
         sampling = request.sampling
         if uses_penalties(sampling):
             if isinstance(request, AfterDrafts):
-                ids, said = self.counts(request.request).after(request.drafts)
+                ids, occurrences = self.counts(request.request).after(request.drafts)
             else:
                 counts = self.counts(request)
-                ids, said = counts.ids, counts.said
-            edits.penalties.append(Penalties(row, ids, said, sampling))
+                ids, occurrences = counts.ids, counts.occurrences
+            edits.penalties.append(Penalties(row, ids, occurrences, sampling))
         edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
         edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
 
@@ -160,7 +165,7 @@ def is_plain(request: SamplePlace) -> bool:
     return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
 
 
-def uses_penalties(sampling: Sampling) -> bool:
+def uses_penalties(sampling: SamplingParams) -> bool:
     """Return whether token counts matter."""
     return (
         bool(sampling.presence_penalty or sampling.frequency_penalty)

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdcluster_worker.model.sampling.row_chunks import CHUNK, row_chunks
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.slabs import SLAB, slabs
 from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
@@ -35,30 +35,30 @@ class Picks:
     status: NDArray[np.int64]
 
 
-def pick_tokens(logits: Tensor, rows: Rows, slab: int = SLAB) -> Picks:
+def pick_tokens(logits: Tensor, rows: Rows, chunk: int = CHUNK) -> Picks:
     """One token for each row; a row that has none fails alone.
 
-    logits: [R, V] float32, not modified.  slab: see `model.sampling.slabs`.
+    logits: [R, V] float32, not modified.  slab: see `model.sampling.row_chunks`.
     """
     values, greedy = (found.cpu().numpy() for found in logits.max(dim=1))  # hands NaN and +inf on
     status = np.where(np.isfinite(values), PICKED, NOT_FINITE)
     status[np.isneginf(values)] = NOTHING_LEFT
     is_free = rows.is_drawn & ~rows.is_cut & (status == PICKED)
     token_ids = greedy.copy()
-    for places in slabs(np.flatnonzero(is_free), logits.shape[1], slab):
+    for places in row_chunks(np.flatnonzero(is_free), logits.shape[1], chunk):
         token_ids[places] = _draw(*_best_of(logits, greedy, places), rows.take(places))
     picks = Picks(token_ids, status)
-    _pick_cut(logits, rows, picks, slab)
+    _pick_cut(logits, rows, picks, chunk)
     return picks
 
 
-def _pick_cut(logits: Tensor, rows: Rows, picks: Picks, slab: int) -> None:
+def _pick_cut(logits: Tensor, rows: Rows, picks: Picks, chunk: int) -> None:
     """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has."""
     vocab_size, greedy = logits.shape[1], picks.token_ids.copy()
     left, count = np.flatnonzero(rows.is_cut & (picks.status == PICKED)), FIRST_GUESS
     while len(left):
         again = [left[:0]]
-        for places in slabs(left, vocab_size, slab):
+        for places in row_chunks(left, vocab_size, chunk):
             chosen, is_enough = _try_first(
                 *_best_of(logits, greedy, places), rows.take(places), count
             )
@@ -109,13 +109,13 @@ def _try_first(
     weights = _weights(logits.gather(1, ids), best, rows)
     weights.masked_fill_(torch.arange(ids.shape[1], device=ids.device) >= top_k[:, None], 0.0)
     sums = weights.cumsum(1, dtype=torch.float64)
-    wanted = torch.from_numpy(rows.top_p).to(logits.device) * _kept_mass(logits, best, rows, sums)
+    needed = torch.from_numpy(rows.top_p).to(logits.device) * _kept_mass(logits, best, rows, sums)
     # top_p keeps a token when those before it do not reach the share yet.
-    weights.masked_fill_(sums - weights >= wanted[:, None], 0.0)
+    weights.masked_fill_(sums - weights >= needed[:, None], 0.0)
     by_id = ids.argsort(1)
     places = _at_share(weights.gather(1, by_id), rows)
     chosen = ids.gather(1, by_id.gather(1, places[:, None]))[:, 0]
-    is_enough = torch.where(top_k < vocab_size, top_k <= count, sums[:, -1] >= wanted)
+    is_enough = torch.where(top_k < vocab_size, top_k <= count, sums[:, -1] >= needed)
     found = torch.stack((chosen, is_enough)).cpu().numpy()  # one wait for both
     return found[0], (found[1] > 0) | (ids.shape[1] == vocab_size)
 

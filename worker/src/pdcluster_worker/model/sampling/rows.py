@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.batch import SamplePlace
-from pdcluster_worker.messages.requests import Sampling
+from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.randomness import uniforms
 
 GREEDY_BELOW = 1e-5
@@ -77,11 +77,11 @@ def plan_rows(requests: Sequence[SamplePlace], vocab_size: int) -> Rows:
     )
 
 
-def _inverse_temperature(sampling: Sampling) -> float:
+def _inverse_temperature(sampling: SamplingParams) -> float:
     # The one best token is the greedy one, whatever the temperature.
     is_greedy = sampling.temperature < GREEDY_BELOW or sampling.top_k == 1
     return 0.0 if is_greedy else 1 / sampling.temperature
 
 
-def _top_k(sampling: Sampling, vocab_size: int) -> int:
+def _top_k(sampling: SamplingParams, vocab_size: int) -> int:
     return sampling.top_k if 0 < sampling.top_k < vocab_size else 0

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.logprobs import Ranks
+from pdcluster_worker.model.sampling.logprobs import TokenRanks
 from pdcluster_worker.model.sampling.picking import Picks
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.sampler import Choosing
+from pdcluster_worker.model.sampling.sampler import RowOperations
 
 _NO_MEMORY = 3
 
@@ -59,7 +59,7 @@ def row_function(library: ctypes.CDLL, name: str) -> RowFunction:
     return found
 
 
-def kernel_choosing(sample_rows: RowFunction, rank_rows: RowFunction) -> Choosing:
+def kernel_operations(sample_rows: RowFunction, rank_rows: RowFunction) -> RowOperations:
     """The sampler's operations by these functions, for logits in host memory."""
 
     def pick(logits: Tensor, rows: Rows) -> Picks:
@@ -72,8 +72,8 @@ def kernel_choosing(sample_rows: RowFunction, rank_rows: RowFunction) -> Choosin
             raise MemoryError("sampling: no memory for a row's tokens")
         return picks
 
-    def rank(logits: Tensor, rows: NDArray[np.int64], count: int) -> Ranks:
-        ranks = Ranks(
+    def rank(logits: Tensor, rows: NDArray[np.int64], count: int) -> TokenRanks:
+        ranks = TokenRanks(
             np.empty((len(rows), count), dtype=np.int64),
             np.empty(len(rows), dtype=np.float32),
             np.empty(len(rows), dtype=np.float64),
@@ -85,7 +85,7 @@ def kernel_choosing(sample_rows: RowFunction, rank_rows: RowFunction) -> Choosin
             raise MemoryError("log probabilities: no memory for a row's tokens")
         return ranks
 
-    return Choosing(pick, rank)
+    return RowOperations(pick, rank)
 
 
 def _place_of(logits: Tensor) -> tuple[int, int, int]:

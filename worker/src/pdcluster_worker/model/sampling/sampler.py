@@ -18,11 +18,11 @@ from torch import Tensor
 from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.grammar.masks import Masks
-from pdcluster_worker.model.sampling.logprobs import Rank, Wanted, logprobs, rank_tokens
+from pdcluster_worker.model.sampling.logprobs import LogprobsRequest, Rank, logprobs, rank_tokens
 from pdcluster_worker.model.sampling.penalties import PenaltyState
 from pdcluster_worker.model.sampling.picking import NOT_FINITE, PICKED, Picks, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows, plan_rows
+from pdcluster_worker.structured_output.masks import Masks
 
 Pick = Callable[[Tensor, Rows], Picks]
 """Function of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
@@ -30,7 +30,7 @@ Pick = Callable[[Tensor, Rows], Picks]
 
 Receive = Callable[[Tensor], Tensor]
 """Function of the logits of a step, where the forward pass has left them or will: waits for the
-pass and gives them in the memory that `Choosing` reads.
+pass and gives them in the memory that `RowOperations` reads.
 """
 
 
@@ -40,7 +40,7 @@ def in_host_memory(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
+class RowOperations:
     """Operations on whole rows, in the memory where tokens are chosen: plain tensor operations, or
     kernels that give the same bits.
     """
@@ -50,7 +50,7 @@ class Choosing:
     receive: Receive = in_host_memory
 
 
-PLAIN_TENSORS = Choosing()
+PLAIN_TENSORS = RowOperations()
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
@@ -68,10 +68,10 @@ def masked(logits: Tensor, masks: Masks) -> Tensor:
 class Sampler:
     """Samples rows for requests; keeps token counts of those with penalties."""
 
-    def __init__(self, vocab_size: int, choosing: Choosing = PLAIN_TENSORS) -> None:
+    def __init__(self, vocab_size: int, row_ops: RowOperations = PLAIN_TENSORS) -> None:
         self._vocab_size = vocab_size
         self._penalties = PenaltyState(vocab_size)
-        self._choosing = choosing
+        self._row_ops = row_ops
 
     def sample(
         self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None
@@ -80,16 +80,16 @@ class Sampler:
 
         A request with drafts has a row after each.
 
-        logits: [len(requests), vocab_size] float32, contiguous, as `Choosing.receive` gives them;
-                changed meanwhile, the same afterwards.
+        logits: [len(requests), vocab_size] float32, contiguous, as `RowOperations.receive`
+                gives them; changed meanwhile, the same afterwards.
         """
         rows = plan_rows(requests, self._vocab_size)
         edits, errors = self._penalties.edits(requests)
         with edits.applied(logits) as bad_rows:
             if masks is None:
-                picks = self._choosing.pick(logits, rows)
+                picks = self._row_ops.pick(logits, rows)
             else:
-                picks = self._choosing.pick(masked(logits, masks), rows)
+                picks = self._row_ops.pick(masked(logits, masks), rows)
                 errors |= masks.errors
         picks.status[bad_rows] = NOT_FINITE
         for row in np.flatnonzero(picks.status != PICKED).tolist():
@@ -125,13 +125,13 @@ class Sampler:
         ids = token_ids.tolist()
         good = [row for row in range(len(requests)) if row not in errors]
         samples = {row: Sample(ids[row]) for row in good}
-        wanted = [
-            Wanted(row, ids[row], count)
+        needed = [
+            LogprobsRequest(row, ids[row], count)
             for row in good
             if (count := requests[row].sampling.logprobs) is not None
         ]
-        if wanted:
-            scored = logprobs(logits, wanted, self._choosing.rank)
-            for one, figures in zip(wanted, scored, strict=True):
+        if needed:
+            scored = logprobs(logits, needed, self._row_ops.rank)
+            for one, figures in zip(needed, scored, strict=True):
                 samples[one.row] = Sample(one.token_id, *figures)
         return samples

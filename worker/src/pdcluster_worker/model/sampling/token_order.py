@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _LOW_BITS = (1 << 32) - 1
-_ROOM_FOR_TIES = 2
+_TIE_CAPACITY = 2
 """Factor of the tokens looked at over those wanted, in case the last of them has equals."""
 
 
@@ -21,7 +21,7 @@ def first_tokens(logits: Tensor, count: int) -> Tensor:
     count = min(count, vocab_size)
     if count == 0:
         return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
-    values, ids = logits.topk(min(count * _ROOM_FOR_TIES, vocab_size))
+    values, ids = logits.topk(min(count * _TIE_CAPACITY, vocab_size))
     first = _first(order_keys(values, ids), count)
     # Where even the last one looked at is an equal of the last wanted, there may be more of them.
     is_open = (values[:, count - 1] == values[:, -1]).nonzero()[:, 0]

@@ -11,7 +11,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSize:
     """The request.  prompt_tokens: all that must have KV before the first new token."""
 
     prompt_tokens: int

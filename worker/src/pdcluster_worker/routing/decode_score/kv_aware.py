@@ -8,26 +8,26 @@ blocks to prefill, those queued before it among them, plus blocks that decode.
 from collections.abc import Sequence
 
 from pdcluster_worker.config.routing import KvAwarePolicy
-from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 
 
 def decay(
-    policy: KvAwarePolicy, asked: Asked, prefill_tokens: int, least_prefill_tokens: int
+    policy: KvAwarePolicy, request: RequestSize, prefill_tokens: int, least_prefill_tokens: int
 ) -> float:
     """Factor by which a queue of prompts before the request lessens its credit.
 
     1 at the worker with the shortest queue, and everywhere for k = 0.
 
-    >>> decay(KvAwarePolicy(prefill_decay=1.0), Asked(160, 16), prefill_tokens=320,
+    >>> decay(KvAwarePolicy(prefill_decay=1.0), RequestSize(160, 16), prefill_tokens=320,
     ...     least_prefill_tokens=160)
     0.5
     """
-    blocks_ahead = (prefill_tokens - least_prefill_tokens) / asked.block_size
-    return 1.0 / (1.0 + policy.prefill_decay * blocks_ahead / asked.num_blocks)
+    blocks_ahead = (prefill_tokens - least_prefill_tokens) / request.block_size
+    return 1.0 / (1.0 + policy.prefill_decay * blocks_ahead / request.num_blocks)
 
 
 def cost(
-    policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, credit_blocks: float
+    policy: KvAwarePolicy, request: RequestSize, candidate: DecodeCandidate, credit_blocks: float
 ) -> float:
     """Cost of the request at a worker, in blocks.
 
@@ -35,11 +35,11 @@ def cost(
     decodes instead.
     """
     active = policy.active_request_weight * candidate.num_requests
-    decode_blocks = candidate.decode_blocks + asked.num_blocks
+    decode_blocks = candidate.decode_blocks + request.num_blocks
     if credit_blocks > 0 and not policy.track_prefill:
         return max(0.0, decode_blocks - credit_blocks) + active
     queued_tokens = candidate.prefill_tokens if policy.track_prefill else 0
-    prefill_blocks = (queued_tokens + asked.prompt_tokens) / asked.block_size
+    prefill_blocks = (queued_tokens + request.prompt_tokens) / request.block_size
     return (
         policy.prefill_load_scale * max(0.0, prefill_blocks - credit_blocks)
         + decode_blocks
@@ -48,17 +48,22 @@ def cost(
 
 
 def kv_aware(
-    policy: KvAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+    policy: KvAwarePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
     """Cost of the request at each worker."""
     least = min(c.prefill_tokens for c in candidates)
-    return {c.key: cost(policy, asked, c, _credit_at(policy, asked, c, least)) for c in candidates}
+    return {
+        c.key: cost(policy, request, c, _credit_at(policy, request, c, least)) for c in candidates
+    }
 
 
 def _credit_at(
-    policy: KvAwarePolicy, asked: Asked, candidate: DecodeCandidate, least_prefill_tokens: int
+    policy: KvAwarePolicy,
+    request: RequestSize,
+    candidate: DecodeCandidate,
+    least_prefill_tokens: int,
 ) -> float:
     if not candidate.matched_blocks:
         return 0.0
-    lessened = decay(policy, asked, candidate.prefill_tokens, least_prefill_tokens)
+    lessened = decay(policy, request, candidate.prefill_tokens, least_prefill_tokens)
     return policy.overlap_credit * lessened * candidate.matched_blocks

@@ -10,9 +10,9 @@ much as three and a third percent of KV occupancy, not more than all of it.
 from collections.abc import Sequence
 
 from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
-from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 
-_NO_ROOM = 1e6
+_NO_CAPACITY = 1e6
 """Added where the request's blocks do not fit beside those in use: such a worker comes after every
 other one.
 """
@@ -49,11 +49,12 @@ def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> flo
 
 
 def capacity_aware(
-    policy: CapacityAwarePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+    policy: CapacityAwarePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
     """The simple cost; a worker without room for the request's KV blocks only where none has it."""
     return {
-        c.key: simple_cost(policy, c) + (0.0 if _fits(asked, c) else _NO_ROOM) for c in candidates
+        c.key: simple_cost(policy, c) + (0.0 if _fits(request, c) else _NO_CAPACITY)
+        for c in candidates
     }
 
 
@@ -64,6 +65,6 @@ def latency_aware(
     return {c.key: extended_cost(policy, c) for c in candidates}
 
 
-def _fits(asked: Asked, candidate: DecodeCandidate) -> bool:
+def _fits(request: RequestSize, candidate: DecodeCandidate) -> bool:
     free_blocks = candidate.free_blocks
-    return free_blocks is None or asked.num_blocks <= free_blocks
+    return free_blocks is None or request.num_blocks <= free_blocks

@@ -11,7 +11,7 @@ from random import Random
 
 from pdcluster_worker.config.routing import DecodeScorePolicy
 from pdcluster_worker.routing.decode_score.affinity import home_of
-from pdcluster_worker.routing.decode_score.candidate import Asked, DecodeCandidate
+from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.hit_ratio import with_enough_hits
 from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
 from pdcluster_worker.routing.decode_score.kv_aware import kv_aware
@@ -27,7 +27,7 @@ them.
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecodeChoice:
     """The worker, by which rule (the policy's name, `pinned` or `session`), and the costs that it
     was chosen by.
     """
@@ -47,11 +47,11 @@ class DecodeChooser:
     def choose(
         self,
         policy: DecodeScorePolicy,
-        asked: Asked,
+        request: RequestSize,
         candidates: Sequence[DecodeCandidate],
         pinned: str = "",
         session: str = "",
-    ) -> Decision:
+    ) -> DecodeChoice:
         """The worker for a request.
 
         pinned:  the worker that must run it, which short-circuits; "" = any.  One that is no
@@ -62,7 +62,7 @@ class DecodeChooser:
         if pinned:
             if all(c.key != pinned for c in candidates):
                 raise ValueError(f"worker {pinned} is no candidate")
-            return Decision(pinned, "pinned")
+            return DecodeChoice(pinned, "pinned")
         if not candidates:
             raise ValueError("no candidate to choose from: ask only with at least one worker")
         if session and policy.session_affinity:
@@ -71,30 +71,30 @@ class DecodeChooser:
                 if policy.hotspot_prevention
                 else candidates
             )
-            return Decision(home_of(session, [c.key for c in allowed]), "session")
-        return self._by_cost(policy, asked, candidates)
+            return DecodeChoice(home_of(session, [c.key for c in allowed]), "session")
+        return self._by_cost(policy, request, candidates)
 
     def _by_cost(
-        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
-    ) -> Decision:
+        self, policy: DecodeScorePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
+    ) -> DecodeChoice:
         attracts = policy.policy in PREFIX_POLICIES
         if attracts:
-            candidates = with_enough_hits(candidates, asked, policy.min_cache_hit_ratio)
+            candidates = with_enough_hits(candidates, request, policy.min_cache_hit_ratio)
         if attracts and policy.hotspot_prevention:
             # The share first: a worker that is out of the choice is still one of those that have
             # the prefix.
             cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}
             candidates = [cooled[c.key] for c in within_share(candidates, policy.max_share_ratio)]
-        costs = self._costs(policy, asked, candidates)
+        costs = self._costs(policy, request, candidates)
         if taints := {c.key: c.taint for c in candidates if c.taint != 1.0}:
             costs = tainted(costs, taints)
         key = select(costs, policy.temperature, self._draw)
         if policy.policy == "roundRobin":
             self._last = key
-        return Decision(key, policy.policy, costs)
+        return DecodeChoice(key, policy.policy, costs)
 
     def _costs(
-        self, policy: DecodeScorePolicy, asked: Asked, candidates: Sequence[DecodeCandidate]
+        self, policy: DecodeScorePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
     ) -> dict[str, float]:
         match policy.policy:
             case "leastRequest":
@@ -104,8 +104,8 @@ class DecodeChooser:
             case "prefixAware":
                 return prefix_aware(candidates)
             case "kvAware":
-                return kv_aware(policy.kv_aware, asked, candidates)
+                return kv_aware(policy.kv_aware, request, candidates)
             case "capacityAware":
-                return capacity_aware(policy.capacity_aware, asked, candidates)
+                return capacity_aware(policy.capacity_aware, request, candidates)
             case "latencyAware":
                 return latency_aware(policy.latency_aware, candidates)

@@ -8,9 +8,9 @@ workers) is in it.  Before its turn a request also waits for the decode step
 under way.  Waits for other reasons, and the request's own prefill, are no part.
 """
 
-from pdcluster_worker.routing.estimator import Completion, Flight, Line
+from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
 from pdcluster_worker.routing.qos.meter import Measured
-from pdcluster_worker.routing.waiting_time.flights import flights_of
+from pdcluster_worker.routing.waiting_time.request_queue import queue_of
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 
 KEPT = 0.8
@@ -73,26 +73,28 @@ class Averages:
         """Between two tokens of a stream when so many run."""
         return self._step.seconds(num_streams) if num_streams else None
 
-    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """See `Estimator`: each request ahead times its own prompt tokens, and one decode step of
         the streams.
         """
         token_seconds = self.prompt_token_seconds
         if token_seconds is None:
             return None
-        flights = flights_of(line)
-        ahead, streams = flights.ahead(flight), len(flights.running)
+        requests = queue_of(queue)
+        ahead, streams = requests.ahead(request), len(requests.running)
         step = self.estimated_tpot_seconds(streams) or 0.0
         avg_prefill = (
             ahead.prompt_tokens / ahead.num_requests * token_seconds if ahead.num_requests else 0.0
         )
         return queue_seconds(ahead.num_requests, avg_prefill, streams, step / max(1, streams))
 
-    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_completion_seconds(
+        self, request: QueuedRequest, queue: QueueState
+    ) -> float | None:
         """See `Estimator`: with the longest answer that it may give."""
-        first = self.estimated_ttft_seconds(flight, line)
-        step = self.estimated_tpot_seconds(len(flights_of(line).running) + 1)
-        return None if first is None or step is None else first + (flight.max_tokens - 1) * step
+        first = self.estimated_ttft_seconds(request, queue)
+        step = self.estimated_tpot_seconds(len(queue_of(queue).running) + 1)
+        return None if first is None or step is None else first + (request.max_tokens - 1) * step
 
     @property
     def firsts_per_second(self) -> float:

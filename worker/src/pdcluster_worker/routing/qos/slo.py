@@ -12,30 +12,30 @@ LEAST_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class LatencySlo:
     """Bounds of a request's latency, in seconds; tpot_seconds: None = none."""
 
     ttft_seconds: float
     tpot_seconds: float | None
 
 
-def slo_of(spec: RequestSpec, policy: SloPolicy) -> Slo:
+def slo_of(spec: RequestSpec, policy: SloPolicy) -> LatencySlo:
     """SLO of a request: each objective that it gave, and the policy's for the others."""
     ttft, tpot = spec.ttft_slo_seconds, spec.tpot_slo_seconds
     if ttft is None:
         ttft = policy.ttft_milliseconds / 1000.0
     if tpot is None and policy.tpot_milliseconds is not None:
         tpot = policy.tpot_milliseconds / 1000.0
-    return Slo(ttft, tpot)
+    return LatencySlo(ttft, tpot)
 
 
 def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
     """The request so many seconds later: its times count from its arrival, not from when another
     worker gets it.
 
-    >>> from pdcluster_worker.messages.requests import Sampling
-    >>> spec = RequestSpec("r", [1], Sampling(1, 1), ttft_slo_seconds=0.5, tpot_slo_seconds=0.1,
-    ...     deadline_seconds=20.0)
+    >>> from pdcluster_worker.messages.requests import SamplingParams
+    >>> spec = RequestSpec("r", [1], SamplingParams(1, 1), ttft_slo_seconds=0.5,
+    ...     tpot_slo_seconds=0.1, deadline_seconds=20.0)
     >>> later = aged(spec, 5.0)
     >>> later.ttft_slo_seconds, later.tpot_slo_seconds, later.deadline_seconds
     (0.001, 0.1, 15.0)

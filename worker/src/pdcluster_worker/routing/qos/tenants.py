@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.qos import TenantPolicy
-from pdcluster_worker.routing.qos.verdict import Refusal, retry_after
+from pdcluster_worker.routing.qos.load_shedding import LoadRefusal, retry_after
 
 KEPT = 0.9
 """Share of its weight that a request's duration keeps at each later one of its tenant."""
@@ -57,7 +57,7 @@ def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Demand:
     """Amounts that a request asks for.
 
     prompt_tokens: of each of its prompts once: choices share theirs.
@@ -95,7 +95,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class _Usage:
+class _TenantUsage:
     """Usage of one tenant.
 
     num_open: sequences.
@@ -125,58 +125,58 @@ class Tenants:
     ) -> None:
         self._clock = clock
         self._num_ingresses = num_ingresses
-        self._usage: dict[str, _Usage] = {}
+        self._usage: dict[str, _TenantUsage] = {}
 
-    def begin(self, tenant: str, limits: TenantPolicy, wanted: Wanted) -> Refusal | None:
+    def begin(self, tenant: str, limits: TenantPolicy, demand: Demand) -> LoadRefusal | None:
         """Take a request of a tenant, or say why not; what is taken is given back by `end`."""
-        usage = self._usage.setdefault(tenant, _Usage())
-        refusal = self._excess(usage, tenant, limits, wanted)
+        usage = self._usage.setdefault(tenant, _TenantUsage())
+        refusal = self._excess(usage, tenant, limits, demand)
         if refusal is None:
-            usage.num_open += wanted.num_sequences
-            usage.requests.take(wanted.num_sequences)
-            usage.tokens.take(wanted.prompt_tokens)
+            usage.num_open += demand.num_sequences
+            usage.requests.take(demand.num_sequences)
+            usage.tokens.take(demand.prompt_tokens)
         return refusal
 
-    def end(self, tenant: str, wanted: Wanted, output_tokens: int, seconds: float) -> None:
+    def end(self, tenant: str, demand: Demand, output_tokens: int, seconds: float) -> None:
         """A request that was taken is over, after so many seconds; its answer is charged now."""
         usage = self._usage[tenant]
-        usage.num_open -= wanted.num_sequences
+        usage.num_open -= demand.num_sequences
         usage.tokens.take(output_tokens)
         usage.ended(self._clock(), seconds)
 
     def _excess(
-        self, usage: _Usage, tenant: str, limits: TenantPolicy, wanted: Wanted
-    ) -> Refusal | None:
+        self, usage: _TenantUsage, tenant: str, limits: TenantPolicy, demand: Demand
+    ) -> LoadRefusal | None:
         num_ingresses = self._num_ingresses()
         share = share_of(limits, num_ingresses)
         whose = f"of the API key {tenant!r}" if tenant else "of all clients"
         if num_ingresses > 1:
             whose += f" at this one of {num_ingresses} ingress workers"
         return (
-            self._beyond_rate(usage, share, wanted, whose)
-            or _beyond_seats(usage, share, wanted, whose)
-            or self._beyond_tokens(usage, share, wanted, whose)
+            self._beyond_rate(usage, share, demand, whose)
+            or _beyond_concurrency(usage, share, demand, whose)
+            or self._beyond_tokens(usage, share, demand, whose)
         )
 
     def _beyond_rate(
-        self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str
-    ) -> Refusal | None:
+        self, usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+    ) -> LoadRefusal | None:
         rate = share.requests_per_second
         size = max(1.0, rate or 1.0)
         level = usage.requests.fill(self._clock(), rate, size)
         # one of more than that waits for a full bucket, and leaves it owing
-        needed = min(wanted.num_sequences, size)
+        needed = min(demand.num_sequences, size)
         if rate is None or level >= needed:
             return None
         message = (
             f"more than {rate:g} requests a second {whose} (requestsPerSecond; each choice of each "
             "prompt is one): retry later"
         )
-        return Refusal("tenant_requests", message, retry_after((needed - level) / rate))
+        return LoadRefusal("tenant_requests", message, retry_after((needed - level) / rate))
 
     def _beyond_tokens(
-        self, usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str
-    ) -> Refusal | None:
+        self, usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+    ) -> LoadRefusal | None:
         limit = share.tokens_per_minute
         level = usage.tokens.fill(
             self._clock(), None if limit is None else limit / 60.0, float(limit or 0)
@@ -184,24 +184,26 @@ class Tenants:
         if limit is None:
             return None
         # a prompt beyond a minute's tokens waits for a full bucket
-        needed = min(wanted.prompt_tokens, limit)
+        needed = min(demand.prompt_tokens, limit)
         if level >= needed:
             return None
         message = (
-            f"{wanted.prompt_tokens} prompt tokens are over what is left of {limit} a minute "
+            f"{demand.prompt_tokens} prompt tokens are over what is left of {limit} a minute "
             f"{whose} (tokensPerMinute): retry later"
         )
-        return Refusal("tenant_tokens", message, retry_after((needed - level) * 60.0 / limit))
+        return LoadRefusal("tenant_tokens", message, retry_after((needed - level) * 60.0 / limit))
 
 
-def _beyond_seats(usage: _Usage, share: TenantPolicy, wanted: Wanted, whose: str) -> Refusal | None:
+def _beyond_concurrency(
+    usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+) -> LoadRefusal | None:
     at_once = share.max_concurrent_requests
     # One that is larger than a share is taken alone; one that is larger than the limit was refused
     # for good before.
-    if at_once is None or not usage.num_open or usage.num_open + wanted.num_sequences <= at_once:
+    if at_once is None or not usage.num_open or usage.num_open + demand.num_sequences <= at_once:
         return None
     message = (
         f"{usage.num_open} requests {whose} are open, and at most {at_once} may be "
         "(maxConcurrentRequests): retry later"
     )
-    return Refusal("tenant_concurrency", message, retry_after(usage.seconds / usage.num_open))
+    return LoadRefusal("tenant_concurrency", message, retry_after(usage.seconds / usage.num_open))

@@ -29,25 +29,25 @@ def tier_of(priority: int) -> Tier:
     return "high" if priority < 0 else "low" if priority > 0 else "normal"
 
 
-def priority_of(asked: int | None, ceiling: Tier | None, *, client_decides: bool) -> int:
+def priority_of(requested: int | None, ceiling: Tier | None, *, client_decides: bool) -> int:
     """The priority of a request.  Raises PriorityError.
 
-    asked:          by the request itself; None = nothing.
+    requested:      by the request itself; None = nothing.
     ceiling:        the highest tier of its tenant, and what it has unasked; None = normal unasked,
                     and no ceiling.
     client_decides: whether what it asks for counts.
     """
-    unasked = PRIORITIES[ceiling or "normal"]
-    if asked is None or asked == unasked:
-        return unasked
+    default = PRIORITIES[ceiling or "normal"]
+    if requested is None or requested == default:
+        return default
     if not client_decides:
         raise PriorityError(
-            f"priority: {asked} is not allowed here: leave it out, or set qos.allowClientPriority "
-            "of the PDCluster"
+            f"priority: {requested} is not allowed here: leave it out, or set "
+            "qos.allowClientPriority of the PDCluster"
         )
-    if ceiling is not None and TIERS.index(tier_of(asked)) < TIERS.index(ceiling):
+    if ceiling is not None and TIERS.index(tier_of(requested)) < TIERS.index(ceiling):
         raise PriorityError(
-            f"priority: {asked} is {tier_of(asked)}, and the highest of this API key is {ceiling}: "
-            "leave it out or ask for a lower one"
+            f"priority: {requested} is {tier_of(requested)}, and the highest of this API key is "
+            f"{ceiling}: leave it out or ask for a lower one"
         )
-    return asked
+    return requested

@@ -9,7 +9,7 @@ Where RWT has one mean length and one time of a token, this has
                   from all groups as these are alike (`likeness`);
     p             prompt tokens a second (`prefill_rate`);
 
-and the completion time is the end of the last request in `drain(lengths, seats, d)`.  For a group
+and the completion time is the end of the last request in `drain(lengths, slots, d)`.  For a group
 the lengths are drawn SCENARIOS times at spread ranks of S and the median of the ends is taken: the
 last of several requests ends later than the mean of each.  docs/waiting-time.md has the formula and
 when to trust it.
@@ -20,14 +20,14 @@ from collections.abc import Callable, Collection, Sequence
 from math import log2
 from statistics import median
 
-from pdcluster_worker.routing.estimator import Completion, Flight, Line
-from pdcluster_worker.routing.waiting_time.bounded import Bounded
-from pdcluster_worker.routing.waiting_time.drain import drain, drain_behind
-from pdcluster_worker.routing.waiting_time.flights import Ahead, flights_of
-from pdcluster_worker.routing.waiting_time.likeness import shared_weight
+from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
+from pdcluster_worker.routing.waiting_time.lru_dict import LruDict
+from pdcluster_worker.routing.waiting_time.pooling_weight import shared_weight
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.request_queue import QueueAhead, queue_of
 from pdcluster_worker.routing.waiting_time.rwt import MAX_GROUPS, MIN_SAMPLES
+from pdcluster_worker.routing.waiting_time.simulate_queue import simulate_behind, simulate_queue
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 from pdcluster_worker.routing.waiting_time.survival import Survival
 
@@ -37,7 +37,7 @@ WINDOW = 200
 SCENARIOS = 32
 """Draws of all lengths for the completion time of a group."""
 
-_News = tuple[int, int, int, int]
+_NewCompletions = tuple[int, int, int, int]
 """Values that show that a kept distribution is old."""
 
 _GOLDEN = 0.6180339887498949  # ranks of neighbours are as far apart as can be
@@ -50,12 +50,12 @@ class LoadAware:
         self._preset_tokens = presets.output_tokens
         self._step = StepTime(presets.token_seconds, MIN_SAMPLES)
         self._prefill = PrefillRate(presets.prefill_tokens_per_second)
-        self._lengths: Bounded[deque[int]] = Bounded(MAX_GROUPS)
+        self._lengths: LruDict[deque[int]] = LruDict(MAX_GROUPS)
         self._pool: deque[int] = deque(maxlen=WINDOW)
         self._num_seen = 0
         self._weight: tuple[int, float] | None = None
-        self._num_own: Bounded[int] = Bounded(MAX_GROUPS)
-        self._kept: Bounded[tuple[_News, Survival] | None] = Bounded(MAX_GROUPS)
+        self._num_own: LruDict[int] = LruDict(MAX_GROUPS)
+        self._kept: LruDict[tuple[_NewCompletions, Survival] | None] = LruDict(MAX_GROUPS)
 
     def observe(self, completion: Completion) -> None:
         """Learn from a completion, short ones too: they are part of the distribution."""
@@ -68,10 +68,10 @@ class LoadAware:
         self._num_seen += 1
         self._num_own.put(completion.group, self._num_own.get(completion.group, 0) + 1)
 
-    def survival(self, group: str, line: Line) -> Survival:
+    def survival(self, group: str, queue: QueueState) -> Survival:
         """The distribution of the lengths of a group's answers."""
         return self._survival_of(
-            group, [f.num_tokens for f in line.flights if f.group == group and f.is_decoding]
+            group, [f.num_tokens for f in queue.requests if f.group == group and f.is_decoding]
         )
 
     def _survival_of(self, group: str, going: Sequence[int]) -> Survival:
@@ -94,87 +94,93 @@ class LoadAware:
             )
         return self._weight[1]
 
-    def group_seconds(self, members: Collection[Flight], line: Line) -> float | None:
-        """Seconds from now until all `members` are complete; line: they and whatever is served
+    def group_seconds(self, members: Collection[QueuedRequest], queue: QueueState) -> float | None:
+        """Seconds from now until all `members` are complete; queue: they and whatever is served
         beside and before them, in order.
         """
         if self._step.seconds(1.0) is None or not members:
             return None if members else 0.0
-        chosen = {id(flight) for flight in members}
-        running = [flight for flight in line.flights if flight.is_decoding]
-        waiting = [flight for flight in line.flights if not flight.is_decoding]
-        survivals = self._survivals(line, line.flights)
-        counted = [index for index, flight in enumerate(running + waiting) if id(flight) in chosen]
+        chosen = {id(request) for request in members}
+        running = [request for request in queue.requests if request.is_decoding]
+        waiting = [request for request in queue.requests if not request.is_decoding]
+        survivals = self._survivals(queue, queue.requests)
+        counted = [
+            index for index, request in enumerate(running + waiting) if id(request) in chosen
+        ]
         ends = []
         for scenario in range(SCENARIOS):
             lengths = [
                 _drawn(
-                    flight, survivals[flight.group], (scenario + 0.5) / SCENARIOS + _GOLDEN * index
+                    request,
+                    survivals[request.group],
+                    (scenario + 0.5) / SCENARIOS + _GOLDEN * index,
                 )
-                for index, flight in enumerate(running + waiting)
+                for index, request in enumerate(running + waiting)
             ]
-            spans = drain(
-                lengths[: len(running)], lengths[len(running) :], line.seats, self._seconds
+            spans = simulate_queue(
+                lengths[: len(running)], lengths[len(running) :], queue.slots, self._seconds
             )
             ends.append(max(spans[index][1] for index in counted))
         # A prefill holds up its own seat; that it also slows the others down is in their d(b).
         return median(ends) + self._prefill.seconds(
-            sum(flight.prompt_tokens for flight in waiting)
-        ) / max(1, line.seats)
+            sum(request.prompt_tokens for request in waiting)
+        ) / max(1, queue.slots)
 
-    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """Estimate until a seat is free for it, the prefills before it and its own, and a step."""
-        played = self._play(flight, line)
+        played = self._play(request, queue)
         return None if played is None else played[0]
 
-    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_completion_seconds(
+        self, request: QueuedRequest, queue: QueueState
+    ) -> float | None:
         """With an answer of its group's mean length."""
-        played = self._play(flight, line)
+        played = self._play(request, queue)
         return None if played is None else played[1]
 
-    def _play(self, flight: Flight, line: Line) -> tuple[float, float] | None:
+    def _play(self, request: QueuedRequest, queue: QueueState) -> tuple[float, float] | None:
         """(first token, last token) in seconds from now."""
         step = self._step.seconds(1.0)
         if step is None:
             return None
-        flights = flights_of(line)
-        ahead, running = flights.ahead(flight), list(flights.running)
+        requests = queue_of(queue)
+        ahead, running = requests.ahead(request), list(requests.running)
         tokens = self._mean(running)
         rests = [tokens(other) for other in running]
         mean = self._mean_ahead(ahead, running)
-        start, end = drain_behind(
-            rests, (ahead.num_requests, mean), tokens(flight), line.seats, self._seconds
+        start, end = simulate_behind(
+            rests, (ahead.num_requests, mean), tokens(request), queue.slots, self._seconds
         )
         before = self._prefill.seconds(ahead.prompt_tokens)
         # Where seats are free all prompts ahead are computed first; where not, each in a seat of
         # its own and beside others.
-        prompts = self._prefill.seconds(flight.prompt_tokens) + (
-            before if start == 0 else before / max(1, line.seats)
+        prompts = self._prefill.seconds(request.prompt_tokens) + (
+            before if start == 0 else before / max(1, queue.slots)
         )
         return start + prompts + self._seconds(len(running) + 1), end + prompts
 
-    def _mean(self, running: Sequence[Flight]) -> Callable[[Flight], float]:
+    def _mean(self, running: Sequence[QueuedRequest]) -> Callable[[QueuedRequest], float]:
         """Tokens that a request still has, on the average."""
         going: dict[str, list[int]] = {}
         for other in running:
             going.setdefault(other.group, []).append(other.num_tokens)
 
-        def tokens(flight: Flight) -> float:
-            left = max(1, flight.max_tokens - flight.num_tokens)
+        def tokens(request: QueuedRequest) -> float:
+            left = max(1, request.max_tokens - request.num_tokens)
             return min(
                 float(left),
-                self._kept_survival(flight.group, going.get(flight.group, [])).mean_beyond(
-                    flight.num_tokens
+                self._kept_survival(request.group, going.get(request.group, [])).mean_beyond(
+                    request.num_tokens
                 ),
             )
 
         return tokens
 
-    def _mean_ahead(self, ahead: Ahead, running: Sequence[Flight]) -> float:
+    def _mean_ahead(self, ahead: QueueAhead, running: Sequence[QueuedRequest]) -> float:
         """Tokens of each of those that wait, on the average; 0 without any."""
         tokens, total = self._mean(running), 0.0
         for (group, _), (number, max_tokens) in ahead.alike.items():
-            total += number * tokens(Flight(group, 0, max(1, max_tokens // number)))
+            total += number * tokens(QueuedRequest(group, 0, max(1, max_tokens // number)))
         return total / ahead.num_requests if ahead.num_requests else 0.0
 
     def _kept_survival(self, group: str, going: Sequence[int]) -> Survival:
@@ -189,8 +195,12 @@ class LoadAware:
             self._kept.put(group, kept)
         return kept[1]
 
-    def _survivals(self, line: Line, flights: Collection[Flight]) -> dict[str, Survival]:
-        return {group: self.survival(group, line) for group in {flight.group for flight in flights}}
+    def _survivals(
+        self, queue: QueueState, requests: Collection[QueuedRequest]
+    ) -> dict[str, Survival]:
+        return {
+            group: self.survival(group, queue) for group in {request.group for request in requests}
+        }
 
     def _seconds(self, batch: float) -> float:
         seconds = self._step.seconds(batch)
@@ -209,6 +219,6 @@ def _steps(number: int, per_doubling: int) -> int:
     return int(per_doubling * log2(1 + number))
 
 
-def _drawn(flight: Flight, survival: Survival, rank: float) -> float:
-    left = max(1, flight.max_tokens - flight.num_tokens)
-    return min(float(left), survival.quantile_beyond(flight.num_tokens, rank % 1.0))
+def _drawn(request: QueuedRequest, survival: Survival, rank: float) -> float:
+    left = max(1, request.max_tokens - request.num_tokens)
+    return min(float(left), survival.quantile_beyond(request.num_tokens, rank % 1.0))

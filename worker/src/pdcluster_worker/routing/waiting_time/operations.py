@@ -44,13 +44,13 @@ def pull(
     waiting: of each group, requests that are not on the engine.
     Groups of another model than the loaded one wait for a swap, and all behind them.
     """
-    room = max(0, max_batch_size - num_running)
+    free_slots = max(0, max_batch_size - num_running)
     taken = []
     for group, count in zip(queue.groups, waiting, strict=True):
         if group.key.model != queue.model:
-            room = 0
-        taken.append(min(room, count))
-        room -= taken[-1]
+            free_slots = 0
+        taken.append(min(free_slots, count))
+        free_slots -= taken[-1]
     return taken
 
 

@@ -7,7 +7,7 @@ n = 1 it is an upper bound.  Parameters start from presets and are kept
 until enough completions were seen.
 """
 
-from pdcluster_worker.routing.waiting_time.bounded import Bounded
+from pdcluster_worker.routing.waiting_time.lru_dict import LruDict
 
 MIN_TOKENS = 50
 """Shorter answers say little about the time of a token, and are not counted in the mean length
@@ -83,7 +83,7 @@ class MeanOutput:
 
     def __init__(self, preset_tokens: float) -> None:
         self._preset = preset_tokens
-        self._seen: Bounded[tuple[int, int]] = Bounded(MAX_GROUPS)  # samples, tokens
+        self._seen: LruDict[tuple[int, int]] = LruDict(MAX_GROUPS)  # samples, tokens
 
     def observe(self, group: str, output_tokens: int) -> None:
         """Take a completed request."""

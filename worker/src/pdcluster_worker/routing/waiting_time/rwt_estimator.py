@@ -7,10 +7,10 @@ one time of a token whatever the batch.  So it is cheap, and conservative.
 
 from collections.abc import Collection
 
-from pdcluster_worker.routing.estimator import Completion, Flight, Line
-from pdcluster_worker.routing.waiting_time.flights import flights_of
+from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
 from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
 from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.request_queue import queue_of
 from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, completion_seconds
 
 
@@ -35,7 +35,7 @@ class RwtEstimator:
         if self._adapts_output:
             self._output.observe(completion.group, completion.output_tokens)
 
-    def group_seconds(self, members: Collection[Flight], seats: int) -> float | None:
+    def group_seconds(self, members: Collection[QueuedRequest], slots: int) -> float | None:
         """T(n) of a group: seconds that these n requests take, from the start of the first to the
         end of the last.
         """
@@ -48,32 +48,34 @@ class RwtEstimator:
         return completion_seconds(
             len(members),
             mean_output=self._output.tokens(first.group),
-            max_output=max(flight.max_tokens for flight in members),
+            max_output=max(request.max_tokens for request in members),
             token_seconds=token_seconds,
             prefill_seconds=self._prefill.seconds(first.prompt_tokens),
-            lanes=seats,
+            lanes=slots,
         )
 
-    def estimated_ttft_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """A seat is free once as many answers have ended as stand before this one beyond the seats;
         then prefills.
         """
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
-        flights = flights_of(line)
-        ahead = flights.ahead(flight)
-        beyond = len(flights.running) + ahead.num_requests + 1 - line.seats
+        requests = queue_of(queue)
+        ahead = requests.ahead(request)
+        beyond = len(requests.running) + ahead.num_requests + 1 - queue.slots
         mean = sum(
-            number * self._output.tokens(group) for group, number in flights.by_group.items()
-        ) / max(1, len(flights))
-        wait = max(0, beyond) / max(1, line.seats) * mean * token_seconds
-        prompts = flight.prompt_tokens + ahead.prompt_tokens
+            number * self._output.tokens(group) for group, number in requests.by_group.items()
+        ) / max(1, len(requests))
+        wait = max(0, beyond) / max(1, queue.slots) * mean * token_seconds
+        prompts = request.prompt_tokens + ahead.prompt_tokens
         return wait + self._prefill.seconds(prompts) + token_seconds
 
-    def estimated_completion_seconds(self, flight: Flight, line: Line) -> float | None:
+    def estimated_completion_seconds(
+        self, request: QueuedRequest, queue: QueueState
+    ) -> float | None:
         """With the longest answer that it may give."""
-        first, token_seconds = self.estimated_ttft_seconds(flight, line), self._decode.seconds
+        first, token_seconds = self.estimated_ttft_seconds(request, queue), self._decode.seconds
         if first is None or token_seconds is None:
             return None
-        return first + (flight.max_tokens - 1) * token_seconds
+        return first + (request.max_tokens - 1) * token_seconds

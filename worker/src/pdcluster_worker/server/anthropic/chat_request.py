@@ -11,17 +11,17 @@ from typing import Any
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.anthropic.schemas import (
+    AnthropicTool,
     InputMessage,
     MessagesPrompt,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
-from pdcluster_worker.server.schemas.inner_chat import Names, checked_chat
+from pdcluster_worker.server.schemas.chat_adapter import Names, checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _MISTRAL_ID = re.compile("toolu_[A-Za-z0-9]{9}")
@@ -155,8 +155,8 @@ def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
     for place, block in enumerate(message.content):
         match block:
             case ToolResultBlock():
-                said = _text(block.content or "")
-                content = f"Error: {said}" if block.is_error else said
+                text = _text(block.content or "")
+                content = f"Error: {text}" if block.is_error else text
                 yield {"role": "tool", "tool_call_id": _id(block.tool_use_id), "content": content}
             case TextBlock():
                 texts.append(block.text)
@@ -182,7 +182,7 @@ def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description,

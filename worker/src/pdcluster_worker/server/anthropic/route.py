@@ -9,12 +9,12 @@ from pdcluster_worker.server.anthropic.chat_request import NAMES, chat_of
 from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
 from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.body_route import add_body_route
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
-from pdcluster_worker.server.openai.chat import Prepared, prepare
+from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 COUNT_PATH = f"{PATH}/count_tokens"
@@ -29,7 +29,7 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None:
+def add_messages(app: FastAPI, serving: ServingContext, documented: Documented) -> None:
     """Serve both routes.  documented: answers of a route that may stream, by status."""
     errors: Documented = {
         status: {"model": MessagesError} for status in documented if status != 200
@@ -47,7 +47,9 @@ def add_messages(app: FastAPI, serving: Serving, documented: Documented) -> None
     add_body_route(app, COUNT_PATH, count_tokens, {**errors, 200: {"model": TokenCount}})
 
 
-async def _answer(serving: Serving, body: MessagesRequest, context: RequestContext) -> Response:
+async def _answer(
+    serving: ServingContext, body: MessagesRequest, context: RequestContext
+) -> Response:
     chat, prepared = await _prepared(serving, body, context)
     message_id = f"msg_{context.request_id}"
     writer = MessagesWriter(message_id, body.model, context.request_id)
@@ -55,7 +57,7 @@ async def _answer(serving: Serving, body: MessagesRequest, context: RequestConte
     return respond(
         serving,
         chat,
-        prepared.wanted,
+        prepared.sampling_request,
         prompts,
         writer,
         response_id=message_id,
@@ -66,8 +68,8 @@ async def _answer(serving: Serving, body: MessagesRequest, context: RequestConte
 
 
 async def _prepared(
-    serving: Serving, body: MessagesPrompt, context: RequestContext
-) -> tuple[ChatRequest, Prepared]:
+    serving: ServingContext, body: MessagesPrompt, context: RequestContext
+) -> tuple[ChatRequest, PreparedChat]:
     num_bytes, reasons = context.num_body_bytes, serving.parsers.reasoning is not None
     chat = await off_loop(num_bytes, chat_of, body, reasons=reasons)
     with NAMES.in_errors():

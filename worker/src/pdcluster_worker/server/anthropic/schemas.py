@@ -126,7 +126,7 @@ class InputMessage(Body):
     content: Content
 
 
-class Tool(Body):
+class AnthropicTool(Body):
     """A tool of the client's; tools that Anthropic defines are refused by their type.
 
     input_schema: the JSON schema of its input.
@@ -178,7 +178,7 @@ class MessagesPrompt(Body):
         list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
     system: System | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

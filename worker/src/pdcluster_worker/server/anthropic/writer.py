@@ -3,10 +3,16 @@
 from fastapi import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.anthropic import replies
-from pdcluster_worker.server.anthropic.replies import Json
+from pdcluster_worker.server.anthropic import protocol
+from pdcluster_worker.server.anthropic.protocol import Json
 from pdcluster_worker.server.errors import anthropic as errors
-from pdcluster_worker.server.generation.blocks import Blocks, Change, Ended, Grew, Started
+from pdcluster_worker.server.generation.blocks import (
+    BlockEnded,
+    BlockGrew,
+    Blocks,
+    BlockStarted,
+    Change,
+)
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.text.events import Delta
@@ -24,7 +30,7 @@ class MessagesWriter:
 
     def begin(self, usage: Usage) -> bytes:
         """See `Writer`."""
-        message = replies.message(self._message_id, self._model, usage)
+        message = protocol.message(self._message_id, self._model, usage)
         return _event("message_start", message=message) + _event("ping")
 
     def of(self, delta: Delta) -> bytes | None:
@@ -35,7 +41,7 @@ class MessagesWriter:
     def end(self, usage: Usage) -> bytes:
         """See `Writer`."""
         events = self._events(self._blocks.end())
-        last = _event("message_delta", delta=self._ending(), usage=replies.usage_of(usage))
+        last = _event("message_delta", delta=self._ending(), usage=protocol.usage_of(usage))
         return events + last + _event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
@@ -48,8 +54,8 @@ class MessagesWriter:
         for delta in deltas:
             self.of(delta)
         self._blocks.end()
-        content = [replies.whole(block) for block in self._blocks.blocks]
-        message = replies.message(self._message_id, self._model, usage) | {"content": content}
+        content = [protocol.whole(block) for block in self._blocks.blocks]
+        message = protocol.message(self._message_id, self._model, usage) | {"content": content}
         return sse.to_json(message | self._ending())
 
     def refused(self, error: RequestError) -> Response:
@@ -61,7 +67,9 @@ class MessagesWriter:
         assert self._last.finish_reason is not None, (
             "a generation yields until every choice has ended"
         )
-        return replies.ending(self._last.finish_reason, self._last.stop_string, self._blocks.blocks)
+        return protocol.ending(
+            self._last.finish_reason, self._last.stop_string, self._blocks.blocks
+        )
 
     def _events(self, changes: list[Change]) -> bytes:
         return b"".join(_change(change) for change in changes)
@@ -70,15 +78,15 @@ class MessagesWriter:
 def _change(change: Change) -> bytes:
     block = change.block
     match change:
-        case Started():
+        case BlockStarted():
             return _event(
-                "content_block_start", index=block.index, content_block=replies.started(block)
+                "content_block_start", index=block.index, content_block=protocol.started(block)
             )
-        case Grew(text=text):
+        case BlockGrew(text=text):
             return _event(
-                "content_block_delta", index=block.index, delta=replies.added(block, text)
+                "content_block_delta", index=block.index, delta=protocol.added(block, text)
             )
-        case Ended():
+        case BlockEnded():
             return _event("content_block_stop", index=block.index)
 
 

@@ -12,7 +12,7 @@ from pdcluster_worker.errors import ContextLengthError, RequestError
 PATH = "/v1/messages"
 
 
-class Said(BaseModel):
+class ErrorDetail(BaseModel):
     """Type and message of an error."""
 
     type: str
@@ -23,7 +23,7 @@ class MessagesError(BaseModel):
     """The body of every answer that is not a success."""
 
     type: Literal["error"] = "error"
-    error: Said
+    error: ErrorDetail
     request_id: str
 
 
@@ -47,9 +47,11 @@ def is_messages(path: str) -> bool:
 def body(error: RequestError, request_id: str) -> dict[str, Any]:
     """A `MessagesError`, which is an error event's body too."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    said = _too_long(error) if isinstance(error, ContextLengthError) else error.message
-    message = said.encode(errors="replace").decode()
-    return MessagesError(error=Said(type=kind, message=message), request_id=request_id).model_dump()
+    text = _too_long(error) if isinstance(error, ContextLengthError) else error.message
+    message = text.encode(errors="replace").decode()
+    return MessagesError(
+        error=ErrorDetail(type=kind, message=message), request_id=request_id
+    ).model_dump()
 
 
 def _too_long(error: ContextLengthError) -> str:

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys.journey import note
 from pdcluster_worker.texts import cut
+from pdcluster_worker.tracing.request_trace import add_event
 
 _SHOULD = re.compile("^(Input|String|List) should")
 _ITEMS = re.compile("^Value should(.*) item(s?) after validation, not .*")
@@ -26,8 +26,10 @@ _NOTED_CHARACTERS = 200
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REASONS = {400: "invalid_request", 404: "not_found", 413: "body_too_large", 429: "rate_limited"}
-_NO_ROOM = ("queue_full", "bodies_full", "connections_full")
-_REFUSALS = frozenset({*_NO_ROOM, "draining", "not_ready", "no_prefill_worker", "no_decode_worker"})
+_NO_SPACE = ("queue_full", "bodies_full", "connections_full")
+_REFUSALS = frozenset(
+    {*_NO_SPACE, "draining", "not_ready", "no_prefill_worker", "no_decode_worker"}
+)
 
 
 Path = tuple[int | str, ...]
@@ -93,7 +95,7 @@ def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) ->
 
     def _on_request_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        note(
+        add_event(
             "refused" if is_refusal(error) else "failed",
             reason=reason(error),
             message=cut(error.message, _NOTED_CHARACTERS),
@@ -122,14 +124,14 @@ def from_validation(errors: Any, body: Any) -> RequestError:
         return RequestError(
             f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][1]}"
         )
-    path, said, num_more = _first_fault(errors, body)
+    path, message, num_more = _first_fault(errors, body)
     if not path:
         return RequestError(
             "the body must be a JSON object, sent with the header content-type: application/json"
         )
     param = cut(_text(indexed(path)), 200)
     more = f" (and {num_more} more)" if num_more else ""
-    return RequestError(f"{param}: {said}{more}", param=param)
+    return RequestError(f"{param}: {message}{more}", param=param)
 
 
 def _first_fault(errors: Any, body: Any) -> tuple[Path, str, int]:
@@ -148,8 +150,8 @@ def _first_fault(errors: Any, body: Any) -> tuple[Path, str, int]:
         if error["loc"][:num_before] == start
     ]
     path = max((path for path, _ in tried), key=len)
-    said = dict.fromkeys(_words(error) for place, error in tried if place == path)
-    return path, " or ".join(said).replace(" or must be ", " or "), len(errors) - len(tried)
+    message = dict.fromkeys(_words(error) for place, error in tried if place == path)
+    return path, " or ".join(message).replace(" or must be ", " or "), len(errors) - len(tried)
 
 
 def _field_path(error: Any, body: Any) -> tuple[Path, int | None]:

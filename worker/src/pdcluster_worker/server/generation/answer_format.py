@@ -34,35 +34,39 @@ class Reasoning:
 
 
 def answer_constraint(
-    asked: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning
+    constraint: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning
 ) -> Constraint | None:
     """Constraint of an answer.  asked: of its text, by `response_format` and the like; calls that
     are forced have none.
 
     Raises RequestError for what cannot be asked for together.
     """
-    answer = _forced(use) if use.is_forced else _free(asked, use, parser)
+    answer = _forced(use) if use.is_forced else _free(constraint, use, parser)
     has_budget = reasoning.budget is not None and reasoning.start != "answer"
     if answer is None and not has_budget:
         return None
     if reasoning.start == "answer":
-        return asked if answer is None or answer is asked else _constraint(_format_of(answer))
+        return (
+            constraint
+            if answer is None or answer is constraint
+            else _constraint(_format_of(answer))
+        )
     return _constraint(_after_reasoning(answer, reasoning))
 
 
-def holds_calls(asked: Constraint | None, use: ToolUse, parser: ParserName | None) -> bool:
+def holds_calls(constraint: Constraint | None, use: ToolUse, parser: ParserName | None) -> bool:
     """Return whether the constraint allows no call in another form than the model's own."""
-    return use.mode == "auto" and parser in _MARKED and _free(asked, use, parser) is not None
+    return use.mode == "auto" and parser in _MARKED and _free(constraint, use, parser) is not None
 
 
 def _free(
-    asked: Constraint | None, use: ToolUse, parser: ParserName | None
+    constraint: Constraint | None, use: ToolUse, parser: ParserName | None
 ) -> Constraint | Format | None:
     """Constraint of an answer that may be text."""
     if use.mode != "auto":
-        return asked
+        return constraint
     calls = _calls(use, parser)
-    if asked is not None:
+    if constraint is not None:
         if calls is None:
             raise RequestError(
                 f"tools: this model's calls ({parser or 'no parser'}) cannot be distinguished from "
@@ -70,7 +74,7 @@ def _free(
                 "set tool_choice to none or required, or leave the format out",
                 param="tools",
             )
-        return {"type": "or", "elements": [calls, _format_of(asked)]}
+        return {"type": "or", "elements": [calls, _format_of(constraint)]}
     if parser in _MARKED and any(tool.is_strict for tool in use.tools.values()):
         return {
             "type": "triggered_tags",
@@ -178,25 +182,25 @@ def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -
     return {"type": "sequence", "elements": [thinking, _GAP, _format_of(answer)]}
 
 
-def _format_of(asked: Constraint | Format) -> Format:
+def _format_of(constraint: Constraint | Format) -> Format:
     """The structural tag of any kind of constraint."""
-    if not isinstance(asked, Constraint):
-        return asked
-    if asked.kind == "json_object":
+    if not isinstance(constraint, Constraint):
+        return constraint
+    if constraint.kind == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
-    if asked.kind == "json_schema":
+    if constraint.kind == "json_schema":
         return {
             "type": "json_schema",
-            "json_schema": json.loads(asked.text),
-            **({"strict": True} if asked.strict else {}),
+            "json_schema": json.loads(constraint.text),
+            **({"strict": True} if constraint.strict else {}),
         }
-    if asked.kind == "regex":
-        return {"type": "regex", "pattern": asked.text}
-    if asked.kind == "grammar":
-        return {"type": "grammar", "grammar": asked.text}
-    if asked.kind == "choice":
-        return {"type": "or", "elements": [_text(choice) for choice in json.loads(asked.text)]}
-    return _tag_format(asked.text)
+    if constraint.kind == "regex":
+        return {"type": "regex", "pattern": constraint.text}
+    if constraint.kind == "grammar":
+        return {"type": "grammar", "grammar": constraint.text}
+    if constraint.kind == "choice":
+        return {"type": "or", "elements": [_text(choice) for choice in json.loads(constraint.text)]}
+    return _tag_format(constraint.text)
 
 
 def _tag_format(text: str) -> Format:

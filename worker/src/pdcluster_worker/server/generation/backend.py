@@ -7,7 +7,7 @@ except for the word that goes into the response header.
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from pdcluster_worker.messages.facts import Device
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
@@ -26,7 +26,7 @@ class WorkerView(Protocol):
     max_model_len: int
     vocab_size: int
     length_note: str
-    device: Device | None
+    device: DeviceFacts | None
     scheduler: str | None
 
     def ready(self) -> str | None:

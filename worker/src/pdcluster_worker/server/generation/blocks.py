@@ -41,14 +41,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class BlockStarted:
     """A block begins; it is empty."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Grew:
+class BlockGrew:
     """The open block has more text."""
 
     block: Block
@@ -56,13 +56,13 @@ class Grew:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class BlockEnded:
     """A block is whole, or as much as there will be of it."""
 
     block: Block
 
 
-Change = Started | Grew | Ended
+Change = BlockStarted | BlockGrew | BlockEnded
 
 
 class Blocks:
@@ -112,7 +112,7 @@ class Blocks:
         space, self._space = self._space, ""
         self._open = Block(len(self.blocks), kind, call_id, name)
         self.blocks.append(self._open)
-        changes.append(Started(self._open))
+        changes.append(BlockStarted(self._open))
         return [*changes, *self._grow(space)] if kind == "text" else changes
 
     def _grow(self, text: str) -> list[Change]:
@@ -120,8 +120,8 @@ class Blocks:
         if not text:
             return []
         self._open.pieces.append(text)
-        return [Grew(self._open, text)]
+        return [BlockGrew(self._open, text)]
 
     def _close(self) -> list[Change]:
         block, self._open = self._open, None
-        return [] if block is None else [Ended(block)]
+        return [] if block is None else [BlockEnded(block)]

@@ -18,9 +18,9 @@ from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_with
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import NewParser, PlainText
+from pdcluster_worker.server.tools.call_scanner import NewId, Numbering
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser
-from pdcluster_worker.server.tools.scanning import NewId, Numbering
 
 _LETTERS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARACTERS = 9

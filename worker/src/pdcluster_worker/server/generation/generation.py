@@ -13,15 +13,14 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys.journey import adopt
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.hints import RouteHints
+from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS
 from pdcluster_worker.routing.qos.slo import aged, slo_of
-from pdcluster_worker.routing.qos.tenants import Tenants, Wanted, tenant_policy
+from pdcluster_worker.routing.qos.tenants import Demand, Tenants, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
-from pdcluster_worker.routing.qos.verdict import TOO_MANY_REQUESTS
 from pdcluster_worker.server.generation.backend import Backend
 from pdcluster_worker.server.generation.choice import Choice, TextRules
 from pdcluster_worker.server.generation.model_parsers import NO_PARSERS, ModelParsers
@@ -36,10 +35,11 @@ from pdcluster_worker.server.generation.usage import (
 from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.streams import Mapped, Merged, Reader, Stream
+from pdcluster_worker.tracing.request_trace import merge_events
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingContext:
     """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic
     seconds.
     """
@@ -65,7 +65,7 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationRequest:
     """A request that is ready to run.
 
     specs:  for each prompt its n choices.
@@ -90,7 +90,7 @@ class Generation:
     counts up to the last one.
     """
 
-    def __init__(self, serving: Serving, plan: Plan) -> None:
+    def __init__(self, serving: ServingContext, plan: GenerationRequest) -> None:
         self._serving = serving
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
@@ -141,8 +141,8 @@ class Generation:
     def _allowed(self) -> Iterator[None]:
         """Hold the tenant's place from here to the end."""
         serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
-        wanted = Wanted(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
-        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), wanted)
+        demand = Demand(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
+        refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), demand)
         if refusal is not None:
             serving.metrics.qos_rejected.labels(
                 refusal.code, tier_of(self._specs[0].priority)
@@ -157,7 +157,7 @@ class Generation:
             yield
         finally:
             made = sum(choice.num_tokens for choice in self._choices)
-            serving.tenants.end(tenant, wanted, made, serving.clock() - start)
+            serving.tenants.end(tenant, demand, made, serving.clock() - start)
 
     def follow(self, reader: Reader[Delta]) -> None:
         """Have later deltas taken by `reader` while `deltas` is waited for, where no stop string
@@ -172,7 +172,7 @@ class Generation:
         string.
         """
         if generated.notes:
-            adopt(generated.notes)
+            merge_events(generated.notes)
         choice = self._choices[generated.index]
         if choice.finish_reason is not None:
             return None

@@ -7,7 +7,7 @@ for one token; ITL = each gap.  All clock values are monotonic seconds of this p
 from pdcluster_worker.config.qos import Tier
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.qos.slo import Slo
+from pdcluster_worker.routing.qos.slo import LatencySlo
 
 
 class ChoiceTimer:
@@ -15,7 +15,9 @@ class ChoiceTimer:
     objectives.
     """
 
-    def __init__(self, metrics: Metrics, arrival_seconds: float, tier: Tier, slo: Slo) -> None:
+    def __init__(
+        self, metrics: Metrics, arrival_seconds: float, tier: Tier, slo: LatencySlo
+    ) -> None:
         self._metrics = metrics
         self._tier = tier
         self._slo = slo

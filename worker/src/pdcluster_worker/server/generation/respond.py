@@ -13,12 +13,16 @@ from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.generation.cache_salt import cache_salt
 from pdcluster_worker.server.generation.chat_answer import PLAIN, AnswerRules
 from pdcluster_worker.server.generation.choice import TextRules
-from pdcluster_worker.server.generation.generation import Generation, Plan, Serving
+from pdcluster_worker.server.generation.generation import (
+    Generation,
+    GenerationRequest,
+    ServingContext,
+)
 from pdcluster_worker.server.generation.response import GenerationResponse, Writer
-from pdcluster_worker.server.generation.sampling import Wanted, specs_for
+from pdcluster_worker.server.generation.sampling import SamplingRequest, specs_for
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.http.request_context import RequestContext
-from pdcluster_worker.server.schemas.inner_chat import CHAT_NAMES, Names
+from pdcluster_worker.server.schemas.chat_adapter import CHAT_NAMES, Names
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
 from pdcluster_worker.texts import quoted
@@ -26,7 +30,7 @@ from pdcluster_worker.texts import quoted
 logger = logging.getLogger(__name__)
 
 
-def check_servable(request: Generate, num_prompts: int, serving: Serving) -> None:
+def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
     """Check what needs no tokens.
 
     Raises RequestError for what the policy refuses, 404 for another model, 503 while the worker is
@@ -107,9 +111,9 @@ def check_model(name: str, served: str) -> None:
 
 
 def respond(
-    serving: Serving,
+    serving: ServingContext,
     request: Generate,
-    wanted: Wanted,
+    sampling_request: SamplingRequest,
     prompts: list[list[int]],
     writer: Writer,
     *,
@@ -129,7 +133,7 @@ def respond(
     salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
     specs = specs_for(
         request,
-        wanted,
+        sampling_request,
         prompts,
         serving.limits,
         response_id=response_id,
@@ -152,7 +156,7 @@ def respond(
         include_stop=bool(request.include_stop_str_in_output),
         skip_special=request.skip_special_tokens is not False,
         min_tokens=request.min_tokens or 0,
-        shows_tokens=bool(request.return_token_ids) or wanted.prompt_logprobs is not None,
+        shows_tokens=bool(request.return_token_ids) or sampling_request.prompt_logprobs is not None,
         ends_by_calls=rules.ends_by_calls,
     )
     extension = request.pdcluster or Extension()
@@ -160,7 +164,7 @@ def respond(
     arrival, tenant = context.arrival_seconds, context.tenant
     constraint = rules.constraint_param or constraint_param(request)
     param = None if constraint is None else names.of(constraint)
-    plan = Plan(
+    plan = GenerationRequest(
         specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param
     )
     return GenerationResponse(

@@ -19,7 +19,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Generation
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
-from pdcluster_worker.server.http.body_door import BODY_DOOR
+from pdcluster_worker.server.http.direct_write import DIRECT_WRITER
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.streams import Mapped, Reader
 
@@ -71,8 +71,12 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or stop when the client leaves."""
-        door: Reader[bytes] | None = scope.get("state", {}).get(BODY_DOOR)
-        answer = self._stream(send, door) if self._streams else self._whole(scope, receive, send)
+        direct_writer: Reader[bytes] | None = scope.get("state", {}).get(DIRECT_WRITER)
+        answer = (
+            self._stream(send, direct_writer)
+            if self._streams
+            else self._whole(scope, receive, send)
+        )
         if not await _unless_disconnected(receive, answer):
             logger.info("client gone request=%s", self._request_id)
 
@@ -90,7 +94,7 @@ class GenerationResponse(Response):
         body = self._writer.whole(choices, self._generation.usage())
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
-    async def _stream(self, send: Send, door: Reader[bytes] | None) -> None:
+    async def _stream(self, send: Send, direct_writer: Reader[bytes] | None) -> None:
         writer = self._writer
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
@@ -107,10 +111,10 @@ class GenerationResponse(Response):
             try:
                 await _send(send, writer.begin(self._generation.usage()))
                 await _send(send, writer.of(first))
-                if door is not None:
+                if direct_writer is not None:
                     # an empty part would be the body's end
                     events: Mapped[Delta, bytes]
-                    events = Mapped(lambda delta: writer.of(delta) or None, door)
+                    events = Mapped(lambda delta: writer.of(delta) or None, direct_writer)
                     self._generation.follow(events)
                 async for delta in deltas:
                     await _send(send, writer.of(delta))
@@ -134,8 +138,10 @@ class GenerationResponse(Response):
 
     def _answer_headers(self, media_type: str) -> dict[str, str]:
         place, degraded = self._generation.prefill, self._generation.degraded
-        said = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
-        return {"content-type": media_type} | {name: value for name, value in said.items() if value}
+        headers = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
+        return {"content-type": media_type} | {
+            name: value for name, value in headers.items() if value
+        }
 
 
 async def _send(send: Send, body: bytes | None) -> None:

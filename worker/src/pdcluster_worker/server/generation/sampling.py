@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.errors import ContextLengthError, RequestError
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, Sampling
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.texts import quoted
 
@@ -34,12 +34,12 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SamplingRequest:
     """Fields that the two APIs spell differently.
 
     max_tokens:         None when the client gave none.
     default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
-    logprobs, prompt_logprobs: as in `Sampling`.
+    logprobs, prompt_logprobs: as in `SamplingParams`.
     constraint:         of the answer, see `server.generation.structured`.
     """
 
@@ -54,7 +54,7 @@ class Wanted:
 
 def specs_for(
     request: Generate,
-    wanted: Wanted,
+    sampling_request: SamplingRequest,
     prompts: Sequence[list[int]],
     limits: ModelLimits,
     *,
@@ -66,12 +66,12 @@ def specs_for(
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
     _check_relations(request)
-    n, asked = request.n or 1, request.pdcluster or Extension()
-    _check_figures(request, wanted, n * sum(map(len, prompts)))
+    n, extension = request.n or 1, request.pdcluster or Extension()
+    _check_figures(request, sampling_request, n * sum(map(len, prompts)))
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     specs = []
     for position, prompt in enumerate(prompts):
-        max_tokens = _max_tokens(wanted, prompt, limits)
+        max_tokens = _max_tokens(sampling_request, prompt, limits)
         choices = range(position * n, (position + 1) * n)
         specs.append(
             [
@@ -80,13 +80,13 @@ def specs_for(
                     prompt=prompt,
                     sampling=_sampling(
                         request,
-                        wanted,
+                        sampling_request,
                         max_tokens,
                         seed + i,
                         limits,
                         # The prompt's other choices find it in the cache; those of a stream may
                         # begin before the first one.
-                        prompt_logprobs=wanted.prompt_logprobs
+                        prompt_logprobs=sampling_request.prompt_logprobs
                         if i == choices[0] or request.stream
                         else None,
                     ),
@@ -95,9 +95,9 @@ def specs_for(
                     tenant=tenant,
                     # likewise: those that follow find the prompt in the cache
                     prefiller=prefiller if i == choices[0] else "",
-                    ttft_slo_seconds=_seconds(asked.ttft_slo_ms),
-                    tpot_slo_seconds=_seconds(asked.tpot_slo_ms),
-                    deadline_seconds=_seconds(asked.deadline_ms),
+                    ttft_slo_seconds=_seconds(extension.ttft_slo_ms),
+                    tpot_slo_seconds=_seconds(extension.tpot_slo_ms),
+                    deadline_seconds=_seconds(extension.deadline_ms),
                 )
                 for i in choices
             ]
@@ -109,66 +109,70 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000.0
 
 
-def _max_tokens(wanted: Wanted, prompt: list[int], limits: ModelLimits) -> int:
+def _max_tokens(sampling_request: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
     """Output tokens to allow.
 
     Raises RequestError when prompt and output cannot both fit the context.
     """
     num_prompt, most = len(prompt), limits.max_model_len
-    room = most - num_prompt
-    name = wanted.prompt_param
-    if room < 1:
-        says = f"your {name} resulted in {num_prompt} tokens"
+    space = most - num_prompt
+    name = sampling_request.prompt_param
+    if space < 1:
+        cause = f"your {name} resulted in {num_prompt} tokens"
         fix = f"shorten {name} to at most {most - 1}"
         raise ContextLengthError(
-            _too_long(limits, says, fix),
+            _too_long(limits, cause, fix),
             param=name,
             num_prompt=num_prompt,
             max_tokens=None,
             most=most,
         )
-    if wanted.max_tokens is None:
-        return room if wanted.default_max_tokens is None else min(wanted.default_max_tokens, room)
-    if wanted.max_tokens > room:
-        num_tokens = num_prompt + wanted.max_tokens
-        parts = f"{num_prompt} in the {name}, {wanted.max_tokens} in the completion"
-        says = f"you requested {num_tokens} tokens ({parts})"
-        fix = f"{wanted.max_tokens_param} can be at most {room}"
+    if sampling_request.max_tokens is None:
+        return (
+            space
+            if sampling_request.default_max_tokens is None
+            else min(sampling_request.default_max_tokens, space)
+        )
+    if sampling_request.max_tokens > space:
+        num_tokens = num_prompt + sampling_request.max_tokens
+        parts = f"{num_prompt} in the {name}, {sampling_request.max_tokens} in the completion"
+        cause = f"you requested {num_tokens} tokens ({parts})"
+        fix = f"{sampling_request.max_tokens_param} can be at most {space}"
         raise ContextLengthError(
-            _too_long(limits, says, fix),
-            param=wanted.max_tokens_param,
+            _too_long(limits, cause, fix),
+            param=sampling_request.max_tokens_param,
             num_prompt=num_prompt,
-            max_tokens=wanted.max_tokens,
+            max_tokens=sampling_request.max_tokens,
             most=most,
         )
-    return wanted.max_tokens
+    return sampling_request.max_tokens
 
 
-def _too_long(limits: ModelLimits, says: str, fix: str) -> str:
+def _too_long(limits: ModelLimits, cause: str, fix: str) -> str:
     """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another
     model.
     """
     most = limits.max_model_len
     note = f" ({limits.length_note})" if limits.length_note else ""
-    return f"This model's maximum context length is {most} tokens. However, {says}: {fix}{note}."
+    return f"This model's maximum context length is {most} tokens. However, {cause}: {fix}{note}."
 
 
 def _sampling(
     request: Generate,
-    wanted: Wanted,
+    sampling_request: SamplingRequest,
     max_tokens: int,
     seed: int,
     limits: ModelLimits,
     *,
     prompt_logprobs: int | None,
-) -> Sampling:
+) -> SamplingParams:
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated",
             param="min_tokens",
         )
-    return Sampling(
+    return SamplingParams(
         max_tokens=max_tokens,
         seed=seed % _SEEDS,
         temperature=_temperature(request),
@@ -181,13 +185,13 @@ def _sampling(
         if request.repetition_penalty is None
         else request.repetition_penalty,
         logit_bias=_logit_bias(request, limits),
-        logprobs=wanted.logprobs,
+        logprobs=sampling_request.logprobs,
         prompt_logprobs=prompt_logprobs,
         min_tokens=min_tokens,
         stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
         eos_token_ids=limits.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
-        constraint=wanted.constraint,
+        constraint=sampling_request.constraint,
     )
 
 
@@ -229,9 +233,13 @@ def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> lis
     return token_ids
 
 
-def _check_figures(request: Generate, wanted: Wanted, num_positions: int) -> None:
+def _check_figures(
+    request: Generate, sampling_request: SamplingRequest, num_positions: int
+) -> None:
     num_figures = (
-        0 if wanted.prompt_logprobs is None else num_positions * (wanted.prompt_logprobs + 1)
+        0
+        if sampling_request.prompt_logprobs is None
+        else num_positions * (sampling_request.prompt_logprobs + 1)
     )
     if num_figures > MAX_PROMPT_FIGURES:
         param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"

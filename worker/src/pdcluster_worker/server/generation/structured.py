@@ -77,12 +77,12 @@ def _found(request: Structured) -> Iterator[Found]:
         yield "guided_grammar", Constraint("grammar", request.guided_grammar)
 
 
-def _of_format(asked: ResponseFormat) -> Iterator[Found]:
+def _of_format(requested: ResponseFormat) -> Iterator[Found]:
     name = "response_format"
-    if asked.type == "json_object":
+    if requested.type == "json_object":
         yield name, Constraint("json_object")
-    elif asked.type == "json_schema":
-        if asked.json_schema is None:
+    elif requested.type == "json_schema":
+        if requested.json_schema is None:
             raise RequestError(
                 f"{name}.json_schema: is required with type json_schema",
                 param=f"{name}.json_schema",
@@ -90,36 +90,38 @@ def _of_format(asked: ResponseFormat) -> Iterator[Found]:
         param = f"{name}.json_schema.schema"
         yield (
             param,
-            _of_schema(param, asked.json_schema.schema_, strict=bool(asked.json_schema.strict)),
+            _of_schema(
+                param, requested.json_schema.schema_, strict=bool(requested.json_schema.strict)
+            ),
         )
-    elif asked.type == "structural_tag":
-        if asked.format is None:
+    elif requested.type == "structural_tag":
+        if requested.format is None:
             raise RequestError(
                 f"{name}.format: is required with type structural_tag", param=f"{name}.format"
             )
-        tag = {"type": "structural_tag", "format": asked.format}
+        tag = {"type": "structural_tag", "format": requested.format}
         yield f"{name}.format", _of_json(f"{name}.format", "structural_tag", tag)
 
 
-def _of_outputs(asked: StructuredOutputs) -> Iterator[Found]:
+def _of_outputs(requested: StructuredOutputs) -> Iterator[Found]:
     name = "structured_outputs"
-    if not asked.model_fields_set:
+    if not requested.model_fields_set:
         fields = ", ".join(
             field.alias or key for key, field in StructuredOutputs.model_fields.items()
         )
         raise RequestError(f"{name}: names no constraint: give one of {fields}", param=name)
-    if asked.json_ is not None:
-        yield f"{name}.json", _of_schema(f"{name}.json", asked.json_)
-    if asked.regex is not None:
-        yield f"{name}.regex", Constraint("regex", asked.regex)
-    if asked.choice is not None:
-        yield f"{name}.choice", _of_json(f"{name}.choice", "choice", asked.choice)
-    if asked.grammar is not None:
-        yield f"{name}.grammar", Constraint("grammar", asked.grammar)
-    if asked.json_object:
+    if requested.json_ is not None:
+        yield f"{name}.json", _of_schema(f"{name}.json", requested.json_)
+    if requested.regex is not None:
+        yield f"{name}.regex", Constraint("regex", requested.regex)
+    if requested.choice is not None:
+        yield f"{name}.choice", _of_json(f"{name}.choice", "choice", requested.choice)
+    if requested.grammar is not None:
+        yield f"{name}.grammar", Constraint("grammar", requested.grammar)
+    if requested.json_object:
         yield f"{name}.json_object", Constraint("json_object")
-    if asked.structural_tag is not None:
-        yield f"{name}.structural_tag", Constraint("structural_tag", asked.structural_tag)
+    if requested.structural_tag is not None:
+        yield f"{name}.structural_tag", Constraint("structural_tag", requested.structural_tag)
 
 
 def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Constraint:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
-from pdcluster_worker.server.http import unread
+from pdcluster_worker.server.http import early_response
 from pdcluster_worker.server.http.limits import LimitsNow
 from pdcluster_worker.server.http.request_context import note_key
 
@@ -61,7 +61,7 @@ class Authorization:
         error = RequestError(message, status=401, code="invalid_api_key")
         self._rejected.labels(openai_errors.reason(error)).inc()
         response = error_shapes.response(error, scope, {"www-authenticate": "Bearer"})
-        await unread.answer(response, scope, receive, send, self._limits())
+        await early_response.answer(response, scope, receive, send, self._limits())
 
 
 def presented_key(scope: Scope) -> str | None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
-from pdcluster_worker.server.http import unread
+from pdcluster_worker.server.http import early_response
 from pdcluster_worker.server.http.limits import LimitsNow
 from pdcluster_worker.server.http.request_context import note_body
 from pdcluster_worker.texts import cut
@@ -55,11 +55,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = unread.announced_bytes(scope)
+        announced = early_response.announced_bytes(scope)
         if announced == 0:
             await self._app(scope, receive, send)
         elif not self._takes_body(scope):
-            await unread.answer(self._app, scope, receive, send, self._limits())
+            await early_response.answer(self._app, scope, receive, send, self._limits())
         elif (coding := _coding(scope)) is not None:
             await self._refuse(_coded(coding), scope, receive, send)
         elif announced is not None and announced > (limit := self._limit()):
@@ -72,7 +72,7 @@ class BodyLimit:
 
         The bytes count as held until the request has ended, or the body is refused.
         """
-        body = _Body()
+        body = _ReceivedBody()
         try:
             error = await self._read(body, receive)
             if error is None and body.is_whole:
@@ -84,7 +84,7 @@ class BodyLimit:
         if error is not None:
             await self._refuse(error, scope, receive, send)
 
-    async def _read(self, body: "_Body", receive: Receive) -> RequestError | None:
+    async def _read(self, body: "_ReceivedBody", receive: Receive) -> RequestError | None:
         """Fill `body` to its end, or until the client leaves; returns why not if it is refused."""
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -121,10 +121,10 @@ class BodyLimit:
         if error.status == 408:  # it sends nothing that we could wait for
             await response(scope, receive, send)
         else:
-            await unread.answer(response, scope, receive, send, self._limits())
+            await early_response.answer(response, scope, receive, send, self._limits())
 
 
-class _Body:
+class _ReceivedBody:
     """Received part of one body."""
 
     def __init__(self) -> None:
@@ -150,15 +150,17 @@ def taken_by(app: FastAPI) -> Callable[[Scope], bool]:
 
     @cache
     def routes() -> tuple[frozenset[tuple[str, str]], list[APIRoute]]:
-        taking = [route for route in app.routes if isinstance(route, APIRoute) and route.body_field]
+        routes_with_body = [
+            route for route in app.routes if isinstance(route, APIRoute) and route.body_field
+        ]
         return frozenset(
-            (name, route.path) for route in taking for name in route.methods or ()
-        ), taking
+            (name, route.path) for route in routes_with_body for name in route.methods or ()
+        ), routes_with_body
 
     def takes_body(scope: Scope) -> bool:
-        named, taking = routes()
+        named, routes_with_body = routes()
         return (scope["method"], scope["path"]) in named or any(
-            route.matches(scope)[0] is Match.FULL for route in taking
+            route.matches(scope)[0] is Match.FULL for route in routes_with_body
         )
 
     return takes_body

@@ -9,17 +9,17 @@ client that goes on reading is never cut off.
 import asyncio
 import logging
 
-from pdcluster_worker.server.http import unsent
-from pdcluster_worker.server.http.answer_head import AnswerHead
-from pdcluster_worker.server.http.body_door import BODY_DOOR, BodyDoor
-from pdcluster_worker.server.http.incoming import Incoming
+from pdcluster_worker.server.http import unacked_responses
+from pdcluster_worker.server.http.direct_write import DIRECT_WRITER, DirectWriter
+from pdcluster_worker.server.http.http_protocol import HttpProtocol
+from pdcluster_worker.server.http.response_head import ResponseHead
 
 logger = logging.getLogger(__name__)
 
 SEND_SECONDS = 30.0
 
 
-class Connection(Incoming):
+class HttpConnection(HttpProtocol):
     """Watches what is still to be sent whenever the socket takes no more."""
 
     send_seconds = SEND_SECONDS
@@ -39,7 +39,7 @@ class Connection(Incoming):
         if self.server is None or self.client is None:
             return None
         host, port = self.server
-        return unsent.name((host, port or 0), self.client)
+        return unacked_responses.name((host, port or 0), self.client)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Let writers wait while anything is unsent: so what is unsent only shrinks, and shrinks
@@ -53,32 +53,32 @@ class Connection(Incoming):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] == "POST":
-            AnswerHead(self.cycle, self.loop)
-            self.scope["state"][BODY_DOOR] = BodyDoor(self.cycle)
+            ResponseHead(self.cycle, self.loop)
+            self.scope["state"][DIRECT_WRITER] = DirectWriter(self.cycle)
 
     def pause_writing(self) -> None:
         """The socket takes no more: look again in send_seconds."""
         super().pause_writing()
-        self._look_later()
+        self._poll_later()
 
     def resume_writing(self) -> None:
         """All is sent."""
-        self._stop_looking()
+        self._stop_polling()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is left to watch."""
-        self._stop_looking()
+        self._stop_polling()
         super().connection_lost(exc)
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         self._check = self.loop.call_later(
-            self.send_seconds, self._look, self.transport.get_write_buffer_size()
+            self.send_seconds, self._poll, self.transport.get_write_buffer_size()
         )
 
-    def _look(self, unsent_bytes: int) -> None:
+    def _poll(self, unsent_bytes: int) -> None:
         if self.transport.get_write_buffer_size() < unsent_bytes:
-            self._look_later()
+            self._poll_later()
             return
         logger.warning(
             "client stopped reading, connection aborted client=%s unsent_bytes=%d",
@@ -87,7 +87,7 @@ class Connection(Incoming):
         )
         self.transport.abort()
 
-    def _stop_looking(self) -> None:
+    def _stop_polling(self) -> None:
         if self._check is not None:
             self._check.cancel()
             self._check = None

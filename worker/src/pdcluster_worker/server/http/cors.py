@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.config.http import ANY, CorsPolicy
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
-from pdcluster_worker.server.http import unread
+from pdcluster_worker.server.http import early_response
 from pdcluster_worker.server.http.limits import LimitsNow
 from pdcluster_worker.texts import quoted
 
@@ -48,7 +48,7 @@ class Cors:
         added = for_origin(policy, headers.get("origin"))
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             answer = preflight(policy, headers, added)
-            await unread.answer(answer, scope, receive, send, self._limits())
+            await early_response.answer(answer, scope, receive, send, self._limits())
             return
 
         async def send_with_headers(message: Message) -> None:
@@ -86,16 +86,16 @@ def preflight(policy: CorsPolicy, headers: Headers, added: dict[str, str]) -> Re
 
     added: by `for_origin`
     """
-    asked = headers.get("access-control-request-headers", "")
+    requested = headers.get("access-control-request-headers", "")
     refusal = (
-        _refusal(policy, headers, asked)
+        _refusal(policy, headers, requested)
         if added
         else _not_allowed("origin", headers.get("origin", ""), "allowedOrigins")
     )
     if refusal is not None:
         return openai_errors.response(refusal, {**added, "vary": _VARIES})
     # By name also where all are: * would leave out authorization.
-    names = asked if ANY in policy.allowed_headers else ", ".join(policy.allowed_headers)
+    names = requested if ANY in policy.allowed_headers else ", ".join(policy.allowed_headers)
     allowed = {
         **added,
         "access-control-allow-methods": ", ".join(policy.allowed_methods),
@@ -108,14 +108,14 @@ def preflight(policy: CorsPolicy, headers: Headers, added: dict[str, str]) -> Re
     )
 
 
-def _refusal(policy: CorsPolicy, headers: Headers, asked: str) -> RequestError | None:
+def _refusal(policy: CorsPolicy, headers: Headers, requested: str) -> RequestError | None:
     method = headers["access-control-request-method"]
     if method not in policy.allowed_methods:
         return _not_allowed("method", method, "allowedMethods")
     if ANY in policy.allowed_headers:
         return None
     known = {name.lower() for name in policy.allowed_headers}
-    names = (name.strip() for name in asked.split(","))
+    names = (name.strip() for name in requested.split(","))
     strange = next((name for name in names if name and name.lower() not in known), None)
     return None if strange is None else _not_allowed("header", strange, "allowedHeaders")
 

@@ -32,12 +32,12 @@ class HalfClosed:
         self._is_begun = is_begun
         self._takes_interim = takes_interim
         self._seconds = 0.0
-        self._look_after(_FIRST_SECONDS)
+        self._poll_after(_FIRST_SECONDS)
 
-    def _look_after(self, seconds: float) -> None:
-        self._check = asyncio.get_running_loop().call_later(seconds, self._look, seconds)
+    def _poll_after(self, seconds: float) -> None:
+        self._check = asyncio.get_running_loop().call_later(seconds, self._poll, seconds)
 
-    def _look(self, seconds: float) -> None:
+    def _poll(self, seconds: float) -> None:
         """Abort what was reset since the last interim response, or send another one."""
         if self._transport.is_closing():
             return
@@ -51,7 +51,7 @@ class HalfClosed:
             return
         if self._takes_interim and not self._is_begun():
             self._transport.write(INTERIM)
-        self._look_after(min(2 * seconds, _MAX_SECONDS))
+        self._poll_after(min(2 * seconds, _MAX_SECONDS))
 
     def stop(self) -> None:
         """The connection has ended."""

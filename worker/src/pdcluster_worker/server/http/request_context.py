@@ -1,6 +1,6 @@
 """Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
 
-A request that may generate has a journey from here on (`journeys.journey`), in
+A request that may generate has a journey from here on (`traces.journey`), in
 the trace whose W3C context its headers name.  The prefill worker that an endpoint picker
 has chosen is that of the header `x-prefiller-host-port`.  One with the header
 `x-pdcluster-route` is answered with that header: why it went where it went.
@@ -21,11 +21,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.journeys import trace_context
-from pdcluster_worker.journeys.journey import Journey, note
-from pdcluster_worker.journeys.recent import Journeys, route_of
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.errors.anthropic import is_messages
+from pdcluster_worker.tracing import trace_context
+from pdcluster_worker.tracing.recent_traces import RecentTraces, route_of
+from pdcluster_worker.tracing.request_trace import RequestTrace, add_event
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ class RequestContextMiddleware:
     """Outermost middleware of ours; `clock` gives monotonic seconds."""
 
     def __init__(
-        self, app: ASGIApp, journeys: Journeys, clock: Callable[[], float] = time.monotonic
+        self, app: ASGIApp, traces: RecentTraces, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._app = app
-        self._journeys = journeys
+        self._traces = traces
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,9 +133,9 @@ class RequestContextMiddleware:
             await self._answer(scope, receive, send, context)
             return
         trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
-        with self._journeys.of(context.request_id, role="ingress") as journey:
-            asked = headers.get(_ROUTE, "").lower() not in _NO
-            await self._answer(scope, receive, _noting(send, journey, shows=asked), context)
+        with self._traces.of(context.request_id, role="ingress") as trace:
+            requested = headers.get(_ROUTE, "").lower() not in _NO
+            await self._answer(scope, receive, _noting(send, trace, shows=requested), context)
 
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, context: RequestContext
@@ -171,14 +171,14 @@ class RequestContextMiddleware:
             await error_shapes.response(error, scope)(scope, receive, send_with_id)
 
 
-def _noting(send: Send, journey: Journey, *, shows: bool) -> Send:
+def _noting(send: Send, trace: RequestTrace, *, shows: bool) -> Send:
     """`send` that notes the answer's status, and shows the route where that is asked for."""
 
     async def send_noted(message: Message) -> None:
         if message["type"] == "http.response.start":
-            note("answered", status=message["status"])
+            add_event("answered", status=message["status"])
             if shows:
-                MutableHeaders(scope=message)[ROUTE_HEADER] = route_of(journey)
+                MutableHeaders(scope=message)[ROUTE_HEADER] = route_of(trace)
         await send(message)
 
     return send_noted

@@ -15,12 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.machine.open_files import FILES_OF_RELAYED, fitting
-from pdcluster_worker.server.http.connection import Connection
-from pdcluster_worker.server.http.crowd import OpenConnections
-from pdcluster_worker.server.http.incoming import Incoming
+from pdcluster_worker.server.http.connection import HttpConnection
+from pdcluster_worker.server.http.connection_limit import OpenConnections
+from pdcluster_worker.server.http.http_protocol import HttpProtocol
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
-from pdcluster_worker.server.http.unsent import UntakenAnswers
+from pdcluster_worker.server.http.unacked_responses import UnackedResponses
+from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
@@ -39,16 +39,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
 
     def end(self) -> None:
         """Accept nothing more, from now on."""
         self.should_exit = True
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     async def main_loop(self) -> None:
         """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
-        await self._stop_asked.wait()
+        await self._stop_requested.wait()
         await asyncio.sleep(_LAST_SECONDS)
 
     @contextlib.contextmanager
@@ -58,20 +58,20 @@ class _Server(uvicorn.Server):
 
 
 class Answering(Protocol):
-    """A connection of whatever protocol; see `Connection`."""
+    """A connection of whatever protocol; see `HttpConnection`."""
 
     @property
     def is_answering(self) -> bool:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         ...
 
     @property
     def name(self) -> str | None:
-        """See `Connection`."""
+        """See `HttpConnection`."""
         ...
 
 
-Front = Callable[[type[Connection]], type[asyncio.Protocol]]
+Front = Callable[[type[HttpConnection]], type[asyncio.Protocol]]
 """Returns the protocol of new connections, which may hand them to one of this type."""
 
 
@@ -83,7 +83,7 @@ class HttpServer:
     def __init__(self, server: _Server, bound: socket.socket) -> None:
         self._server = server
         host, self.port = bound.getsockname()[:2]
-        self._unsent = UntakenAnswers(host, self.port)
+        self._unsent = UnackedResponses(host, self.port)
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
@@ -99,7 +99,7 @@ class HttpServer:
         """
         return len(self._answering())
 
-    async def untaken(self) -> frozenset[str]:
+    async def unacked(self) -> frozenset[str]:
         """Names of the connections whose clients have yet to take something of their answers; also
         after `close`.
 
@@ -156,14 +156,18 @@ async def serve(
     return HttpServer(_Server(config), bound)
 
 
-def _connections(limits: LimitsNow, files_each: int) -> type[Connection]:
+def _connections(limits: LimitsNow, files_each: int) -> type[HttpConnection]:
     """The protocol of one server, whose connections know of each other."""
     most = fitting(limits().max_connections, files_each=files_each)
-    crowd = OpenConnections[Incoming](most, limits().spare_connections, _close)
-    return type("Connection", (Connection,), {"limits_now": staticmethod(limits), "crowd": crowd})
+    open_connections = OpenConnections[HttpProtocol](most, limits().spare_connections, _close)
+    return type(
+        "Connection",
+        (HttpConnection,),
+        {"limits_now": staticmethod(limits), "open_connections": open_connections},
+    )
 
 
-def _close(connection: Incoming) -> None:
+def _close(connection: HttpProtocol) -> None:
     connection.transport.close()
 
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.verification import Verification
+from pdcluster_worker.messages.verification import VerificationResult
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http.authorization import presented_key
 from pdcluster_worker.server.http.challenges import Challenges
@@ -26,18 +26,18 @@ _SEPARATOR = ":"
 
 
 @dataclass(frozen=True, slots=True)
-class Verifying:
+class VerifyHandler:
     """run: verify the transfer from that prefill pool; True = even if the workers are busy.
 
     proof: of what is asked for, under the key as it is now; see `peers.tls.Credentials.proof`.
     """
 
-    run: Callable[[str, bool], Awaitable[Verification]]
+    run: Callable[[str, bool], Awaitable[VerificationResult]]
     proof: Callable[[str], str]
 
 
 def add_verification(
-    app: FastAPI, verifying: Verifying, challenges: Challenges | None = None
+    app: FastAPI, verifying: VerifyHandler, challenges: Challenges | None = None
 ) -> None:
     """Serve it."""
     given = challenges or Challenges()
@@ -49,8 +49,8 @@ def add_verification(
         even_if_busy: bool = False,
     ) -> Response:
         challenge, _, shown = (presented_key(request.scope) or "").rpartition(_SEPARATOR)
-        wanted = verifying.proof(f"{prefill_pool} {str(even_if_busy).lower()} {challenge}")
-        is_right = hmac.compare_digest(shown.encode(), wanted.encode())
+        expected = verifying.proof(f"{prefill_pool} {str(even_if_busy).lower()} {challenge}")
+        is_right = hmac.compare_digest(shown.encode(), expected.encode())
         if not is_right or not given.use(challenge):
             message = "only the operator and pdctl verify may ask for this"
             error = RequestError(message, status=401, code="invalid_proof")

@@ -14,44 +14,44 @@ from pdcluster_worker.server.generation.chat_answer import (
     reasoning_of,
     rules_for,
 )
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
-from pdcluster_worker.server.generation.sampling import Wanted
+from pdcluster_worker.server.generation.sampling import SamplingRequest
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.tool_choice import tool_use
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
-from pdcluster_worker.server.openai.chat_parts import added_by, message_of
+from pdcluster_worker.server.openai.chat_messages import added_by, message_of
 from pdcluster_worker.server.openai.conversation import template_input
 from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.openai.replies import (
+from pdcluster_worker.server.openai.protocol import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatLogprobs,
     ChatReply,
     ChatUsageChunk,
-    Served,
+    ServedExtension,
     served,
 )
-from pdcluster_worker.server.openai.shown import Shown
+from pdcluster_worker.server.openai.response_extras import ResponseExtras
 from pdcluster_worker.server.openai.writer import OpenAIWriter
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import Delta, assembled
 
 
 async def complete(
-    serving: Serving, request: ChatRequest, context: RequestContext
+    serving: ServingContext, request: ChatRequest, context: RequestContext
 ) -> GenerationResponse:
     """The answer to one chat request.  Raises RequestError when it cannot be served."""
     check_servable(request, 1, serving)
     prepared = await off_loop(context.num_body_bytes, prepare, serving, request)
     response_id = f"chatcmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
-    shown = Shown(
+    shown = ResponseExtras(
         TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
         [prepared.prompt],
         request.n or 1,
@@ -62,11 +62,11 @@ async def complete(
         response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage
     )
     writer, rules = OpenAIWriter(shape, request.stream_options), prepared.rules
-    prompts, wanted = [prepared.prompt], prepared.wanted
+    prompts, sampling_request = [prepared.prompt], prepared.sampling_request
     return respond(
         serving,
         request,
-        wanted,
+        sampling_request,
         prompts,
         writer,
         response_id=response_id,
@@ -76,38 +76,40 @@ async def complete(
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedChat:
     """A chat request that is ready to run: its prompt's tokens, what is wanted, and how the answer
     is read.
     """
 
     prompt: list[int]
-    wanted: Wanted
+    sampling_request: SamplingRequest
     rules: AnswerRules
 
 
-def prepare(serving: Serving, request: ChatRequest) -> Prepared:
+def prepare(serving: ServingContext, request: ChatRequest) -> PreparedChat:
     """Render and check a chat request; other APIs come this way too.  Raises RequestError.
 
     Takes long for a large request: see `off_loop`.
     """
     use, parsers = tool_use(request), serving.parsers
     check_tools(use, parsers)
-    asked = constraint_of(request)
+    constraint = constraint_of(request)
     prompt = serving.tokenizer.encode_chat(template_input(request, shows_tools=use.mode != "none"))
     reasoning = reasoning_of(request, parsers, prompt.text)
-    wanted = _wanted(request, answer_constraint(asked, use, parsers.tools, reasoning))
+    sampling_request = _sampling_request(
+        request, answer_constraint(constraint, use, parsers.tools, reasoning)
+    )
     # A stop string may cut a call off, whose text is shown then.
-    holds = holds_calls(asked, use, parsers.tools) and not request.stop
+    holds = holds_calls(constraint, use, parsers.tools) and not request.stop
     rules = rules_for(request, use, parsers, reasoning, holds_calls=holds)
-    return Prepared(prompt.token_ids, wanted, rules)
+    return PreparedChat(prompt.token_ids, sampling_request, rules)
 
 
-def _wanted(request: ChatRequest, constraint: Constraint | None) -> Wanted:
+def _sampling_request(request: ChatRequest, constraint: Constraint | None) -> SamplingRequest:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs: is allowed only with logprobs=true", param="top_logprobs")
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    return Wanted(
+    return SamplingRequest(
         max_tokens=getattr(request, param),
         max_tokens_param=param,
         default_max_tokens=None,
@@ -125,7 +127,7 @@ class ChatShape:
     response_id: str
     created: int
     model: str
-    shown: Shown
+    shown: ResponseExtras
     has_logprobs: bool
     has_usage: bool
 
@@ -181,7 +183,10 @@ class ChatShape:
         )
 
     def _chunk(
-        self, choices: list[ChatChunkChoice], usage: Usage | None, part: Served | None = None
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | None,
+        part: ServedExtension | None = None,
     ) -> ChatChunk:
         if self.has_usage:
             return ChatUsageChunk(

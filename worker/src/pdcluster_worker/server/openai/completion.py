@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
-from pdcluster_worker.server.generation.sampling import Wanted, check_token_ids
+from pdcluster_worker.server.generation.sampling import SamplingRequest, check_token_ids
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.openai.replies import (
+from pdcluster_worker.server.openai.protocol import (
     CompletionChoice,
     CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
     CompletionReply,
     CompletionUsageChunk,
-    Served,
+    ServedExtension,
     served,
 )
-from pdcluster_worker.server.openai.shown import Shown
+from pdcluster_worker.server.openai.response_extras import ResponseExtras
 from pdcluster_worker.server.openai.writer import OpenAIWriter
 from pdcluster_worker.server.schemas.fields import Prompt
 from pdcluster_worker.server.schemas.requests import CompletionRequest
@@ -37,14 +37,16 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 async def complete(
-    serving: Serving, request: CompletionRequest, context: RequestContext
+    serving: ServingContext, request: CompletionRequest, context: RequestContext
 ) -> GenerationResponse:
     """The answer to one completions request.  Raises RequestError when it cannot be served."""
     check_servable(request, len(request.prompt), serving)
-    wanted, prompts, texts = await off_loop(context.num_body_bytes, _prepared, serving, request)
+    sampling_request, prompts, texts = await off_loop(
+        context.num_body_bytes, _prepared, serving, request
+    )
     response_id = f"cmpl-{context.request_id}"
     has_usage = bool(request.stream_options and request.stream_options.include_usage)
-    shown = Shown(
+    shown = ResponseExtras(
         TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
         prompts,
         request.n or 1,
@@ -59,24 +61,30 @@ async def complete(
     )
     writer = OpenAIWriter(shape, request.stream_options)
     return respond(
-        serving, request, wanted, prompts, writer, response_id=response_id, context=context
+        serving,
+        request,
+        sampling_request,
+        prompts,
+        writer,
+        response_id=response_id,
+        context=context,
     )
 
 
 def _prepared(
-    serving: Serving, request: CompletionRequest
-) -> tuple[Wanted, list[list[int]], list[str]]:
+    serving: ServingContext, request: CompletionRequest
+) -> tuple[SamplingRequest, list[list[int]], list[str]]:
     """Wanted fields, the prompts' tokens, and the prompts' texts where they are to be echoed.
 
     Takes long for a large request: see `off_loop`.
     """
-    wanted = _wanted(request)
+    sampling_request = _sampling_request(request)
     prompts = _tokenized(serving, request.prompt)
     texts = [_text(serving, prompt) for prompt in request.prompt] if request.echo else []
-    return wanted, prompts, texts
+    return sampling_request, prompts, texts
 
 
-def _wanted(request: CompletionRequest) -> Wanted:
+def _sampling_request(request: CompletionRequest) -> SamplingRequest:
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise RequestError(
             "best_of: is not supported here: leave it out or set it to the value of n",
@@ -90,7 +98,7 @@ def _wanted(request: CompletionRequest) -> Wanted:
             "prompt_logprobs"
         )
         raise RequestError(message, param="max_tokens")
-    return Wanted(
+    return SamplingRequest(
         max_tokens=None if request.max_tokens is None else max(1, request.max_tokens),
         max_tokens_param="max_tokens",
         default_max_tokens=_DEFAULT_MAX_TOKENS,
@@ -101,11 +109,11 @@ def _wanted(request: CompletionRequest) -> Wanted:
     )
 
 
-def _text(serving: Serving, prompt: Prompt) -> str:
+def _text(serving: ServingContext, prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else serving.tokenizer.decode(prompt)
 
 
-def _tokenized(serving: Serving, prompts: list[Prompt]) -> list[list[int]]:
+def _tokenized(serving: ServingContext, prompts: list[Prompt]) -> list[list[int]]:
     encoded = iter(
         serving.tokenizer.encode([prompt for prompt in prompts if isinstance(prompt, str)])
     )
@@ -122,7 +130,7 @@ class CompletionShape:
     response_id: str
     created: int
     model: str
-    shown: Shown
+    shown: ResponseExtras
     has_logprobs: bool
     has_usage: bool
 
@@ -200,7 +208,10 @@ class CompletionShape:
         return usage.with_completion(0)
 
     def _chunk(
-        self, choices: list[CompletionChunkChoice], usage: Usage | None, part: Served | None = None
+        self,
+        choices: list[CompletionChunkChoice],
+        usage: Usage | None,
+        part: ServedExtension | None = None,
     ) -> CompletionChunk:
         if self.has_usage:
             return CompletionUsageChunk(

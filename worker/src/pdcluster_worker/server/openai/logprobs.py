@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdcluster_worker.messages.requests import PromptLogprob, Token
-from pdcluster_worker.server.openai.replies import (
+from pdcluster_worker.server.openai.protocol import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptTokenLogprob,

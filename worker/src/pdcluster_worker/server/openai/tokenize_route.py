@@ -12,7 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors.openai import ErrorReply
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.generation.sampling import check_token_ids
 from pdcluster_worker.server.http.body_route import add_body_route
@@ -88,7 +88,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def add_tokenizing(app: FastAPI, serving: Serving) -> None:
+def add_tokenizing(app: FastAPI, serving: ServingContext) -> None:
     """Serve both routes."""
 
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
@@ -109,7 +109,9 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _tokenized(body: TokenizePrompt | TokenizeChat, serving: Serving, max_model_len: int) -> bytes:
+def _tokenized(
+    body: TokenizePrompt | TokenizeChat, serving: ServingContext, max_model_len: int
+) -> bytes:
     tokens = _tokens(body, serving)
     spelling = cache(serving.tokenizer.token)  # one text for all places of a token
     spelled = [spelling(token_id) for token_id in tokens] if body.return_token_strs else None
@@ -128,19 +130,19 @@ def _list(values: Sequence[int] | Sequence[str]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]")
 
 
-def _tokens(body: TokenizePrompt | TokenizeChat, serving: Serving) -> list[int]:
+def _tokens(body: TokenizePrompt | TokenizeChat, serving: ServingContext) -> list[int]:
     if isinstance(body, TokenizeChat):
         return prepare(serving, body).prompt
     special = body.add_special_tokens is not False
     return serving.tokenizer.encode([body.prompt], add_special_tokens=special)[0]
 
 
-def _detokenized(body: DetokenizeRequest, serving: Serving) -> bytes:
+def _detokenized(body: DetokenizeRequest, serving: ServingContext) -> bytes:
     check_token_ids("tokens", body.tokens, serving.limits)
     return Detokenized(prompt=serving.tokenizer.decode(body.tokens)).model_dump_json().encode()
 
 
-def _check(model: str | None, serving: Serving) -> int:
+def _check(model: str | None, serving: ServingContext) -> int:
     """The longest request.
 
     Raises RequestError for another model, and 503 while the model's limits are not known.

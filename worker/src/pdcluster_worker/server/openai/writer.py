@@ -40,7 +40,7 @@ class OpenAIWriter:
         self._include_usage = bool(options and options.include_usage)
         self._counts = bool(self._include_usage and options and options.continuous_usage_stats)
         self._so_far: Usage | None = None  # where every chunk shows it
-        self._events = Events(shape.chunk)
+        self._events = EventEncoder(shape.chunk)
 
     def begin(self, usage: Usage) -> bytes:
         """Nothing."""
@@ -78,7 +78,7 @@ class OpenAIWriter:
 _MARK = "0"
 
 
-class Events:
+class EventEncoder:
     """The events of one answer.
 
     Most tokens add text and nothing else: the bytes around that text are those of

@@ -11,7 +11,7 @@ all reasoning here; the calls in it are `answer_parser`'s business.
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_worker.server.text.held_text import TrailingSpace, held_back
+from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -15,10 +15,10 @@ from pdcluster_worker.server.responses.schemas import (
     ReasoningItem,
     RefusalPart,
     ResponsesRequest,
+    ResponsesTool,
     TextFormat,
-    Tool,
 )
-from pdcluster_worker.server.schemas.inner_chat import Names, checked_chat
+from pdcluster_worker.server.schemas.chat_adapter import Names, checked_chat
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _SAME = (
@@ -130,7 +130,7 @@ def _text(content: str | list[Part]) -> str:
     )
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: ResponsesTool) -> dict[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -140,12 +140,19 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _format(wanted: TextFormat) -> dict[str, Any]:
-    if wanted.type != "json_schema":
-        return {"type": wanted.type}
-    if wanted.schema_ is None:
+def _format(text_format: TextFormat) -> dict[str, Any]:
+    if text_format.type != "json_schema":
+        return {"type": text_format.type}
+    if text_format.schema_ is None:
         raise RequestError(
             "text.format.schema: is required with type json_schema", param="text.format.schema"
         )
-    schema = {"name": wanted.name or "answer", "schema": wanted.schema_, "strict": wanted.strict}
-    return {"type": "json_schema", "json_schema": {**schema, "description": wanted.description}}
+    schema = {
+        "name": text_format.name or "answer",
+        "schema": text_format.schema_,
+        "strict": text_format.strict,
+    }
+    return {
+        "type": "json_schema",
+        "json_schema": {**schema, "description": text_format.description},
+    }

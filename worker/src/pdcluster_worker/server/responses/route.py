@@ -9,15 +9,15 @@ from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.generation.generation import Serving
+from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.http.body_route import add_body_route
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
-from pdcluster_worker.server.openai.chat import Prepared, prepare
+from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.responses import replies
+from pdcluster_worker.server.responses import protocol
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.schemas import (
     FunctionCallItem,
@@ -35,12 +35,12 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 def add_responses(
-    app: FastAPI, serving: Serving, documented: dict[int | str, dict[str, Any]]
+    app: FastAPI, serving: ServingContext, documented: dict[int | str, dict[str, Any]]
 ) -> None:
     """Serve all routes; responses are kept here.  documented: answers of a route that may stream,
     by status.
     """
-    errors = {status: said for status, said in documented.items() if status != 200}
+    errors = {status: message for status, message in documented.items() if status != 200}
     store = ResponseStore(serving.clock)
 
     async def create(body: ResponsesRequest, request: Request) -> Response:
@@ -90,7 +90,7 @@ def _json(body: dict[str, Any]) -> Response:
 
 
 async def _answer(
-    serving: Serving, store: ResponseStore, body: ResponsesRequest, context: RequestContext
+    serving: ServingContext, store: ResponseStore, body: ResponsesRequest, context: RequestContext
 ) -> Response:
     own = items_of(body)
     past: tuple[Item, ...] = ()
@@ -115,14 +115,16 @@ async def _answer(
         kept = Kept(response, shown, (*conversation, *made), kept_bytes)
         store.put(response_id, context.key_digest, kept)
 
-    response = await off_loop(size, replies.response, body, response_id, int(time.time()))
+    response = await off_loop(size, protocol.response, body, response_id, int(time.time()))
     begun = Begun(response, request_id, keep, TokenNames(serving.tokenizer))
     prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
-    wanted = replace(prepared.wanted, max_tokens_param="max_output_tokens", prompt_param="input")
+    sampling_request = replace(
+        prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
+    )
     return respond(
         serving,
         chat,
-        wanted,
+        sampling_request,
         prompts,
         writer,
         response_id=response_id,
@@ -136,26 +138,26 @@ def _shown(
     body: ResponsesRequest, own: Sequence[Item], request_id: str
 ) -> tuple[list[dict[str, Any]], int]:
     """The items of a request that is kept as they are listed, and the memory that they take."""
-    shown = [] if body.store is False else replies.shown_items(own, request_id)
+    shown = [] if body.store is False else protocol.shown_items(own, request_id)
     return shown, bytes_of(shown)
 
 
 def _prepared(
-    serving: Serving, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
-) -> Prepared:
+    serving: ServingContext, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
+) -> PreparedChat:
     """The chat request with its tokens; with truncation auto, of as many of the last
     items as fit.
     """
     prepared = prepare(serving, chat)
-    room = serving.limits.max_model_len - (body.max_output_tokens or 1)
-    if body.truncation != "auto" or len(prepared.prompt) <= room:
+    space = serving.limits.max_model_len - (body.max_output_tokens or 1)
+    if body.truncation != "auto" or len(prepared.prompt) <= space:
         return prepared
     # of items that are dropped; it is enough to drop `most`, or nothing is
     fewest, most = 1, len(items) - 1
     while fewest < most:
         middle = (fewest + most) // 2
         tried = prepare(serving, chat_of(body, _last(items, middle)))
-        fewest, most = (fewest, middle) if len(tried.prompt) <= room else (middle + 1, most)
+        fewest, most = (fewest, middle) if len(tried.prompt) <= space else (middle + 1, most)
     return prepare(serving, chat_of(body, _last(items, most)))
 
 

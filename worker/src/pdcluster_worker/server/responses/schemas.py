@@ -145,7 +145,7 @@ Input = Annotated[
 ]
 
 
-class Tool(Body):
+class ResponsesTool(Body):
     """A function that the model may call; tools that OpenAI runs are refused by their type."""
 
     type: Annotated[
@@ -218,7 +218,7 @@ Metadata = Annotated[
 ]
 
 
-class StreamOptions(Body):
+class ResponsesStreamOptions(Body):
     """include_obfuscation is ignored: nothing is added to events."""
 
     include_obfuscation: Annotated[Any, Ignored("nothing is added to events")] = None
@@ -242,7 +242,7 @@ class ResponsesRequest(Body):
     previous_response_id: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     store: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: PositiveInt | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
@@ -250,7 +250,7 @@ class ResponsesRequest(Body):
     include: Annotated[list[Text] | None, BeforeValidator(_checked_includes)] = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

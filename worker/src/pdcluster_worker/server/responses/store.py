@@ -53,7 +53,7 @@ def bytes_of(value: dict[str, Any] | list[dict[str, Any]]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StoredResponse:
     kept: Kept
     owner: bytes
     at: float
@@ -83,7 +83,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_seconds = max_seconds
         self._worker = uuid.uuid4().hex[:_WORKER_DIGITS]
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: OrderedDict[str, _StoredResponse] = OrderedDict()
         self._owners: dict[bytes, _Owned] = {}
         self._num_bytes = 0
 
@@ -95,7 +95,7 @@ class ResponseStore:
         """Keep a response; one that is larger than all that may be kept is not."""
         if kept.num_bytes > self._max_bytes:
             return
-        self._entries[response_id] = _Entry(kept, owner, self._clock())
+        self._entries[response_id] = _StoredResponse(kept, owner, self._clock())
         owned = self._owners.setdefault(owner, _Owned())
         owned.ids[response_id] = None
         owned.num_bytes += kept.num_bytes

@@ -11,13 +11,20 @@ from fastapi import Response
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
-from pdcluster_worker.server.generation.blocks import Block, Blocks, Change, Ended, Grew, Started
+from pdcluster_worker.server.generation.blocks import (
+    Block,
+    BlockEnded,
+    BlockGrew,
+    Blocks,
+    BlockStarted,
+    Change,
+)
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.responses import replies
-from pdcluster_worker.server.responses.replies import Json
+from pdcluster_worker.server.responses import protocol
+from pdcluster_worker.server.responses.protocol import Json
 from pdcluster_worker.server.text.events import Delta
 
 
@@ -97,7 +104,7 @@ class ResponsesWriter:
         changes = self._blocks.feed(delta.parts)
         if delta.scored:
             self._unplaced += [
-                replies.logprob(entry)
+                protocol.logprob(entry)
                 for entry in logprobs.for_chat(delta.scored, self._begun.names).content
             ]
         if changes:
@@ -110,7 +117,7 @@ class ResponsesWriter:
             (
                 change.block
                 for change in changes
-                if isinstance(change, Grew) and change.block.kind == "text"
+                if isinstance(change, BlockGrew) and change.block.kind == "text"
             ),
             None,
         )
@@ -129,7 +136,7 @@ class ResponsesWriter:
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._output(status),
-            "usage": replies.usage_of(usage),
+            "usage": protocol.usage_of(usage),
         }
         self._begun.keep(body)
         return body
@@ -142,7 +149,7 @@ class ResponsesWriter:
         ]
 
     def _item(self, block: Block, status: str) -> Json:
-        return replies.item(
+        return protocol.item(
             block, self._begun.request_id, status, self._logprobs.get(block.index, ())
         )
 
@@ -150,11 +157,11 @@ class ResponsesWriter:
 
     def _change(self, change: Change) -> bytes:
         match change:
-            case Started(block=block):
+            case BlockStarted(block=block):
                 return self._started(block)
-            case Grew(block=block, text=text):
+            case BlockGrew(block=block, text=text):
                 return self._grew(block, text)
-            case Ended(block=block):
+            case BlockEnded(block=block):
                 return self._ended(block)
 
     def _started(self, block: Block) -> bytes:
@@ -165,15 +172,18 @@ class ResponsesWriter:
         )
         if block.kind == "call":
             return added
-        part = replies.part(block, is_empty=True)
+        part = protocol.part(block, is_empty=True)
         return added + self._event("response.content_part.added", **self._place(block), part=part)
 
     def _grew(self, block: Block, text: str) -> bytes:
         match block.kind:
             case "text":
-                said, self._unsaid = self._unsaid, []
+                held_logprobs, self._unsaid = self._unsaid, []
                 return self._event(
-                    "response.output_text.delta", **self._place(block), delta=text, logprobs=said
+                    "response.output_text.delta",
+                    **self._place(block),
+                    delta=text,
+                    logprobs=held_logprobs,
                 )
             case "reasoning":
                 return self._event(
@@ -185,7 +195,7 @@ class ResponsesWriter:
                 )
 
     def _ended(self, block: Block) -> bytes:
-        said = self._logprobs.get(block.index, [])
+        held_logprobs = self._logprobs.get(block.index, [])
         is_cut = self._last is not None and self._last.finish_reason == "length"
         item = self._item(block, "incomplete" if is_cut else "completed")
         match block.kind:
@@ -194,7 +204,7 @@ class ResponsesWriter:
                     "response.output_text.done",
                     **self._place(block),
                     text=block.text,
-                    logprobs=said,
+                    logprobs=held_logprobs,
                 )
             case "reasoning":
                 whole = self._event(
@@ -207,13 +217,15 @@ class ResponsesWriter:
                 )
         if block.kind != "call":
             whole += self._event(
-                "response.content_part.done", **self._place(block), part=replies.part(block, said)
+                "response.content_part.done",
+                **self._place(block),
+                part=protocol.part(block, held_logprobs),
             )
         return whole + self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _item_place(self, block: Block) -> Json:
         return {
-            "item_id": replies.item_id(block, self._begun.request_id),
+            "item_id": protocol.item_id(block, self._begun.request_id),
             "output_index": block.index,
         }
 

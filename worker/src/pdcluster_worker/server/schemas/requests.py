@@ -28,7 +28,7 @@ from pdcluster_worker.server.schemas.fields import (
     TokenIds,
 )
 from pdcluster_worker.server.schemas.known_fields import KnownChatFields, KnownFields
-from pdcluster_worker.server.schemas.route_fields import Route
+from pdcluster_worker.server.schemas.route_fields import RouteFields
 from pdcluster_worker.server.schemas.structured_fields import Structured
 
 _INT32 = 2**31 - 1
@@ -64,7 +64,7 @@ class Extension(Body):
     tpot_slo_ms: SloMilliseconds | None = None
     deadline_ms: DeadlineMilliseconds | None = None
     session: Session | None = None
-    route: Route | None = None
+    route: RouteFields | None = None
 
 
 class _Unsupported(Body, KnownFields):

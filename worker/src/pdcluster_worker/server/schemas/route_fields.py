@@ -19,7 +19,7 @@ RouteWeight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 _KV_AWARE = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_request_weight")
 
 
-class Route(BaseModel):
+class RouteFields(BaseModel):
     """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the
     policy's.
 
@@ -38,7 +38,7 @@ class Route(BaseModel):
     active_request_weight: RouteWeight | None = None
 
 
-def check_route(route: Route | None, policy: DecodeScorePolicy) -> None:
+def check_route(route: RouteFields | None, policy: DecodeScorePolicy) -> None:
     """Raises RequestError where the policy lets no request say how it is routed."""
     if route is not None and not policy.allow_request_overrides:
         raise RequestError(
@@ -48,7 +48,9 @@ def check_route(route: Route | None, policy: DecodeScorePolicy) -> None:
         )
 
 
-def hints_of(session: str | None, route: Route | None, policy: DecodeScorePolicy) -> RouteHints:
+def hints_of(
+    session: str | None, route: RouteFields | None, policy: DecodeScorePolicy
+) -> RouteHints:
     """Routing hints of a checked request."""
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS

@@ -4,7 +4,7 @@ A choice's tokens become text, a parser splits that text into the parts here, an
 each API writes the parts in its own JSON (`chat`, and whatever else answers).
 The parts of one choice come in the order in which they were generated; those of
 one tool call (begin, arguments, end) are never mixed with another's.
-`Answer` is what all deltas of one choice add up to.
+`WholeAnswer` is what all deltas of one choice add up to.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -150,7 +150,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeAnswer:
     """One whole choice."""
 
     text: str
@@ -159,13 +159,13 @@ class Answer:
     finish_reason: AnswerReason
 
 
-def assembled(deltas: Sequence[Delta]) -> Answer:
+def assembled(deltas: Sequence[Delta]) -> WholeAnswer:
     """Answer that the deltas of one finished choice add up to."""
     reason = deltas[-1].finish_reason
     assert reason is not None, "a generation yields until every choice has ended"
     parts = [part for delta in deltas for part in delta.parts]
     begins = [part for part in parts if isinstance(part, ToolCallBegin)]
-    return Answer(
+    return WholeAnswer(
         text=_joined(part.text for part in parts if isinstance(part, TextDelta)),
         reasoning=_joined(part.text for part in parts if isinstance(part, ReasoningDelta)),
         tool_calls=tuple(

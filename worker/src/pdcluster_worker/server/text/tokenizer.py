@@ -14,9 +14,9 @@ import tokenizers
 
 from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.machine.fingerprint import gguf_fix
 from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
 from pdcluster_worker.server.text.detokenizer import Piece
+from pdcluster_worker.system.fingerprint import gguf_fix
 
 
 @dataclass(frozen=True, slots=True)

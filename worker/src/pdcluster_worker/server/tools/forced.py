@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 
 from pdcluster_worker.server.text.events import ArgumentsDelta, Part, TextDelta, ToolCallEnd
+from pdcluster_worker.server.tools.call_scanner import Numbering
 from pdcluster_worker.server.tools.calls import Tools, object_of
-from pdcluster_worker.server.tools.scanning import Numbering
-from pdcluster_worker.server.tools.written import WrittenCall, WrittenForm
+from pdcluster_worker.server.tools.streamed_call import StreamedCall, StreamedForm
 
-_FORM = WrittenForm(
+_FORM = StreamedForm(
     re.compile(r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)'),
     re.compile(r"\s*\}"),
 )
@@ -29,7 +29,7 @@ class RequiredCalls:
         self._tools = tools
         self._numbering = numbering
         self._text = ""
-        self._open: WrittenCall | None = None
+        self._open: StreamedCall | None = None
 
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text."""
@@ -61,10 +61,10 @@ class RequiredCalls:
         name, length = head
         self._text = self._text[length:]
         begin = self._numbering.begin(name)
-        self._open = WrittenCall(_FORM, begin)
+        self._open = StreamedCall(_FORM, begin)
         return [] if begin is None else [begin]
 
-    def _written(self, call: WrittenCall) -> Sequence[Part] | None:
+    def _written(self, call: StreamedCall) -> Sequence[Part] | None:
         parts, self._text, is_over = call.take(self._text)
         if is_over:
             self._open = None

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from pdcluster_worker.config.model import ToolParserName
 from pdcluster_worker.server.text.events import Part
+from pdcluster_worker.server.tools.call_scanner import LeadingCalls, MarkedCalls, Marks, Numbering
 from pdcluster_worker.server.tools.calls import Reader, Tools
 from pdcluster_worker.server.tools.closing import (
     JsonValues,
@@ -17,8 +18,7 @@ from pdcluster_worker.server.tools.closing import (
 from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, read_mistral
 from pdcluster_worker.server.tools.pythonic import read_pythonic
 from pdcluster_worker.server.tools.qwen_coder import read_qwen_coder
-from pdcluster_worker.server.tools.scanning import LeadingCalls, MarkedCalls, Marks, Numbering
-from pdcluster_worker.server.tools.written import WrittenForm
+from pdcluster_worker.server.tools.streamed_call import StreamedForm
 
 ParserName = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"]
 
@@ -36,7 +36,7 @@ class CallParser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallFormat:
     """Form in which a family of models writes calls.
 
     marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins
@@ -51,7 +51,7 @@ class Form:
     leads: tuple[str, ...] = ()
     markers: frozenset[str] = frozenset()
     new_values: NewValues = NoValues
-    written: WrittenForm | None = None
+    written: StreamedForm | None = None
 
     def parser(
         self, tools: Tools, numbering: Numbering, *, is_constrained: bool = False
@@ -72,33 +72,33 @@ class Form:
 
 _TOOL_CALL = Marks("<tool_call>", "</tool_call>")
 
-FORMS: dict[ParserName, Form] = {
-    "hermes": Form(
+FORMS: dict[ParserName, CallFormat] = {
+    "hermes": CallFormat(
         read_hermes,
         (_TOOL_CALL,),
         markers=frozenset({"<tool_call>", "</tool_call>"}),
         new_values=JsonValues,
-        written=WrittenForm(
+        written=StreamedForm(
             re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'),
             re.compile(r"\s*\}\s*</tool_call>"),
         ),
     ),
-    "qwen3_coder": Form(
+    "qwen3_coder": CallFormat(
         read_qwen_coder,
         (_TOOL_CALL, Marks("<function=", "</function>")),
         markers=frozenset({"<tool_call>", "</tool_call>"}),
         new_values=ParameterValues,
     ),
-    "mistral": Form(
+    "mistral": CallFormat(
         read_mistral,
         (Marks("[TOOL_CALLS]"),),
         markers=frozenset({"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
         new_values=JsonValues,
     ),
-    "llama3_json": Form(
+    "llama3_json": CallFormat(
         read_llama, leads=("{", "<|python_tag|>"), markers=frozenset({"<|python_tag|>"})
     ),
-    "pythonic": Form(
+    "pythonic": CallFormat(
         read_pythonic,
         leads=("[", "<|python_start|>"),
         markers=frozenset({"<|python_start|>", "<|python_end|>"}),

@@ -77,13 +77,16 @@ class SchemaMatch:
         return self._types[id(schema)][1]
 
     def _types_of(self, schema: Node, depth: int) -> frozenset[str] | None:
-        said = [*_own_types(schema), *(self.types(part, depth) for part in self._beside(schema))]
+        declared = [
+            *_own_types(schema),
+            *(self.types(part, depth) for part in self._siblings(schema)),
+        ]
         for name in ("anyOf", "oneOf"):
             ways = [self.types(part, depth) for part in _list(schema, name)]
             named = [types for types in ways if types is not None]
             if ways and len(named) == len(ways):
-                said.append(frozenset().union(*named))
-        found = [types for types in said if types is not None]
+                declared.append(frozenset().union(*named))
+        found = [types for types in declared if types is not None]
         if found:
             return frozenset.intersection(*found)
         implied = [kind for kind, names in _IMPLIED.items() if not schema.keys().isdisjoint(names)]
@@ -93,13 +96,13 @@ class SchemaMatch:
         """The schema of an object's property; True where nothing is said of it."""
         if not isinstance(schema, dict) or self._is_spent(depth):
             return True
-        found = [self.property(part, name, depth + 1) for part in self._beside(schema)]
+        found = [self.property(part, name, depth + 1) for part in self._siblings(schema)]
         for way in ("anyOf", "oneOf"):
             parts = [self.property(part, name, depth + 1) for part in _list(schema, way)]
             found += [{"anyOf": parts}] if parts else []
         found.append(_own_property(schema, name))
-        said = [part for part in found if part is not True]
-        return said[0] if len(said) == 1 else {"allOf": said} if said else True
+        declared = [part for part in found if part is not True]
+        return declared[0] if len(declared) == 1 else {"allOf": declared} if declared else True
 
     def validity(self, value: Any, schema: Any, depth: int = 0) -> Validity:
         """Knowledge of whether the schema takes the value."""
@@ -119,7 +122,7 @@ class SchemaMatch:
         self._num_unknown += _is_expressed(value, schema)
         return (
             _keeps_own(value, schema)
-            and all(self.is_valid(value, part, depth + 1) for part in self._beside(schema))
+            and all(self.is_valid(value, part, depth + 1) for part in self._siblings(schema))
             and self._is_one_of(value, schema, depth + 1)
             and all(self.is_valid(inner, part, depth + 1) for inner, part in _within(value, schema))
         )
@@ -139,11 +142,11 @@ class SchemaMatch:
     def ways(self) -> list[Any]:
         """The whole schema, and beside it each of its alternatives alone."""
         root = self._root
-        own = [part for part in (root, *self._beside(root)) if isinstance(part, dict)]
+        own = [part for part in (root, *self._siblings(root)) if isinstance(part, dict)]
         ways = [way for part in own for name in ("anyOf", "oneOf") for way in _list(part, name)]
         return [root, *({"allOf": [root, way]} for way in ways)]
 
-    def _beside(self, schema: Node) -> Iterator[Any]:
+    def _siblings(self, schema: Node) -> Iterator[Any]:
         """Schemas that hold beside the schema's own keywords."""
         if "$ref" in schema:
             yield self._resolved(schema["$ref"])

@@ -11,7 +11,7 @@ not read.  `window`: keys that a row sees, its own the last; 0 = all before it.
 import triton
 import triton.language as tl
 
-PLAN = ["firsts", "contexts", "seats", "tables"]
+PLAN = ["firsts", "contexts", "table_rows", "tables"]
 """Arrays of a step.  They lie anywhere in one buffer, and each alignment would be a kernel of its
 own, compiled in the middle of serving.
 """
@@ -197,7 +197,7 @@ def decode(
     weights: tl.tensor,
     firsts: tl.tensor,
     contexts: tl.tensor,
-    seats: tl.tensor,
+    table_rows: tl.tensor,
     tables: tl.tensor,
     scale: tl.tensor,
     layer_offset: tl.tensor,
@@ -234,7 +234,7 @@ def decode(
     sums, logs = _attend(
         _load_heads(qkv, places, exists, head_dim, dim_block),
         tl.full((rows,), 0, tl.int32) + context - 1,
-        tables + tl.load(seats + sequence).to(tl.int64) * table_stride,
+        tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride,
         cache + kv_head * head_stride + layer_offset,
         first=first,
         last=last,
@@ -296,7 +296,7 @@ def chunk(
     out: tl.tensor,
     tables: tl.tensor,
     table_stride: tl.tensor,
-    seats: tl.tensor,
+    table_rows: tl.tensor,
     firsts: tl.tensor,
     lengths: tl.tensor,
     contexts: tl.tensor,
@@ -334,7 +334,7 @@ def chunk(
     sums, _ = _attend(
         query,
         tl.minimum(before + token, last_limit),
-        tables + tl.load(seats + sequence).to(tl.int64) * table_stride,
+        tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride,
         cache + kv_head * head_stride + layer_offset,
         first=tl.maximum(first_limit + 1 - window, 0) if window > 0 else 0,
         last=last_limit + 1,

@@ -146,13 +146,13 @@ def _between(
     row: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
-    room: tl.tensor,
+    workspace: tl.tensor,
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
     """Logits over `low` and up to `high`, at most a block of them; lanes that are left have -inf.
 
-    room: memory of a block.
+    workspace: memory of a block.
     """
     lanes = tl.arange(0, block)
     count = 0
@@ -162,16 +162,16 @@ def _between(
         is_found = ((x > low) & (x <= high)).to(tl.int32)
         more = tl.sum(is_found, axis=0)
         if more > 0:
-            tl.store(room + count + tl.cumsum(is_found, axis=0) - 1, x, mask=is_found > 0)
+            tl.store(workspace + count + tl.cumsum(is_found, axis=0) - 1, x, mask=is_found > 0)
         count += more
     tl.debug_barrier()  # what other threads stored is read
-    return tl.load(room + lanes, mask=lanes < count, other=-INFINITY)
+    return tl.load(workspace + lanes, mask=lanes < count, other=-INFINITY)
 
 
 @triton.jit
 def _edge(
     row: tl.tensor,
-    room: tl.tensor,
+    workspace: tl.tensor,
     low: tl.tensor,
     num_low: tl.tensor,
     limit: tl.tensor,
@@ -198,7 +198,7 @@ def _edge(
         step += 1
     num_equal = num_low - num_high
     if num_equal <= block:
-        x = _between(row, _logit(low), _logit(high), room, vocab_size, block)
+        x = _between(row, _logit(low), _logit(high), workspace, vocab_size, block)
         if by_weight:
             size = _quanta(x, scale)
         else:
@@ -270,7 +270,7 @@ def _total(
 @triton.jit
 def _cut_by_count(
     row: tl.tensor,
-    room: tl.tensor,
+    workspace: tl.tensor,
     top_k: tl.tensor,
     scale: tl.tuple,
     vocab_size: tl.constexpr,
@@ -284,7 +284,7 @@ def _cut_by_count(
     num_low, _ = _over(row, edge, scale, False, vocab_size, block)
     if (top_k > 0) & (top_k < num_low):
         key, above, num_equal = _edge(
-            row, room, low, num_low, top_k, scale, False, vocab_size, block
+            row, workspace, low, num_low, top_k, scale, False, vocab_size, block
         )
         edge, end = _logit(key), vocab_size
         if top_k - above < num_equal:
@@ -296,7 +296,7 @@ def _cut_by_count(
 @triton.jit
 def _cut_by_share(
     row: tl.tensor,
-    room: tl.tensor,
+    workspace: tl.tensor,
     top_p: tl.tensor,
     left: tl.tuple,
     scale: tl.tuple,
@@ -311,7 +311,7 @@ def _cut_by_share(
         limit = share.to(tl.int64)
         limit += (limit.to(tl.float64) < share).to(tl.int64)
         key, above, num_equal = _edge(
-            row, room, low, num_low, limit, scale, True, vocab_size, block
+            row, workspace, low, num_low, limit, scale, True, vocab_size, block
         )
         size = _quanta(_logit(key), scale)
         count = (limit - above + size - 1) // size
@@ -326,7 +326,7 @@ def _cut_by_share(
 @triton.jit
 def _cut(
     row: tl.tensor,
-    room: tl.tensor,
+    workspace: tl.tensor,
     top_k: tl.tensor,
     top_p: tl.tensor,
     scale: tl.tuple,
@@ -337,8 +337,8 @@ def _cut(
     edge, end = -INFINITY, 0
     total = tl.zeros([], tl.int64)
     if (top_k > 0) | (top_p < 1.0):
-        left = _cut_by_count(row, room, top_k, scale, vocab_size, block)
-        edge, end, total = _cut_by_share(row, room, top_p, left, scale, vocab_size, block)
+        left = _cut_by_count(row, workspace, top_k, scale, vocab_size, block)
+        edge, end, total = _cut_by_share(row, workspace, top_p, left, scale, vocab_size, block)
     else:
         total = _total(row, edge, end, scale, vocab_size, block)
     return edge, end, total
@@ -372,7 +372,7 @@ def pick(
     logits: tl.tensor,
     settings: tl.tensor,
     picks: tl.tensor,
-    rooms: tl.tensor,
+    workspaces: tl.tensor,
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -380,7 +380,7 @@ def pick(
 
     settings: [R, 5] float64: inverse temperature, 0 for a greedy row, top_k, top_p, min_p, u.
     picks: [R, 2] int64: token, status.
-    rooms: [R, block] float32, overwritten.
+    workspaces: [R, block] float32, overwritten.
     """
     number = tl.program_id(0).to(tl.int64)
     row = logits + number * vocab_size
@@ -390,8 +390,8 @@ def pick(
     if (status == PICKED) & (inverse_temperature > 0.0):
         scale = (best, inverse_temperature, tl.load(settings + 3).to(tl.float32))
         top_k, top_p = tl.load(settings + 1).to(tl.int64), tl.load(settings + 2)
-        room = rooms + number * block
-        edge, end, total = _cut(row, room, top_k, top_p, scale, vocab_size, block)
+        workspace = workspaces + number * block
+        edge, end, total = _cut(row, workspace, top_k, top_p, scale, vocab_size, block)
         share = total.to(tl.float64) * tl.load(settings + 4)
         # u * total can round up to the total, which no sum exceeds; sums are whole, so cut it off
         limit = tl.minimum(share, total.to(tl.float64) - 1.0)

@@ -1,0 +1,184 @@
+"""Inputs of one reconcile, and what follows from them alone: revisions, sizes, the roll out.
+
+Pure.  The size of every declared pool is the one that is asked for now; whether the
+declared revision can take over is decided here, once, for all parts of the plan.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pdcluster_api.plan.observed.ending import Ending, ending_of
+from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Observed, WorkloadState
+from pdcluster_api.plan.rollout.blocked import is_blocked
+from pdcluster_api.plan.rollout.progress import (
+    Rollout,
+    RolloutState,
+    is_rolled_back,
+    next_rollout,
+    read_rollout,
+)
+from pdcluster_api.plan.rollout.steps import current_revision, old_pods_of
+from pdcluster_api.plan.sizes.scalers import PoolSize, pool_sizes
+from pdcluster_api.plan.status.autoscaled import autoscaled
+from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
+from pdcluster_api.plan.status.discovery import discovery_answers
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.schema.workload import PoolKey
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Inputs of one reconcile: the object, the observed state, and the size of every declared pool.
+
+    target:  the declared revision
+    current: the revision that serves until this reconcile; None = none does
+    is_target_ready: whether the declared revision can take over
+    rollout: the one that is under way to it; None = none is
+    ending:  its terminating pods
+    """
+
+    cluster: PDCluster
+    observed: Observed
+    existing: Workloads
+    target: str
+    current: str | None
+    sizes: tuple[PoolSize, ...]
+    is_target_ready: bool
+    rollout: Rollout | None
+    ending: Ending = field(default_factory=Ending)
+
+    @property
+    def deadline(self) -> int:
+        """Seconds without progress after which a roll out has stalled."""
+        return self.cluster.spec.rollout.progress_deadline_seconds
+
+    @property
+    def has_fallback(self) -> bool:
+        """Return whether another revision serves, if only by its name, until the declared one
+        is whole.
+        """
+        return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (
+            None,
+            self.target,
+        )
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Return whether the declared revision has no workers: it stalled beside one that
+        answered.
+        """
+        return is_rolled_back(
+            self.rollout, self.target, self.deadline, has_fallback=self.has_fallback
+        )
+
+    def shown(self, size: PoolSize) -> WorkloadState | None:
+        """The workload of a pool's numbers: of the revision that serves, else of the declared
+        one.
+        """
+        return self.existing.of(*size.key, self.current) or self.existing.of(*size.key, self.target)
+
+    def views(self) -> Iterator[RoleView]:
+        """Declared pools beside what runs of them, by role."""
+        for role in self.cluster.spec.roles.present():
+            declared = [
+                DeclaredPool(size.pool.name, size.pool.gpu, size.desired, size.note)
+                for size in self.sizes
+                if size.role == role
+            ]
+            yield self.existing.view(role, declared, target=self.target, serving=self.current)
+
+
+def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:
+    """Look at one reconcile's inputs.
+
+    now: RFC 3339; None = the clock of a roll out stands where the last status has it
+    """
+    existing, target = Workloads(observed), revision_of(cluster.spec)
+    sizes = autoscaled(
+        cluster.spec.autoscale,
+        pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed)),
+        observed,
+    )
+    is_whole = _is_whole(sizes, {size.key: existing.of(*size.key, target) for size in sizes})
+    is_target_ready = is_whole and (
+        discovery_answers(observed.discovery) or not _has_ingress(sizes)
+    )
+    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    inputs = PlanInputs(
+        cluster,
+        observed,
+        existing,
+        target,
+        current,
+        sizes,
+        is_target_ready,
+        read_rollout(observed.status),
+        ending_of(observed, now),
+    )
+    if now is not None:
+        inputs = replace(
+            inputs,
+            rollout=next_rollout(inputs.rollout, _rollout_state(inputs, is_whole=is_whole), now),
+        )
+    return replace(inputs, is_target_ready=False) if inputs.is_rolled_back else inputs
+
+
+def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
+    """Inputs of a roll out's clock."""
+    observed, views = inputs.observed, tuple(inputs.views())
+    is_recreated = inputs.cluster.spec.rollout.strategy == "Recreate"
+    left = old_pods_of(inputs.target, observed, inputs.ending.lost) if is_recreated else None
+    is_new = Previous(observed.status).text("revision") != inputs.target
+    return RolloutState(
+        revision=inputs.target,
+        deadline=inputs.deadline,
+        ready=sum(view.num_target_ready for view in views),
+        left=0 if left is None else left.num_pods,
+        is_under_way=inputs.has_fallback or left is not None or is_new,
+        has_fallback=inputs.has_fallback,
+        is_answered=inputs.existing.num_answering(inputs.current) > 0,
+        is_done=inputs.is_target_ready and left is None,
+        is_whole=is_whole,
+        is_blocked=is_blocked(observed.failures, inputs.cluster.metadata.name),
+        missing=missing_parts(views, observed.discovery) if left is None else waiting_for(left),
+    )
+
+
+def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
+    """Seed of a lost scaler: the size of the last plan, which a StatefulSet that drains may not
+    have yet.
+
+    A pool that is not in the status is new, and begins with its `replicas`.  Without a status the
+    serving revision counts; of an earlier revision that no longer counts nothing is taken.
+    """
+    desired = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
+    if desired:
+        return desired
+    existing, selected = Workloads(observed), current_revision(observed)
+    target = revision_of(cluster.spec)
+    return {
+        (role, pool.name): state.desired
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+        if (state := existing.of(role, pool.name, selected) or existing.of(role, pool.name, target))
+    }
+
+
+def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
+    """Return whether the declared revision has every worker that it should have.
+
+    Where no worker is to answer requests, there is nothing to wait for.
+    """
+    desired = {size.key: size.desired for size in sizes}
+    is_whole = all(
+        (state := workloads[key]) is not None and state.ready >= number
+        for key, number in desired.items()
+    )
+    return is_whole or not _has_ingress(sizes)
+
+
+def _has_ingress(sizes: Iterable[PoolSize]) -> bool:
+    return any(size.desired for size in sizes if size.role != PREFILL)

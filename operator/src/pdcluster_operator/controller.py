@@ -1,0 +1,195 @@
+"""Parts that the leader runs, put together: cache, queue and runners, resync, sessions."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.watch import SILENCE_SECONDS
+from pdcluster_api.discovery.verifier import Verifier
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.informer.listing import ObjectLister
+from pdcluster_operator.informer.watches import Watches
+from pdcluster_operator.queue.health import QueueHealth
+from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
+from pdcluster_operator.queue.runner import Done, QueueRunner
+from pdcluster_operator.reconcile.apply_plan import PlanApplier
+from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
+from pdcluster_operator.reconcile.etcd_reader import ReadLimits
+from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
+from pdcluster_operator.reconcile.etcd_view import EtcdView
+from pdcluster_operator.reconcile.key_secret import KeySecret
+from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
+from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
+from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
+from pdcluster_operator.reconcile.reconciler import Reconciler
+from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.verification import VerificationContext, VerificationRunner
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.windows import Windows
+from pdcluster_operator.writes.events import EventRecorder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ControllerSettings:
+    """namespaces: None in it = all; identity: of this process, in events; worker_port: of
+    `/metrics`; is_in_pod: what is on its loopback is the operator's own, and no etcd of a user.
+    """
+
+    site: RenderSettings
+    identity: str
+    namespaces: Sequence[str | None] = (None,)
+    resync_seconds: float = 300.0
+    watch_silence_seconds: float = SILENCE_SECONDS
+    concurrency: int = 4
+    worker_port: int = HTTP_PORT
+    remove_older_monitors: bool = False
+    is_in_pod: bool = True
+
+
+class Controller:
+    """One for the life of the process; `fill` first, then `run`.
+
+    watching: the client of the watches, without a bound on its connections
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        watching: ApiClient,
+        settings: ControllerSettings,
+        registry: CollectorRegistry,
+    ) -> None:
+        self.cache = Cache()
+        self.metrics = ControllerMetrics(registry)
+        self.is_filled = False
+        self._client, self._namespaces = client, settings.namespaces
+        self._removes_older_monitors = settings.remove_older_monitors
+        self._progress = QueueHealth(settings.resync_seconds, time.monotonic())
+        self._runner = QueueRunner(
+            self._work, self.metrics.reconcile_errors.inc, settings.concurrency
+        )
+        listing, grace_seconds = (
+            ObjectLister(client, settings.namespaces),
+            min(GRACE_SECONDS, settings.resync_seconds),
+        )
+        self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
+        silence_seconds = settings.watch_silence_seconds
+        self._watches = Watches(watching, listing, self.cache, self.add, silence_seconds)
+        etcd = EtcdRequests(client, may_be_loopback=not settings.is_in_pod)
+        self._scraper, self._verifier = Scraper(), Verifier()
+        scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
+        scaling = Scaling(
+            self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port
+        )
+        verification = VerificationContext(self._verifier, settings.worker_port)
+        self._sessions = Sessions(session_maker(client, etcd, scaling, verification, self.add))
+        events = EventRecorder(client, settings.identity)
+        actor = PlanApplier(client, self.cache, settings.site, etcd, events, gate=self._runner.gate)
+        self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
+        self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
+
+    async def fill(self) -> None:
+        """Fill the cache; every PDCluster is due then."""
+        await self._resync.fill()
+        self.is_filled = True
+        for key in self.cache.clusters():
+            self.add(key)
+
+    async def run(self) -> None:
+        """Work until `stop`; keys in work are finished first.
+
+        Raises what ends a part unexpectedly.
+        """
+        parts = {
+            "reconciles": self._runner.run(),
+            "watches": self._watches.run(),
+            "resync": self._resync.run(),
+            "reads of etcd": self._sessions.run(),
+        }
+        async with self._scraper, self._verifier:
+            tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+            # beside the work: the kinds are another operator's, and their API may be slow
+            removing = asyncio.create_task(self._remove_older_monitors(), name="older monitors")
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if tasks[0] not in done:
+                    raise RuntimeError(
+                        f"ended without a stop: {', '.join(task.get_name() for task in done)}"
+                    )
+            finally:
+                for task in (*tasks, removing):
+                    task.cancel()
+                await asyncio.gather(*tasks, removing, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Take no further key."""
+        self._runner.stop()
+
+    def add(self, key: Key) -> None:
+        """Enqueue a PDCluster."""
+        self._runner.add(key)
+
+    def resync_soon(self) -> None:
+        """Something may have been missed."""
+        self._resync.request()
+
+    def problems(self) -> list[str]:
+        """Parts that have stalled, as text; empty = none."""
+        return self._progress.problems(self._runner.queue, time.monotonic())
+
+    async def _work(self, key: Key) -> Done:
+        started = time.monotonic()
+        with self.metrics.reconcile_seconds.time():
+            done = await self._reconciler.reconcile(key)
+        logger.debug(
+            "reconcile ended key=%s wrote=%s seconds=%.6f",
+            key,
+            done.wrote,
+            time.monotonic() - started,
+        )
+        return done
+
+    async def _remove_older_monitors(self) -> None:
+        if self._removes_older_monitors:
+            await remove_older_monitors(self._client, self._namespaces)
+
+    def _windows(self) -> Iterator[Windows]:
+        for session in self._sessions:
+            if session.autoscaling.windows is not None:
+                yield session.autoscaling.windows
+
+
+def session_maker(
+    client: ApiClient,
+    etcd: EtcdRequests,
+    scaling: Scaling,
+    verification: VerificationContext,
+    enqueue: Callable[[Key], None],
+) -> Callable[[Key], Session]:
+    """Make sessions of PDClusters, with what they all share."""
+    events, slots = FailedCreates(client), ReadLimits()
+
+    def make(key: Key) -> Session:
+        enqueue_it = partial(enqueue, key)
+        return Session(
+            etcd=EtcdView(etcd, enqueue_it, slots),
+            pod_faults=PodFaults(events),
+            autoscaling=Autoscaling(key, scaling, enqueue_it),
+            verification=VerificationRunner(verification, enqueue_it),
+        )
+
+    return make

@@ -1,0 +1,58 @@
+"""Bodies as compressed JSON, and the examples by which they get small.
+
+Objects of a kind say almost the same: other names, other uids.  So the first few of each kind are
+kept as examples, a dictionary in the sense of zlib, and every later one takes a fifth of what it
+takes without.  Of a Secret no example is kept, since that would outlive it.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.quick_json import decoded, encoded
+
+NUM_EXAMPLES = 4
+"""Examples of a kind: a PDCluster has up to four children of one, each of another form."""
+
+MAX_BYTES = 32_768
+"""Bytes of a dictionary that zlib looks at: its window."""
+
+_LEVEL = 3
+_NO_EXAMPLES = frozenset({"Secret"})
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedBody:
+    """One body.  examples: with which it was packed; num_bytes: as JSON"""
+
+    content: bytes
+    examples: bytes
+    num_bytes: int
+
+    def body(self) -> Body:
+        """The body again."""
+        decompressor = zlib.decompressobj(zdict=self.examples)
+        body: Body = decoded(decompressor.decompress(self.content))
+        return body
+
+
+@dataclass
+class Compressor:
+    """Packs bodies.  _examples: of each kind, and their number"""
+
+    _examples: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+
+    def compress(self, kind: str, body: Mapping[str, Any]) -> CompressedBody:
+        """Pack a body of a kind."""
+        text = encoded(body)
+        examples, number = self._examples.get(kind, (b"", 0))
+        compressor = zlib.compressobj(_LEVEL, zdict=examples)
+        compressed = CompressedBody(
+            compressor.compress(text) + compressor.flush(), examples, len(text)
+        )
+        if number < NUM_EXAMPLES and kind not in _NO_EXAMPLES:
+            # the end of a dictionary is what is found at the least distance
+            self._examples[kind] = (examples + text)[-MAX_BYTES:], number + 1
+        return compressed

@@ -1,0 +1,168 @@
+"""Verifications of one PDCluster's KV transfers: asked of its workers, and kept for the next plan.
+
+The plan says which pairs are due; this asks one worker after the other until one of a pair has an
+outcome, and enqueues the PDCluster then.  A pair that is busy or does not answer is asked again
+later, which costs no request of the model; only outcomes are in the status.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pdcluster_api.apiserver.observe import Live, ready_workers
+from pdcluster_api.backoff import Backoff
+from pdcluster_api.certificates.secret_reader import KEY
+from pdcluster_api.discovery.verifier import (
+    NoOutcome,
+    VerificationRequest,
+    Verifier,
+    verification_requests,
+)
+from pdcluster_api.manifests.objects import HTTP_PORT
+from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
+from pdcluster_api.plan.result import DueVerification
+from pdcluster_api.schema.workload import PoolPair
+from pdcluster_api.text import address_of
+from pdcluster_operator.reconcile.older_names import names_of_revision
+
+logger = logging.getLogger(__name__)
+
+BUSY_SECONDS = 300.0
+"""Between two questions to a pair that is busy: none of them costs the model anything."""
+
+RETRY = Backoff(first=15.0, most=600.0)
+"""Between two questions to a pair of which no worker answers."""
+
+
+@dataclass(frozen=True)
+class VerificationContext:
+    """Parts that the verifications of all PDClusters share.
+
+    port:  of the workers' HTTP listeners
+    clock: seconds that never jump
+    """
+
+    verifier: Verifier
+    port: int = HTTP_PORT
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass
+class _Pause:
+    """A pair that gave no outcome.  until: when it is asked again; num_failures: in a row."""
+
+    due: DueVerification
+    why: str
+    until: float
+    num_failures: int
+
+
+@dataclass
+class VerificationRunner:
+    """Those of one PDCluster.
+
+    enqueue:  enqueues it
+    has_outcome: an answer has come that no plan has seen
+    """
+
+    shared: VerificationContext
+    enqueue: Callable[[], None]
+    has_outcome: bool = False
+    _ended: dict[PoolPair, PairVerification] = field(default_factory=dict)
+    _pauses: dict[PoolPair, _Pause] = field(default_factory=dict)
+    _tasks: dict[PoolPair, asyncio.Task[None]] = field(default_factory=dict)
+
+    def observed(self) -> PairVerifications:
+        """Everything that is known since the operator began."""
+        self.has_outcome = False
+        waits = {pair: pause.why for pair, pause in self._pauses.items()}
+        return PairVerifications(dict(self._ended), waits)
+
+    def verify(self, due: Iterable[DueVerification], live: Live) -> float | None:
+        """Begin with every due pair that is not asked already.
+
+        Returns the seconds until a pair that gave no outcome may be asked again; None = none did.
+        One that is being asked enqueues the PDCluster when it is answered.
+        """
+        due_by_pair = {each.pair: each for each in due}
+        self._pauses = {pair: each for pair, each in self._pauses.items() if pair in due_by_pair}
+        for pair, each in due_by_pair.items():
+            if pair not in self._tasks and self._is_time(each):
+                # here: a task that waits for its turn is not to keep all bodies of the children
+                requests = _requests(each, live, self.shared.port)
+                self._tasks[pair] = asyncio.create_task(
+                    self._verify(each, requests), name=f"verify {pair}"
+                )
+        now = self.shared.clock()
+        pauses = [each for pair, each in self._pauses.items() if pair not in self._tasks]
+        return min((max(0.0, each.until - now) for each in pauses), default=None)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel what is under way; returns it."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _is_time(self, due: DueVerification) -> bool:
+        pause = self._pauses.get(due.pair)
+        if pause is None:
+            return True
+        is_new = (pause.due.request, pause.due.revision) != (due.request, due.revision)
+        return is_new or self.shared.clock() >= pause.until
+
+    async def _verify(self, due: DueVerification, requests: list[VerificationRequest]) -> None:
+        found: PairVerification | NoOutcome
+        try:
+            found = await self.shared.verifier.verify_any(requests)
+        except Exception:
+            logger.exception("verification failed pair=%s", due.pair)
+            found = NoOutcome("the operator failed to ask; its log says more")
+        finally:
+            del self._tasks[due.pair]
+        if isinstance(found, NoOutcome):
+            self._pause(due, found)
+        else:
+            self._pauses.pop(due.pair, None)
+            self._ended[due.pair] = found
+        self.has_outcome = True
+        self.enqueue()
+
+    def _pause(self, due: DueVerification, found: NoOutcome) -> None:
+        before = self._pauses.get(due.pair)
+        num_failures = 0 if found.is_busy else 1 + (before.num_failures if before else 0)
+        seconds = BUSY_SECONDS if found.is_busy else RETRY.after(num_failures)
+        until = self.shared.clock() + seconds
+        self._pauses[due.pair] = _Pause(due, found.reason, until, num_failures)
+        logger.info(
+            "not verified prefill=%s decode=%s seconds=%.0f reason=%s",
+            *(due.pair.prefill, due.pair.decode, seconds, found.reason),
+        )
+
+
+def _requests(due: DueVerification, live: Live, port: int) -> list[VerificationRequest]:
+    key = _private_key(live, due.revision)
+    if key is None:
+        return []
+    addresses = {
+        str(pod["metadata"]["name"]): address_of(str(ip), port)
+        for _, pod in ready_workers(live, due.revision)
+        if (ip := pod["status"].get("podIP"))
+    }
+    return verification_requests(due, addresses, key)
+
+
+def _private_key(live: Live, revision: str) -> bytes | None:
+    """The private key that workers of a revision mount; None = there is none yet."""
+    records = live.own("ControllerRevision").values()
+    secret = live.own("Secret").get(
+        names_of_revision(live.key.name, records, revision).certificates
+    )
+    try:
+        return base64.b64decode(((secret or {}).get("data") or {})[KEY], validate=True) or None
+    except (KeyError, ValueError, TypeError, binascii.Error):
+        return None

@@ -1,0 +1,156 @@
+"""Detect write fights: objects that another writer changes or deletes as often as we revert drift.
+
+Two writers that each insist would otherwise go on indefinitely, as fast as the API
+server lets them.  The same content, written again and again under the same
+name, is the sign of it, whether the object was changed, deleted or replaced.
+After `MAX_WRITES` in a window the fight is reported, and written to once per window.
+When the plan changes in between, as sizes that go up and down, the count
+starts again.  A fight is over when the object has stayed as it should be for
+longer than a fight leaves it alone.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.kinds import SERVICE
+from pdcluster_api.plan.observed.state import WriteFailure
+from pdcluster_api.schema import conditions
+from pdcluster_api.schema.labels import APPLIED
+from pdcluster_operator.writes.actions import Action, ObjectName, Verb, is_deferred
+from pdcluster_operator.writes.drift import conflicting_managers, writers
+
+MAX_WRITES = 10
+WINDOW_SECONDS = 300.0
+"""Window of a fight: more writes than by hand, and few enough to be no load; then one per window.
+"""
+
+SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
+"""The other writer comes again within this time, or there would not be so many writes."""
+
+_REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.PATCH, Verb.REPLACE})
+
+
+@dataclass
+class _WriteConflict:
+    """failure: its report; tried: time of the last write, by the digest of its content."""
+
+    failure: WriteFailure
+    tried: dict[str, float] = field(default_factory=dict)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the other writer would have come again since."""
+        return all(now - when > SETTLED_SECONDS for when in self.tried.values())
+
+
+@dataclass
+class WriteConflicts:
+    """Times of equal writes to the objects of one PDCluster, and those that are fought over.
+
+    _written: of each object, by the hash of its name, the hash of its last write, and the times of
+              the same one before any other.  Hashes, since a new PDCluster has some twenty of them,
+              and few objects are ever fought over
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _written: dict[int, tuple[int, *tuple[float, ...]]] = field(default_factory=dict)
+    _conflicts: dict[ObjectName, _WriteConflict] = field(default_factory=dict)
+
+    def sift(
+        self, actions: Iterable[Action], children: Iterable[Body]
+    ) -> tuple[list[Action], list[WriteFailure]]:
+        """Actions to carry out now, and a failure for each object that is fought over.
+
+        Such an object is written once in a window.  Nothing is deleted while a Service is among
+        them.
+        """
+        self._forget_old()
+        actions = list(actions)
+        self._update_conflicts([action for action in actions if action.verb in _REVERTS], children)
+        hold_deletes = any(name.kind == SERVICE.name for name in self._conflicts)
+        left = [
+            action
+            for action in actions
+            if not (hold_deletes and is_deferred(action)) and self._may(action)
+        ]
+        return left, [conflict.failure for conflict in self._conflicts.values()]
+
+    def written(self, actions: Iterable[Action], refused: Collection[WriteFailure]) -> None:
+        """These were carried out, or at least tried again and again, but for what was refused."""
+        names, now = {failure.object for failure in refused}, self.clock()
+        for action in actions:
+            if action.verb in _REVERTS and str(action) not in names:
+                name, digest = _name(action), _digest(action)
+                times = *self._times(name, digest), now
+                self._written[hash(name)] = hash(digest), *times
+
+    def _update_conflicts(self, desired: Iterable[Action], children: Iterable[Body]) -> None:
+        """Drop fights that are over, and add those that are found now."""
+        now, by_name = self.clock(), {_name(action): action for action in desired}
+        self._conflicts = {
+            name: conflict
+            for name, conflict in self._conflicts.items()
+            if name in by_name or not conflict.is_over(now)
+        }
+        bodies = {str(body["metadata"]["uid"]): body for body in children}
+        for name, action in by_name.items():
+            digest = _digest(action)
+            times = [when for when in self._times(name, digest) if now - when < WINDOW_SECONDS]
+            if name not in self._conflicts and len(times) >= MAX_WRITES:
+                self._conflicts[name] = _WriteConflict(
+                    _failure(action, bodies.get(str(action.uid))), {digest: times[-1]}
+                )
+
+    def _times(self, name: ObjectName, digest: str) -> tuple[float, ...]:
+        """Times of the same write to the object, since any other write."""
+        last, *times = self._written.get(hash(name), (0,))
+        return tuple(times) if last == hash(digest) else ()
+
+    def _may(self, action: Action) -> bool:
+        """Return whether an action may be carried out; on a fought object it is noted as tried."""
+        conflict = self._conflicts.get(_name(action))
+        if conflict is None or action.verb not in _REVERTS:
+            return True
+        digest, now = _digest(action), self.clock()
+        conflict.tried = {
+            each: when for each, when in conflict.tried.items() if now - when < WINDOW_SECONDS
+        }
+        if digest in conflict.tried:
+            return False
+        conflict.tried[digest] = now
+        return True
+
+    def _forget_old(self) -> None:
+        least = self.clock() - WINDOW_SECONDS
+        self._written = {
+            name: (digest, *kept)
+            for name, (digest, *times) in self._written.items()
+            if (kept := tuple(when for when in times if when > least))
+        }
+
+
+def _name(action: Action) -> ObjectName:
+    return ObjectName(action.kind.name, action.name)
+
+
+def _digest(action: Action) -> str:
+    """A digest of what is written."""
+    content: Mapping[str, Any] = action.patch or action.desired
+    applied: str | None = content.get("metadata", {}).get("annotations", {}).get(APPLIED)
+    return applied or hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _failure(action: Action, live: Body | None) -> WriteFailure:
+    found = (conflicting_managers(live, action.desired) or writers(live)) if live else ()
+    names = ", ".join(found) or "another writer"
+    does = "deletes" if action.verb is Verb.CREATE else "writes"
+    message = (
+        f"{names} {does} what the operator has to revert ({MAX_WRITES} times within "
+        f"{WINDOW_SECONDS:.0f} s); "
+        f"let {names} leave {action} alone"
+    )
+    return WriteFailure(object=str(action), reason=conditions.APPLY_FAILED, message=message)

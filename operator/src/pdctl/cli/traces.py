@@ -1,0 +1,142 @@
+"""`pdctl why --request`: asks the workers which of them knows a request, and what they noted of it.
+
+Asked are one address, the workers of a cluster on this machine, or the pods of
+one in Kubernetes, through its API server.  A worker that does not answer is
+skipped, and named where none knows the request.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
+from pdcluster_api.apiserver.kinds import POD
+from pdcluster_api.errors import StartError
+from pdcluster_api.schema import labels
+from pdctl.cli.live import KubeContext, with_client
+
+HTTP_PORT = 8000
+"""HTTP port of every worker in a pod (docs/contracts.md)."""
+
+_SECONDS = 5.0
+
+TraceBody = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkerTraces:
+    """Answer of one worker: its journeys of the request, or the error why it has none."""
+
+    worker: str
+    traces: tuple[TraceBody, ...] = ()
+    problem: str | None = None
+
+
+def of_addresses(
+    addresses: Mapping[str, str], request_id: str, api_key: str | None
+) -> list[WorkerTraces]:
+    """Ask workers at base URLs, by name."""
+
+    async def ask_all() -> list[WorkerTraces]:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        timeout = aiohttp.ClientTimeout(total=_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+            reads = (_of_address(session, name, url, request_id) for name, url in addresses.items())
+            return list(await asyncio.gather(*reads))
+
+    return asyncio.run(ask_all())
+
+
+async def _of_address(
+    session: aiohttp.ClientSession, name: str, url: str, request_id: str
+) -> WorkerTraces:
+    try:
+        async with session.get(f"{url.rstrip('/')}{_path(request_id)}") as response:
+            body = await response.json()
+            if response.status == 404:
+                return WorkerTraces(name)
+            if response.status != 200:
+                return WorkerTraces(name, problem=f"{response.status}: {_message(body)}")
+            return WorkerTraces(name, _traces(body))
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
+        return WorkerTraces(name, problem=f"does not answer ({type(e).__name__}: {e})")
+
+
+def of_cluster(kube_context: KubeContext, name: str, request_id: str) -> list[WorkerTraces]:
+    """Ask the worker pods of a cluster through the API server.
+
+    Raises StartError when that cannot be asked.
+    """
+    namespace = kube_context.in_namespace()
+
+    async def ask_pods(client: ApiClient) -> list[WorkerTraces]:
+        selector = f"{labels.CLUSTER}={name},{labels.ROLE}"
+        pods = [
+            pod["metadata"]["name"] async for pod in client.list(POD, namespace, labels=selector)
+        ]
+        return list(
+            await asyncio.gather(*(_of_pod(client, namespace, pod, request_id) for pod in pods))
+        )
+
+    return with_client(kube_context, ask_pods)
+
+
+async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) -> WorkerTraces:
+    try:
+        return WorkerTraces(
+            pod, _traces(await client.proxied(namespace, pod, HTTP_PORT, _path(request_id)))
+        )
+    except NotFoundError:
+        return WorkerTraces(pod)
+    except ClusterError as e:
+        fix = (
+            f"kubectl port-forward {pod} {HTTP_PORT}, then give --url http://127.0.0.1:{HTTP_PORT} "
+            "and --api-key"
+        )
+        return WorkerTraces(pod, problem=f"cannot be asked through the API server: {e}; {fix}")
+
+
+def known(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[str, TraceBody]]:
+    """(worker, journey) of those that know the request, where it came in first.
+
+    Raises StartError (exit code 1) when none does.
+    """
+    traces = [(each.worker, trace) for each in found for trace in each.traces]
+    if traces:
+        return sorted(
+            traces, key=lambda pair: (_role(pair[1]) != "ingress", pair[1].get("began_unix", 0.0))
+        )
+    problems = [f"{each.worker} {each.problem}" for each in found if each.problem is not None]
+    if not found:
+        raise StartError("no worker is there to ask", exit_code=1)
+    message = (
+        f"none of {len(found)} workers knows request {request_id}: each keeps its last 2048 that "
+        "have ended"
+    )
+    raise StartError("\n".join([message, *problems]), exit_code=1)
+
+
+def _role(trace: TraceBody) -> object:
+    events = trace.get("events") or [{}]
+    return events[0].get("facts", {}).get("role")
+
+
+def _path(request_id: str) -> str:
+    return f"/debug/requests/{quote(request_id, safe='')}"
+
+
+def _traces(body: Any) -> tuple[TraceBody, ...]:
+    found = body.get("journeys") if isinstance(body, dict) else None
+    return (
+        tuple(each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+    )
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else "no reason given"

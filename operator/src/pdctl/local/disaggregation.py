@@ -1,0 +1,58 @@
+"""Disaggregation of the workers of this machine: as the operator's condition Disaggregating."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.status.disaggregating import DisaggregationReports, disaggregating
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdctl.local.rows import Row
+
+
+def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Status, reason and message of the condition, and its figures; None = there is nothing to
+    say, as of mixed workers.
+    """
+    if PREFILL not in cluster.spec.roles.present():
+        return None
+    threshold = cluster.spec.prefill_length_threshold
+    found = disaggregating(_reports(rows), Previous({}), threshold)
+    if found.condition is None:
+        return None
+    condition = found.condition
+    words = {"status": condition.status, "reason": condition.reason, "message": condition.message}
+    return {**words, **found.status}
+
+
+class DisaggregationReporter:
+    """Says once that they do not work together, and once that they do again."""
+
+    def __init__(self, cluster: PDCluster, echo: Callable[[str], None]) -> None:
+        self._cluster, self._echo = cluster, echo
+        self._reported: str | None = None
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Look at all workers, after a change."""
+        found = disaggregation_of(self._cluster, rows)
+        if found is None or found["status"] == "Unknown":
+            return
+        reason = found["reason"] if found["status"] == "False" else None
+        if reason != self._reported:
+            self._reported = reason
+            self._echo(f"{self._cluster.metadata.name}: {found['message']}")
+
+
+def _reports(rows: Sequence[Row]) -> DisaggregationReports:
+    prefill = [row for row in rows if row.role == PREFILL]
+    reports = {row.name: row.disaggregation for row in rows if row.disaggregation is not None}
+    return DisaggregationReports(
+        decode={
+            row.name: reports[row.name]
+            for row in rows
+            if row.role != PREFILL and row.name in reports
+        },
+        prefill={row.name: reports[row.name] for row in prefill if row.name in reports},
+        prefill_pods=frozenset(row.name for row in prefill),
+        num_prefill_ready=sum(row.is_ready for row in prefill),
+    )

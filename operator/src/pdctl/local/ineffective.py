@@ -1,0 +1,97 @@
+"""The sections of a PDCluster that mean something on Kubernetes and nothing on one machine.
+
+One file is for both.  `pdctl up` takes such a section, says in a line that it
+has no effect, and takes an edit of it without a restart.  What would give a
+wrong result here is no such section: `local.plan` refuses it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pdcluster_api.schema.pdcluster import PDCluster
+
+_NO_PODS = "there are no pods here"
+_ETCD = "an etcd that is run here is one process, whose data is lost with the run"
+_PROGRAM = "a stock engine is a program of this machine"
+_MODEL = {
+    "model.pvc": "there are no volumes here",
+    "model.huggingFace": "nothing is downloaded here",
+    "model.nodeCache": "nothing is downloaded here",
+}
+_INEFFECTIVE = {
+    "image": "workers are processes of this installation",
+    "engine.image": _PROGRAM,
+    "roles.prefill.engine.image": _PROGRAM,
+    "roles.decode.engine.image": _PROGRAM,
+    "roles.mixed.engine.image": _PROGRAM,
+    "roles.prefill.resources": "a process may take what the machine has",
+    "roles.decode.resources": "a process may take what the machine has",
+    "roles.mixed.resources": "a process may take what the machine has",
+    "roles.router.resources": "a process may take what the machine has",
+    "roles.prefill.podTemplate": _NO_PODS,
+    "roles.decode.podTemplate": _NO_PODS,
+    "roles.mixed.podTemplate": _NO_PODS,
+    "roles.router.podTemplate": _NO_PODS,
+    "accelerators": "no node is chosen here",
+    "discovery.etcd.replicas": _ETCD,
+    "discovery.etcd.image": _ETCD,
+    "discovery.etcd.storage": _ETCD,
+    "service.type": "there is no Service here: the API is at 127.0.0.1",
+    "service.annotations": "there is no Service here: the API is at 127.0.0.1",
+    "service.endpointPicker": "there is no gateway here: the API is at 127.0.0.1",
+    "service.apiKeySecret": "there are no Secrets here: no key is asked for, and only this machine "
+    "reaches the API",
+    "placement.domainLabel": "all workers are on this machine",
+    "placement.mode": "all workers are on this machine",
+    "rollout": "there is one revision, and workers have a minute to finish their streams",
+    "networkPolicy": "workers listen on 127.0.0.1 alone",
+    "podTemplate": _NO_PODS,
+}
+"""Idle sections by path below spec, with the reason."""
+
+
+def ineffective_remarks(cluster: PDCluster) -> list[str]:
+    """A line for each reason, with the sections that are not as by default and have no effect
+    here.
+    """
+    given = cluster.spec.model_dump(by_alias=True, exclude_defaults=True)
+    paths: dict[str, list[str]] = {}
+    for path, reason in {**_MODEL, **_INEFFECTIVE}.items():
+        if _at(given, path) is not None:
+            paths.setdefault(reason, []).append(f"spec.{path}")
+    lines = [f"{_listed(found)} no effect here: {reason}" for reason, found in paths.items()]
+    return [*lines, *_scaling_remarks(cluster)]
+
+
+def without_ineffective(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec, as a document, less what an edit may change without an effect here.
+
+    The model stays whole: where its folder is looked for follows from all of it.
+    """
+    return dict(_kept(spec, ""))
+
+
+def _kept(section: dict[str, Any], below: str) -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        path = f"{below}{key}"
+        if path not in _INEFFECTIVE and path not in ("autoscale", "placement"):
+            yield key, dict(_kept(value, f"{path}.")) if isinstance(value, dict) else value
+
+
+def _scaling_remarks(cluster: PDCluster) -> list[str]:
+    mode = cluster.spec.autoscale.mode
+    if mode == "Off":
+        return []
+    instead = "every pool runs its `replicas`; `pdctl autoscale replay` tries it on a trace"
+    return [f"autoscale.mode is {mode}, and pdctl up does not scale: {instead}"]
+
+
+def _at(section: Any, path: str) -> Any:
+    """The value at a path; None = it is not given."""
+    for key in path.split("."):
+        section = section.get(key) if isinstance(section, dict) else None
+    return section
+
+
+def _listed(paths: list[str]) -> str:
+    return f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'}"

@@ -1,0 +1,147 @@
+"""Keep one process running: start it, wait, start it again with back-off, until stopped.
+
+A life that ends with a code in `fatal_codes` is not repeated: the same input
+would fail the same way.  Whatever a life left in its session is killed before
+the next one starts, so two lives never overlap.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from pdcluster_api.backoff import Backoff
+from pdctl.local.processes import Launch, kill_session, last_lines, spawn
+
+Phase = Literal["running", "draining", "waiting", "failed", "stopped"]
+Report = Callable[[str], None]
+_LAST_LINES = 3
+RESTART = Backoff(first=1.0, most=30.0)
+HEALTHY_SECONDS = 60.0  # a life this long is not part of a crash loop
+
+
+class ManagedProcess:
+    """One process and its lives.
+
+    phase:     running, draining (asked to end), waiting (for the next start), failed (given up),
+               stopped
+    pid:       of the life that runs now, also its session; None between lives
+    num_starts: how many have begun
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        report: Report,
+        *,
+        fatal_codes: frozenset[int] = frozenset(),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.launch = launch
+        self.phase: Phase = "waiting"
+        self.pid: int | None = None
+        self.num_starts = 0
+        self._report = report
+        self._fatal_codes = fatal_codes
+        self._sleep = sleep
+        self._clock = clock
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Live until stopped or given up.  Raises OSError when no process can be started at all."""
+        num_short_runs = 0
+        while not self._stopping.is_set():
+            began = self._clock()
+            code = await self._run_once()
+            if self._stopping.is_set():
+                break
+            if code in self._fatal_codes:
+                self.phase = "failed"
+                self._report(
+                    f"{self.launch.name} ended with {describe_exit(code)} and is not started "
+                    f"again: {self.last_error()}"
+                )
+                return
+            num_short_runs = 1 if self._clock() - began >= HEALTHY_SECONDS else num_short_runs + 1
+            delay = RESTART.after(num_short_runs)
+            self.phase = "waiting"
+            self._report(
+                f"{self.launch.name} ended with {describe_exit(code)}, starts again in {delay:g} "
+                f"s; {self._last_output()}"
+            )
+            await self._wait(delay)
+        self.phase = "stopped"
+
+    def stop(self) -> None:
+        """Ask the process to end (SIGTERM) and start no other; `run` returns when it has."""
+        self._stopping.set()
+        self._drain()
+
+    def kill(self) -> None:
+        """End everything in the process's session at once."""
+        self._stopping.set()
+        if self.pid is not None:
+            kill_session(self.pid)
+
+    def last_error(self) -> str:
+        """The last line of the log that begins with `error:`, without that word; else the last
+        line.
+        """
+        lines = last_lines(self.launch.log, 50)
+        errors = [line for line in lines if line.startswith("error:")]
+        return (
+            (errors or lines or [f"nothing in {self.launch.log}"])[-1]
+            .removeprefix("error:")
+            .strip()
+        )
+
+    async def _run_once(self) -> int:
+        process = await spawn(self.launch)
+        self.pid, self.phase = process.pid, "running"
+        self.num_starts += 1
+        if self._stopping.is_set():  # stopped while the process was being made
+            self._drain()
+        try:
+            return await process.wait()
+        finally:
+            kill_session(process.pid)
+            self.pid = None
+
+    async def _wait(self, seconds: float) -> None:
+        """Sleep, or less when stopped."""
+        waits = [
+            asyncio.ensure_future(self._sleep(seconds)),
+            asyncio.ensure_future(self._stopping.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _drain(self) -> None:
+        """SIGTERM to the leader only: it knows how to end its own children."""
+        if self.pid is not None:
+            self.phase = "draining"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def _last_output(self) -> str:
+        lines = last_lines(self.launch.log, _LAST_LINES)
+        words = "\n    ".join(["last lines of its log:", *lines]) if lines else "its log is empty"
+        return f"{words}\n    ({self.launch.log})"
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words: `code 1`, or `signal SIGKILL` for a negative one."""
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,137 @@
+"""Verifications of the KV transfers between the pools of one run, as the operator's of a PDCluster.
+
+The run's folder is their memory: `pdctl up` verifies what is due now and then, `pdctl verify` all
+at once, and `pdctl status` shows what is known.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pdcluster_api.discovery.verifier import NoOutcome, Verifier, verification_requests
+from pdcluster_api.plan.observed.pools import PREFILL
+from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.result import DueVerification
+from pdcluster_api.plan.status.transfers import (
+    MAX_PAIRS,
+    Pairs,
+    Transfers,
+    VerificationSettings,
+    transfers,
+)
+from pdcluster_api.schema.workload import PoolPair
+from pdctl.local.run_directory import RunDirectory
+
+POLL_SECONDS = 60.0
+"""Between two looks of `pdctl up` at what is due; a pair that is busy waits for the next one."""
+
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunTransfers:
+    """Those of one run.  now: wall-clock time, in UTC"""
+
+    run: RunDirectory
+    verifier: Verifier
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def verify_due(self, request: str = "") -> Transfers:
+        """Verify what is due, one pair after the other; write and return what is known.
+
+        request: another value than the last one makes every pair due, busy or not
+        """
+        state = self.run.read_state()
+        if state is None or not has_prefill(state):
+            return Transfers()
+        pairs, floor = pairs_of(state), state.get("minTransferGBps")
+        ended, waits = {}, {}
+        for due in self._found(pairs, {}, {}, self._settings(floor, request)).due:
+            outcome = await self._verify(due, state)
+            if isinstance(outcome, PairVerification):
+                ended[due.pair] = outcome
+            else:
+                waits[due.pair] = outcome.reason
+        # read again: another pdctl may have written what it has verified since
+        found = self._found(pairs, ended, waits, self._settings(floor, request))
+        self.run.write_transfers(content_of(found))
+        return found
+
+    async def watch(self, echo: Callable[[str], None]) -> None:
+        """Look now and then until cancelled.  say: called when KV does not move, or does again."""
+        last = "True"
+        while True:
+            condition = (await self.verify_due()).condition
+            if condition is not None and condition.status not in ("Unknown", last):
+                last = condition.status
+                echo(f"{condition.type} is {last} ({condition.reason}): {condition.message}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _found(
+        self,
+        pairs: Pairs,
+        ended: Mapping[PoolPair, PairVerification],
+        waits: Mapping[PoolPair, str],
+        settings: VerificationSettings,
+    ) -> Transfers:
+        return transfers(pairs, Previous(self.run.read_transfers()), ended, waits, settings)
+
+    def _settings(self, floor: float | None, request: str) -> VerificationSettings:
+        return VerificationSettings(floor, request, self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    async def _verify(self, due: DueVerification, state: State) -> PairVerification | NoOutcome:
+        addresses = {worker["name"]: str(worker["http"]) for worker in state["workers"]}
+        try:
+            key = Path(state["certificates"]["key"]).read_bytes()
+        except OSError as e:
+            return NoOutcome(f"the private key of the run cannot be read: {e.strerror}")
+        return await self.verifier.verify_any(verification_requests(due, addresses, key))
+
+
+async def watch_transfers(
+    run: RunDirectory, ready: asyncio.Event, echo: Callable[[str], None]
+) -> None:
+    """Verify what is due from the time that every worker is ready, until cancelled."""
+    await ready.wait()
+    async with Verifier() as verifier:
+        await RunTransfers(run, verifier).watch(echo)
+
+
+def has_prefill(state: State) -> bool:
+    """Return whether any KV moves: mixed workers have none to send."""
+    return any(worker["role"] == PREFILL for worker in state["workers"])
+
+
+def pairs_of(state: State) -> Pairs:
+    """Pairs of pools of a run, with the ready decode workers of each."""
+    ready: dict[tuple[str, str], list[str]] = {}
+    for worker in state["workers"]:
+        names = ready.setdefault((worker["role"], worker["pool"]), [])
+        if worker["state"] == "ready" and worker["http"]:
+            names.append(worker["name"])
+    sources = {pool: names for (role, pool), names in sorted(ready.items()) if role == PREFILL}
+    sinks = {pool: names for (role, pool), names in sorted(ready.items()) if role == "decode"}
+    found = {
+        PoolPair(source, sink): tuple(sinks[sink]) if sources[source] else ()
+        for source in sources
+        for sink in sinks
+    }
+    return Pairs(str(state["revision"]), dict(list(found.items())[:MAX_PAIRS]))
+
+
+def content_of(found: Transfers) -> dict[str, Any]:
+    """Return it as a PDCluster's status has it."""
+    condition = found.condition
+    if condition is None:
+        return {}
+    shown = {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+    }
+    return {**found.fields, "conditions": [shown]}

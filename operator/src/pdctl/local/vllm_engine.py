@@ -1,0 +1,69 @@
+"""Find the program of a stock engine on this machine, and free ports for each worker's."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from socket import socket
+
+from pdcluster_api.errors import Fault, InvalidObjectError, StartError
+from pdcluster_api.manifests.vllm import DEFAULT_COMMAND, VllmSettings
+from pdcluster_api.schema.vllm_engine import VLLM
+from pdctl.local.plan import LocalPlan, ProcessSpec
+
+
+def with_programs(plan: LocalPlan, source: Path, given: Path | None) -> LocalPlan:
+    """The plan with the path of the program of each worker that has a stock engine.
+
+    source: the PDCluster's file, from whose folder a relative path is taken; `~` is the home folder
+    given:  goes over the program of every `engine.command`
+    Raises StartError for a given program that is not there, InvalidObjectError where none is found.
+    """
+    processes = {process.name: _with_program(process, source, given) for process in plan.processes}
+    return replace(plan, processes=tuple(processes.values()), ingress=processes[plan.ingress.name])
+
+
+def vllm_settings() -> VllmSettings:
+    """Listeners of one engine that its worker starts, on free loopback ports."""
+    http, kv_events, side_channel = _free_ports(3)
+    return VllmSettings(http=http, kv_events=kv_events, side_channel=side_channel, is_process=True)
+
+
+def _with_program(process: ProcessSpec, source: Path, given: Path | None) -> ProcessSpec:
+    engine = process.engine
+    if engine.type != VLLM:
+        return process
+    program, *first_arguments = engine.command or DEFAULT_COMMAND
+    found = _from_option(given) if given is not None else _found(program, source)
+    if found is None:
+        reason = f"no program {program} is on this machine"
+        fix = (
+            "install vLLM into an environment of its own and give its program with `pdctl up FILE "
+            "--vllm ENVIRONMENT/bin/vllm`, or put it on the PATH"
+        )
+        raise InvalidObjectError([Fault("spec.engine.command", reason, fix)])
+    command = (found, *first_arguments)
+    return replace(process, engine=engine.model_copy(update={"command": command}))
+
+
+def _from_option(program: Path) -> str:
+    path = program.expanduser().absolute()
+    if shutil.which(path) is None:
+        raise StartError(f"--vllm: no program at {program}; correct the path", exit_code=2)
+    return str(path)
+
+
+def _found(program: str, source: Path) -> str | None:
+    if "/" not in program:
+        return shutil.which(program)
+    return shutil.which(str(source.absolute().parent / Path(program).expanduser()))
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    """So many different ones: each is held until all are known."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        yield from [each.getsockname()[1] for each in sockets]

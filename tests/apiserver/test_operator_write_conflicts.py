@@ -1,0 +1,129 @@
+"""Controllers of others that write into our objects: what is theirs is left to them, and a fight
+over the rest ends.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
+from tests.apiserver.control_plane import ControlPlane
+from tests.apiserver.nodeless import Nodes
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_stage import Scene
+from tests.apiserver.plain_api import PlainApi
+
+NAMESPACE = "operator-contested"
+RIVAL = "some-controller"
+
+
+@pytest.fixture
+def scene(
+    control_plane: ControlPlane, operator: OperatorProcess, request: pytest.FixtureRequest
+) -> Iterator[Scene]:
+    """A cluster that is ready."""
+    api = PlainApi(control_plane.kubeconfig)
+    with Nodes(api, NAMESPACE):
+        found = Scene(api, NAMESPACE, f"chat-{'left' if 'left' in request.node.name else 'fought'}")
+        found.create()
+        found.await_condition("Ready", "True")
+        yield found
+        found.delete()
+
+
+@contextmanager
+def rival(scene: Scene, **spec: Any) -> Iterator[None]:
+    """Another controller, which insists on fields of the Service."""
+    path = scene.path("Service", scene.name)
+
+    def insist() -> None:
+        service = scene.api.get(path)
+        if service is not None and any(
+            service["spec"].get(name) != value for name, value in spec.items()
+        ):
+            scene.api.merge(f"{path}?fieldManager={RIVAL}", {"spec": spec})
+
+    with again_and_again(insist):
+        yield
+
+
+@contextmanager
+def again_and_again(work: Callable[[], None]) -> Iterator[None]:
+    """Work in the background, as often as it goes."""
+    end = threading.Event()
+
+    def insist() -> None:
+        while not end.wait(0.005):
+            work()
+
+    thread = threading.Thread(target=insist, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_what_another_controller_adds_is_left_to_it(scene: Scene, operator: OperatorProcess):
+    operator.await_resyncs(1)
+    writes = operator.num_writes()
+    with rival(
+        scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"], sessionAffinity="ClientIP"
+    ):
+        operator.await_resyncs(3)
+    assert operator.num_writes() == writes
+    service = scene.api.get(scene.path("Service", scene.name))
+    assert service is not None
+    assert (service["spec"]["loadBalancerIP"], service["spec"]["externalIPs"]) == (
+        "10.9.9.9",
+        ["10.9.9.8"],
+    )
+    assert service["spec"]["sessionAffinity"] == "ClientIP"
+    assert scene.condition("Ready")["status"] == "True"
+
+
+def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(
+    scene: Scene, operator: OperatorProcess
+):
+    with rival(scene, selector={"pdcluster.io/revision": "00000000"}):
+        message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
+        assert f"{RIVAL} writes what the operator has to revert" in message
+        assert f"leave Service {scene.name} alone" in message
+        writes = operator.metric(
+            "pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply"
+        )
+        operator.await_resyncs(3)
+        assert (
+            operator.metric(
+                "pdcluster_operator_api_calls_total", kind="Service", code="200", verb="apply"
+            )
+            == writes
+        )
+    assert writes <= 10 * MAX_WRITES
+
+
+def test_a_fight_by_deletion_ends_in_a_failure_too(scene: Scene, operator: OperatorProcess):
+    path = scene.path("ConfigMap", f"{scene.name}-policy")
+
+    def delete() -> None:
+        if scene.api.get(path) is not None:
+            scene.api.delete(path)
+
+    with again_and_again(delete):
+        message = scene.await_condition("Ready", "False", "ApplyFailed")["message"]
+        assert "another writer deletes what the operator has to revert" in message
+        assert f"leave ConfigMap {scene.name}-policy alone" in message
+        writes = operator.metric(
+            "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
+        )
+        operator.await_resyncs(3)
+        assert (
+            operator.metric(
+                "pdcluster_operator_api_calls_total", kind="ConfigMap", code="201", verb="apply"
+            )
+            == writes
+        )

@@ -1,0 +1,92 @@
+"""The look of a reconcile: what it plans from is what its session says at its end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdcluster_api.apiserver.kinds import SERVICE, Kind
+from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.discovery.commands import Registered
+from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_operator.reconcile.etcd_view import EtcdView
+from pdcluster_operator.reconcile.observation import observe_cluster, read_unread
+from tests.operator import bodies
+from tests.operator.object_cases import minimal
+from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with
+
+
+class ExternalEtcd(FakeEtcd):
+    """One that may be away."""
+
+    is_away = False
+
+    async def registered(self, target: EtcdTarget) -> Registered:
+        if self.is_away:
+            raise EtcdUnreachableError("etcd is away")
+        return Registered({}, {})
+
+
+class SlowSecret:
+    """A Secret that is read while etcd goes away, and that is noticed."""
+
+    def __init__(self, etcd: ExternalEtcd, view: EtcdView, cluster: PDCluster) -> None:
+        self._etcd, self._view, self._target = etcd, view, EtcdTarget.of(cluster)
+
+    async def fault(self, namespace: str, name: str | None) -> None:
+        self._etcd.is_away = True
+        await self._view.fresh(self._target, ())
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_an_etcd_that_goes_away_during_the_look_is_seen(is_known: bool):
+    content = minimal()
+    content["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"]}}
+    cluster, etcd = PDCluster.model_validate(content), ExternalEtcd()
+    session = sessions_with(etcd).of(KEY)
+    if is_known:
+        await session.etcd.error(EtcdTarget.of(cluster))
+    secret: Any = SlowSecret(etcd, session.etcd, cluster)
+
+    found = await observe_cluster(
+        Live(bodies.cluster(spec=content["spec"]), []), cluster, session, secret
+    )
+
+    standing = session.etcd.standing
+    assert standing is not None
+    assert (found.observed.discovery.error, standing[0]) == ("etcd is away", "etcd is away")
+
+
+class FindingClient:
+    """Finds what it was given; meanwhile: called while it looks."""
+
+    def __init__(self, found: bodies.Body | None, meanwhile: Callable[[], object]) -> None:
+        self._found, self._meanwhile = found, meanwhile
+
+    async def find(self, kind: Kind, namespace: str, name: str) -> bodies.Body | None:
+        assert (kind, namespace, name) == (SERVICE, bodies.NAMESPACE, "chat")
+        self._meanwhile()
+        return self._found
+
+
+def service(version: int) -> bodies.Body:
+    return bodies.child("Service", "chat", version, spec={"ports": [version]})
+
+
+@pytest.mark.parametrize(
+    ("found", "event", "left"),
+    [(service(3), None, [3]), (None, None, []), (service(3), service(4), [4])],
+    ids=["as it was", "gone", "a watch is faster"],
+)
+async def test_children_that_came_before_their_pdcluster_are_read(
+    found: bodies.Body | None, event: bodies.Body | None, left: list[int]
+):
+    cache = Cache()
+    cache.put("Service", service(3))
+    cache.put("PDCluster", bodies.cluster())
+    client: Any = FindingClient(found, lambda: event and cache.put("Service", event))
+    await read_unread(client, cache, KEY)
+    assert [body["spec"]["ports"][0] for body in list(cache.children(KEY))] == left

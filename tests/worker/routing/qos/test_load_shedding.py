@@ -1,0 +1,218 @@
+"""Verdicts on requests under load [O6] [O7]."""
+
+from math import inf
+
+import pytest
+
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.config.qos import (
+    DegradationPolicy,
+    EarlyRejectionPolicy,
+    HighPriorityPolicy,
+    LowPriorityPolicy,
+    SmallerModelPolicy,
+    Tier,
+)
+from pdcluster_worker.routing.admission import seconds_until_capacity
+from pdcluster_worker.routing.offload import OffloadPolicy
+from pdcluster_worker.routing.qos.load_shedding import (
+    MAX_RETRY_SECONDS,
+    Degradation,
+    LoadEstimate,
+    degradation,
+    offloads_at_once,
+    pressure,
+    refusal,
+    retry_after,
+)
+from pdcluster_worker.routing.qos.slo import LatencySlo
+
+SLO = LatencySlo(0.5, 0.04)
+EARLY = PolicyConfig(early_rejection=EarlyRejectionPolicy(enabled=True))
+
+
+@pytest.mark.parametrize(
+    ("tier", "ttft", "code"),
+    [
+        ("low", 0.5, None),  # iff it is more
+        ("low", 0.501, "slo_ttft"),
+        ("normal", 9.0, None),
+        ("high", 9.0, None),
+        ("low", None, None),
+    ],
+)
+def test_low_priority_is_refused_iff_its_first_token_would_be_late(
+    tier: Tier, ttft: float | None, code: str | None
+) -> None:
+    refused = refusal(EARLY, tier, 10, SLO, LoadEstimate(ttft))
+
+    assert (refused.code if refused else None) == code
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        (PolicyConfig(), None),
+        (
+            PolicyConfig(
+                early_rejection=EarlyRejectionPolicy(enabled=True, reject_on_slo_violation=False)
+            ),
+            None,
+        ),
+        (EARLY, "slo_ttft"),
+    ],
+    ids=["off", "reject_on_slo_violation false", "on"],
+)
+def test_refusal_is_the_policy_of_early_rejection(policy: PolicyConfig, code: str | None) -> None:
+    refused = refusal(policy, "low", 10, SLO, LoadEstimate(2.0, 1.0))
+
+    assert (refused.code if refused else None) == code
+
+
+def test_refusal_says_the_figures_and_when_to_come_back() -> None:
+    late = refusal(EARLY, "low", 10, SLO, LoadEstimate(2.6))
+    slow = refusal(EARLY, "low", 10, SLO, LoadEstimate(0.1, 0.0551, turn_seconds=3.2))
+
+    assert late is not None
+    assert (late.retry_after_seconds, late.message) == (
+        3,  # 2.1 s until the estimate is the objective
+        "low priority: the first token would take about 2.6 s, over the objective of 0.5 s: retry "
+        "later",
+    )
+    assert slow is not None
+    assert (slow.code, slow.retry_after_seconds) == ("slo_tpot", 4)
+    assert (
+        "one more stream would make each token take about 55 ms, over the objective of 40 ms"
+        in slow.message
+    )
+
+
+def test_refusal_names_a_smaller_model_where_there_is_one() -> None:
+    smaller = DegradationPolicy(smaller_model=SmallerModelPolicy(name="tiny", url="http://tiny/v1"))
+    refused = refusal(
+        PolicyConfig(early_rejection=EARLY.early_rejection, degradation=smaller),
+        "low",
+        10,
+        SLO,
+        LoadEstimate(2.0),
+    )
+
+    assert refused is not None
+    assert refused.message.endswith("retry later, or ask for the model tiny at http://tiny/v1")
+
+
+@pytest.mark.parametrize(
+    ("tier", "prompt", "ttft", "is_refused"),
+    [
+        ("low", 101, 0.4, True),
+        ("low", 100, 0.4, False),
+        ("low", 101, 0.39, False),
+        ("normal", 101, 9.0, False),
+    ],
+)
+def test_long_prompts_of_low_priority_are_refused_under_load(
+    tier: Tier, prompt: int, ttft: float, is_refused: bool
+) -> None:
+    policy = PolicyConfig(degradation=DegradationPolicy(max_prompt_tokens=100))
+    refused = refusal(policy, tier, prompt, SLO, LoadEstimate(ttft))
+
+    assert (refused is not None and refused.code == "prompt_limit") == is_refused
+
+
+@pytest.mark.parametrize(
+    ("estimate", "expected"),
+    [
+        (LoadEstimate(), 0.0),
+        (LoadEstimate(0.25), 0.5),
+        (LoadEstimate(0.25, 0.03), 0.75),
+        (LoadEstimate(None, 0.05), 1.25),
+    ],
+)
+def test_pressure_is_the_larger_share_of_an_objective(
+    estimate: LoadEstimate, expected: float
+) -> None:
+    assert pressure(estimate, SLO) == pytest.approx(expected)
+    assert pressure(LoadEstimate(None, 9.0), LatencySlo(0.5, None)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "tier", "load", "expected"),
+    [
+        ("Allowed", "low", 0.8, Degradation(200)),
+        ("Allowed", "low", 0.79, Degradation()),
+        ("Allowed", "normal", 9.0, Degradation()),
+        ("WhenCalm", "low", 0.79, Degradation()),
+        ("WhenCalm", "low", 0.8, Degradation(200, is_local=True)),
+        ("Barred", "low", 0.0, Degradation(None, is_local=True)),
+        ("Barred", "high", 9.0, Degradation()),
+    ],
+)
+def test_low_priority_loses_tokens_and_prefill_workers(
+    workers, tier: Tier, load: float, expected: Degradation
+) -> None:
+    policy = PolicyConfig(
+        degradation=DegradationPolicy(max_tokens=200),
+        low_priority=LowPriorityPolicy(prefill_workers=workers),
+    )
+
+    assert degradation(policy, tier, load) == expected
+
+
+@pytest.mark.parametrize(
+    ("tier", "uncached", "at_once", "goes"),
+    [
+        ("high", 64, True, True),
+        ("high", 63, True, False),
+        ("high", 999, False, False),
+        ("normal", 999, True, False),
+    ],
+)
+def test_high_priority_may_go_to_a_prefill_worker_at_once(
+    tier: Tier, uncached: int, at_once: bool, goes: bool
+) -> None:
+    assert (
+        offloads_at_once(
+            PolicyConfig(high_priority=HighPriorityPolicy(offload_at_once=at_once)), tier, uncached
+        )
+        == goes
+    )
+
+
+def test_a_cached_prompt_goes_nowhere_at_once() -> None:
+    policy = PolicyConfig(
+        high_priority=HighPriorityPolicy(offload_at_once=True),
+        offload=OffloadPolicy(min_offload_length=0),
+    )
+
+    assert not offloads_at_once(policy, "high", 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(None, 1), (0.0, 1), (-3.0, 1), (1.01, 2), (1e9, MAX_RETRY_SECONDS), (inf, MAX_RETRY_SECONDS)],
+)
+def test_retry_after_is_whole_seconds_within_bounds(seconds: float | None, expected: int) -> None:
+    assert retry_after(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_queued", "num_tokens", "rate", "token_seconds", "expected"),
+    [
+        (4, 0, 0.5, None, 2.0),  # one has to get its first token
+        (6, 0, 0.5, None, 6.0),
+        (4, 0, 0.0, None, None),
+        (1, 150, 0.5, 0.1, 5.0),  # 50 tokens are too many
+        (1, 150, 0.5, None, None),
+        (5, 150, 0.5, 0.1, 5.0),
+    ],
+)
+def test_a_full_queue_has_room_again_at_its_recent_pace(
+    num_queued: int,
+    num_tokens: int,
+    rate: float,
+    token_seconds: float | None,
+    expected: float | None,
+) -> None:
+    policy = AdmissionPolicy(max_queued_requests=4, max_queued_tokens=100)
+
+    assert seconds_until_capacity(policy, num_queued, num_tokens, rate, token_seconds) == expected

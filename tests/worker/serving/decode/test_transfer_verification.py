@@ -1,0 +1,250 @@
+"""A verification's faults, with an engine and a prefill worker that are played.
+
+The tokens, bytes and checksums of real workers are in tests/system/test_verification.py.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_worker.errors import PeerError
+from pdcluster_worker.messages.engine import (
+    EngineInput,
+    EngineOutput,
+    PrefillDone,
+    Receive,
+    Received,
+    ReceiveDone,
+    ReceiveReady,
+    ReceiveRefused,
+    Submit,
+    Tokens,
+)
+from pdcluster_worker.messages.peers import WorkerLoad
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.messages.verification import VerificationResult
+from pdcluster_worker.serving.decode import verification
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.verification import TransferVerification
+from pdcluster_worker.serving.worker_context import WorkerContext
+from tests.worker.serving.doubles import RecordingPeer, ScriptedEngine
+
+DONE = PrefillDone("r", 4096, 0.5, checksum=7, busy_seconds=0.25)
+EPOCH = b"e" * 16
+
+
+def tokens(request_id: str, *ids: int) -> Tokens:
+    """The last of them ends the answer; the second best of each is 9, far behind."""
+    return Tokens(
+        [
+            Token(
+                request_id,
+                token_id,
+                logprob=-0.1,
+                top_logprobs=[(token_id, -0.1), (9, -3.0)],
+                finish_reason="length" if index == len(ids) - 1 else None,
+            )
+            for index, token_id in enumerate(ids)
+        ]
+    )
+
+
+class PlayedPeer(RecordingPeer):
+    """A connected prefill worker of pool `a`."""
+
+    def __init__(self, broker: CreditBroker | None = None) -> None:
+        super().__init__("p-0")
+        self.record = SimpleNamespace(pool="a", role="prefill")
+        self.state = "ready"
+        self.broker = broker
+        self.replies = [Token("r", 1), DONE]
+
+    def claim(self, request_id: str, tokens: int, priority: int) -> None:
+        super().claim(request_id, tokens, priority)
+        if self.broker is not None:
+            asyncio.get_running_loop().call_soon(self.broker.on_credit, self, request_id, True)
+
+
+class Rig:
+    """A verification over them.  received: the engine's report; remote, local: its tokens."""
+
+    def __init__(self, worker: WorkerContext, engine: ScriptedEngine) -> None:
+        self.worker, self.engine = worker, engine
+        self.received: Received | None = Received("r", 8, 2, 4096, is_intact=True)
+        self.remote, self.local = (2, 3), (1, 2, 3)
+        self.peer, self.other = PlayedPeer(), RecordingPeer("p-1")
+        self.peers = [self.peer]
+        self.refused: dict[str, str] = {}
+        broker = CreditBroker(
+            worker.credit_queue, lambda: [self.other, *self.peers], PrefillScorePolicy, 4
+        )
+        self.peer.broker = broker
+        self.verification = TransferVerification(
+            "d-0", worker, broker, lambda: self.peers, lambda: self.refused
+        )
+        engine.answer = self.answer
+
+    def answer(self, message: EngineInput) -> list[EngineOutput]:
+        match message:
+            case Receive(spec=spec):
+                return [ReceiveReady(spec.request_id, EPOCH, 0, [1, 2])]
+            case ReceiveDone(request_id=request_id):
+                text = [self.received] if self.received else []
+                named = [Received(request_id, *_fields(each)) for each in text]
+                return [*named, tokens(request_id, *self.remote)]
+            case Submit(spec=spec):
+                return [tokens(spec.request_id, *self.local)]
+        return []
+
+    async def run(self, *, even_if_busy: bool = False) -> VerificationResult:
+        return await self.verification.run("a", even_if_busy=even_if_busy)
+
+
+def _fields(received: Received) -> tuple[int, int, int, bool | None, float]:
+    arrived = received.num_tokens, received.num_blocks, received.num_bytes
+    return *arrived, received.is_intact, received.seconds
+
+
+@pytest.fixture
+def rig(worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(verification, "CONNECT_SECONDS", 0.0)
+    return Rig(worker, engine)
+
+
+async def test_verification_asks_its_one_worker_and_gives_the_credit_back(rig: Rig) -> None:
+    found = await rig.run()
+
+    assert found == VerificationResult(
+        "verified",
+        "d-0",
+        "p-0",
+        transport="tcp",
+        num_prompt_tokens=64,
+        num_tokens=3,
+        num_bytes=4096,
+        bytes_per_second=16384,
+        has_checksum=True,
+    )
+    assert (len(rig.peer.claims), rig.other.claims) == (1, [])
+    assert rig.peer.released == [rig.peer.claims[0][0]]
+
+
+async def test_transport_is_the_one_that_moved_the_kv(rig: Rig) -> None:
+    rig.peer.replies = [Token("r", 1), PrefillDone("r", 1, 1.0, transport="ucx")]
+
+    assert (await rig.run()).transport == "ucx"
+
+
+@pytest.mark.parametrize(
+    ("received", "fault"),
+    [
+        (Received("r", 0, 2, 4096, is_intact=False), "damaged"),
+        (Received("r", 0, 0, 0), "not_used"),
+        (None, "not_used"),
+    ],
+)
+async def test_kv_that_is_damaged_or_not_used_fails(
+    rig: Rig, received: Received | None, fault: str
+) -> None:
+    rig.received = received
+
+    found = await rig.run()
+
+    assert (found.outcome, found.fault) == ("failed", fault)
+
+
+@pytest.mark.parametrize(
+    ("remote", "local", "outcome"),
+    [
+        ((2, 3), (1, 2, 3), "verified"),
+        ((2, 4), (1, 2, 3), "failed"),
+        ((2,), (1, 2, 3), "failed"),
+        ((9, 3), (1, 2, 3), "failed"),  # second best, and far behind: no near tie
+    ],
+)
+async def test_tokens_are_those_of_a_local_prefill(
+    rig: Rig, remote: tuple[int, ...], local: tuple[int, ...], outcome: str
+) -> None:
+    rig.remote, rig.local = remote, local
+
+    found = await rig.run()
+
+    assert (found.outcome, found.fault) == (
+        outcome,
+        None if outcome == "verified" else "tokens_differ",
+    )
+
+
+async def test_engine_without_checksums_is_verified_without_them(rig: Rig) -> None:
+    rig.received = Received("r", 8)
+
+    found = await rig.run()
+
+    assert (found.outcome, found.has_checksum, found.num_bytes) == ("verified", False, 4096)
+
+
+async def test_engine_that_fetches_measures_the_rate_itself(rig: Rig) -> None:
+    rig.received = Received("r", 8, num_bytes=3000, seconds=0.5)
+
+    found = await rig.run()
+
+    assert (found.num_bytes, found.bytes_per_second) == (3000, 6000)
+
+
+@pytest.mark.parametrize("replies", [[PeerError("it is gone")], [Token("r", 1)], [DONE]])
+async def test_remote_prefill_that_breaks_off_fails(
+    rig: Rig, replies: list[Token | PrefillDone | Exception]
+) -> None:
+    rig.peer.replies = replies
+
+    found = await rig.run()
+
+    assert (found.outcome, found.fault) == ("failed", "transfer_failed")
+
+
+async def test_refused_worker_of_the_pool_fails_it(rig: Rig) -> None:
+    rig.refused = {"p-0": "weights differ"}
+
+    found = await rig.run()
+
+    assert (found.fault, found.message) == ("pair_refused", "p-0 is refused: weights differ")
+    assert rig.engine.inputs == []
+
+
+async def test_pool_that_is_not_connected_fails(rig: Rig) -> None:
+    rig.peer.ready, rig.peer.state = False, "lost"
+
+    found = await rig.run()
+
+    assert found.fault == "not_connected"
+    assert "p-0 is lost" in found.message
+
+
+async def test_nothing_is_sent_while_the_prefill_worker_is_busy(rig: Rig) -> None:
+    rig.peer.load = WorkerLoad(num_running=1)
+
+    assert (await rig.run()).outcome == "postponed"
+    assert rig.engine.inputs == []
+    assert (await rig.run(even_if_busy=True)).outcome == "verified"
+
+
+async def test_nothing_is_sent_while_this_worker_is_busy(rig: Rig) -> None:
+    with rig.worker.request():
+        assert (await rig.run()).outcome == "postponed"
+    assert rig.engine.inputs == []
+
+
+async def test_full_pool_of_blocks_postpones_it(rig: Rig) -> None:
+    rig.engine.answer = lambda message: (
+        [ReceiveRefused(message.spec.request_id, 4)] if isinstance(message, Receive) else []
+    )
+
+    assert (await rig.run()).outcome == "postponed"
+
+
+async def test_one_verification_runs_at_a_time(rig: Rig) -> None:
+    first, second = await asyncio.gather(rig.run(), rig.run())
+
+    assert sorted([first.outcome, second.outcome]) == ["postponed", "verified"]

@@ -1,0 +1,137 @@
+"""The two walls of dispatch, played by tests: an engine that answers from a script, and prefill
+workers that record what they are asked.
+
+Not replaced: EngineClient, CreditBroker, RemotePrefill, DecodeDispatcher and the pure routing under
+              them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import SimpleNamespace
+
+from msgspec.structs import replace
+
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import (
+    EngineInput,
+    EngineOutput,
+    EngineReady,
+    EngineStats,
+    PrefillDone,
+)
+from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
+from pdcluster_worker.messages.peers import WorkerLoad
+from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
+from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.serving.worker_context import WorkerContext
+
+FACTS = EngineReady(
+    *("engine-1", [9100], KVGeometry(1, 8, 1, 4, "float32"), "w", "float32"),
+    num_blocks=64,
+    max_model_len=256,
+    vocab_size=100,
+    device=DeviceFacts("cpu", "Xeon", "", "reference", "decoder"),
+    transport="tcp",
+)
+
+
+def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> EngineStats:
+    """Statistics of an engine with that many free blocks and nothing else to say."""
+    return EngineStats(
+        0,
+        0,
+        0,
+        0,
+        {"free": free_blocks},
+        free_blocks,
+        *([0] * 4),
+        [],
+        *([0] * 10),
+        num_transfers=num_transfers,
+        num_inputs=num_inputs,
+    )
+
+
+def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
+    """Statistics of an engine that has made these steps since the last ones."""
+    return replace(
+        stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent
+    )
+
+
+def client_of(worker: WorkerContext) -> EngineClient:
+    """The client of its lone engine."""
+    return worker.engines.first.client
+
+
+class ScriptedEngine:
+    """The engine process: collects inputs; `answer` maps an input to its outputs."""
+
+    def __init__(self) -> None:
+        self.inputs: list[EngineInput] = []
+        self.answer: Callable[[EngineInput], Sequence[EngineOutput]] = lambda _: ()
+        self._arriving: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def recv(self) -> bytes:
+        return await self._arriving.get()
+
+    async def send(self, data: bytes) -> None:
+        for message in messages.decode_inputs(data):
+            self.inputs.append(message)
+            self.say(*self.answer(message))
+
+    def say(self, *outputs: EngineOutput) -> None:
+        if outputs:
+            self._arriving.put_nowait(messages.encode(list(outputs)))
+
+
+class RecordingPeer:
+    """A prefill worker: records wants and releases, and plays `replies` to a prefill."""
+
+    def __init__(self, key: str, matched_blocks: int = 0, waiting_tokens: int = 0) -> None:
+        self.key = key
+        self.record = SimpleNamespace(http_address=f"{key}:8000")
+        self.load = WorkerLoad(waiting_tokens=waiting_tokens)
+        self.matched_blocks = matched_blocks
+        self.claims: list[tuple[str, int]] = []
+        self.released: list[str] = []
+        self.targets: list[TransferTarget] = []
+        self.replies: list[Token | PrefillDone | Exception] = []
+        self.closed = False
+        self.ready = True
+        self.max_model_len = 0
+        self.max_batched_tokens = 0
+
+    def prefix_match(self, hashes: Sequence[bytes]) -> int:
+        return self.matched_blocks
+
+    def claim(self, request_id: str, tokens: int, priority: int) -> None:
+        self.claims.append((request_id, tokens))
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    async def prefill(
+        self, spec: RequestSpec, target: TransferTarget
+    ) -> AsyncGenerator[Token | PrefillDone, None]:
+        self.targets.append(target)
+        try:
+            for reply in self.replies:
+                if isinstance(reply, Exception):
+                    raise reply
+                yield reply
+        finally:
+            self.closed = True
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others run until it holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def outcomes(worker: WorkerContext) -> dict[str, float]:
+    """Remote prefills by how they ended."""
+    samples = worker.metrics.remote_prefill.collect()[0].samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total") and s.value}

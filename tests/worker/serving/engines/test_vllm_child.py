@@ -1,0 +1,365 @@
+"""A stock engine from its start to its end, over a small HTTP server in its place."""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.vllm import VllmConfig
+from pdcluster_worker.config.worker import DiscoveryConfig, Role, TLSConfig, WorkerConfig
+from pdcluster_worker.errors import WRONG_SETTING
+from pdcluster_worker.messages.engine import Submit
+from pdcluster_worker.messages.facts import DeviceFacts
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.serving.engines import vllm_child
+from pdcluster_worker.serving.engines.client import EngineDiedError
+from pdcluster_worker.serving.engines.vllm_child import VllmChild
+from pdcluster_worker.vllm_engine import http
+from pdcluster_worker.vllm_engine.facts import read_facts, read_shape
+from tests.make_tiny_model import make_tiny_model
+from tests.ports import free_port
+from tests.worker.vllm_engine.fake_vllm import (
+    METRICS,
+    Call,
+    FakeVllm,
+    end_events,
+    fake_vllm,
+    tokens_event,
+)
+
+pytestmark = pytest.mark.processes
+
+SHAPE = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "vocab_size": 512,
+    "dtype": "bfloat16",
+}
+
+
+def pages(**over: Any) -> dict[str, bytes]:
+    output = {
+        "/health": "",
+        "/version": json.dumps({"version": "0.32.0"}),
+        "/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 99}]}),
+        "/metrics": METRICS,
+    }
+    return {path: text.encode() for path, text in (output | over).items()}
+
+
+def config(folder: Path, port: int, *command: str) -> WorkerConfig:
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    vllm = VllmConfig(port=port, kv_events_port=free_port(), command=command)
+    return WorkerConfig(
+        cluster="c",
+        revision="r",
+        role="decode",
+        pool="p",
+        model=ModelConfig(name="m", path=str(folder)),
+        discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
+        tls=TLSConfig(ca="", certificate="", key=""),
+        engine=EngineConfig(type="vllm", vllm=vllm),
+    )
+
+
+@asynccontextmanager
+async def started(folder: Path, port: int, *command: str) -> AsyncIterator[VllmChild]:
+    child = VllmChild(config(folder, port, *command))
+    await child.start()
+    try:
+        yield child
+    finally:
+        await child.stop()
+
+
+async def warmed(fake: FakeVllm) -> list[Call]:
+    """Answer the warm-up of an engine without log probabilities."""
+    calls: list[Call] = []
+    while len(calls) < 4:
+        call = await asyncio.wait_for(fake.calls.get(), 10)
+        calls.append(call)
+        is_scored = "prompt_logprobs" in params_of(call) or "logprobs" in params_of(call)
+        await call.answer(b"{}", 400 if is_scored else 200)
+    return calls
+
+
+def params_of(call: Call) -> dict[str, Any]:
+    params = call.body["sampling_params"]
+    assert isinstance(params, dict)
+    return params
+
+
+async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        sampled, scored, *plain = await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+    assert params_of(sampled)["logprobs"] == 2
+    assert params_of(scored)["prompt_logprobs"] == 1
+    assert len({tuple(call.body["token_ids"]) for call in plain}) == 2
+
+
+async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_proportion(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        for _ in range(4):
+            call = await asyncio.wait_for(fake.calls.get(), 10)
+            await asyncio.sleep(0.1)
+            await call.answer(b"{}", 200)
+        ready = await asyncio.wait_for(child.client.ready(), 10)
+
+    assert ready.longest_step_seconds >= 0.1 * 2048 / 64
+
+
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/metrics"])
+async def test_one_late_answer_costs_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(http, "GET_SECONDS", 0.2)
+    async with fake_vllm() as fake:
+        fake.pages, fake.late = pages(), {path: 1}
+        async with started(tmp_path, fake.port) as child:
+            await warmed(fake)
+            await asyncio.wait_for(child.client.ready(), 10)
+
+    assert fake.late == {path: 0}
+
+
+async def test_an_engine_whose_facts_are_late_each_time_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "GET_SECONDS", 0.1)
+    async with fake_vllm() as fake:
+        fake.pages, fake.late = pages(), {"/version": 99}
+        async with started(tmp_path, fake.port) as child:
+            with pytest.raises(EngineDiedError, match=r"no answer to /version in 0\.1 s"):
+                await asyncio.wait_for(child.client.ready(), 10)
+            assert child.exit_status.result() == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "transport"), [("mixed", ""), ("decode", "nixl"), ("prefill", "nixl")]
+)
+async def test_a_mixed_worker_s_engine_moves_no_kv(
+    tmp_path: Path, role: Role, transport: str
+) -> None:
+    async with fake_vllm() as fake:
+        fake.pages = pages()
+        given = msgspec.structs.replace(config(tmp_path, fake.port), role=role)
+        client = http.VllmClient(fake.port)
+        reading = asyncio.create_task(read_facts(client, given))
+        await warmed(fake)
+        served = await asyncio.wait_for(reading, 10)
+        client.close()
+
+    assert served.ready.transport == transport
+
+
+async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu(
+    tmp_path: Path,
+) -> None:
+    async with fake_vllm() as fake:
+        fake.pages = pages(**{"/version": json.dumps({"version": "0.32.0+cpu"})})
+        given = msgspec.structs.replace(config(tmp_path, fake.port), gpu="B200")
+        client = http.VllmClient(fake.port)
+        reading = asyncio.create_task(read_facts(client, given))
+        await warmed(fake)
+        served = await asyncio.wait_for(reading, 10)
+        client.close()
+
+    assert served.ready.device == DeviceFacts(
+        "cpu", "cpu", operations="vllm 0.32.0+cpu", model_code="vllm"
+    )
+
+
+async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        child.client.begin("float32")
+        await warmed(fake)
+        ready = await asyncio.wait_for(child.client.ready(), 10)
+        mailbox = child.client.open("r")
+        child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))
+        call = await asyncio.wait_for(fake.calls.get(), 10)
+        await call.begin()
+        await call.send(tokens_event(7, reason="length") + end_events())
+        token = await asyncio.wait_for(mailbox.get(), 10)
+
+    assert (ready.num_blocks, ready.geometry.block_size, ready.max_model_len) == (16, 4, 99)
+    assert (ready.geometry.kind, ready.dtype) == ("vllm-0.32.0-nixl", "bfloat16")
+    assert ready.restarts_grammar
+    assert isinstance(token, Token)
+    assert (token.token_id, token.finish_reason) == (7, "length")
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"/version": json.dumps({"version": "0.99.1"})}, "vLLM 0.99.1 is not known here"),
+        (
+            {"/v1/models": json.dumps({"data": [{"id": "other"}]})},
+            "the engine serves other, not m: start it with --served-model-name m",
+        ),
+    ],
+)
+async def test_a_server_of_another_kind_is_a_wrong_setting(
+    tmp_path: Path, over: dict[str, str], message: str
+) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages(**over)
+
+        with pytest.raises(EngineDiedError, match=message):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+
+
+def test_other_weights_of_the_same_shape_are_no_pair(
+    tmp_path: Path, tiny_folder: Callable[[str], Path]
+) -> None:
+    other = make_tiny_model("llama", tmp_path / "other", seed=1)
+
+    assert read_shape(other).fingerprint != read_shape(tiny_folder("llama")).fingerprint
+
+
+def test_a_copy_that_another_tool_saved_is_a_pair(
+    tmp_path: Path, tiny_folder: Callable[[str], Path]
+) -> None:
+    copied = shutil.copytree(tiny_folder("llama"), tmp_path / "copy")
+    document = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(document | {"transformers_version": "0"}))
+
+    assert read_shape(copied).fingerprint == read_shape(tiny_folder("llama")).fingerprint
+
+
+async def test_weights_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        with pytest.raises(EngineDiedError, match="is not a safetensors file"):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+
+
+async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
+    program = "print('loading'); print('no such device'); raise SystemExit(4)"
+    async with started(tmp_path, free_port(), sys.executable, "-c", program) as child:
+        with pytest.raises(EngineDiedError) as raised:
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert "status 4, after saying: loading | no such device" in str(raised.value)
+    assert child.exit_status.result() == 1
+
+
+async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        output: list[str] = []
+        child.client.on_wait = output.append
+        del fake.pages["/health"]
+        async with asyncio.timeout(10):
+            while not output:
+                await asyncio.sleep(0.05)
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+    assert output[0].startswith("the engine does not serve yet: the engine answered 404")
+    assert output[-1] == "the engine answers /health, and warms up"
+
+
+SILENT = "print('waiting for a device', flush=True); import time; time.sleep(3600)"
+
+
+async def test_a_command_that_never_serves_is_ended_with_its_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
+    async with started(tmp_path, free_port(), sys.executable, "-c", SILENT) as child:
+        with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert child.exit_status.result() == 1
+
+
+async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
+    async with (
+        fake_vllm() as fake,
+        started(tmp_path, fake.port, sys.executable, "-c", SILENT) as child,
+    ):
+        fake.pages = pages()
+        with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
+            await asyncio.wait_for(child.client.ready(), 30)
+
+    assert fake.calls.qsize() == 1
+    assert child.exit_status.result() == 1
+
+
+async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+    child = VllmChild(config(tmp_path, free_port(), "/no/such/vllm"))
+    try:
+        await child.start()
+        with pytest.raises(EngineDiedError, match="there is no program /no/such/vllm"):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+    finally:
+        await child.stop()
+
+
+async def test_an_engine_that_ends_fails_its_requests(tmp_path: Path) -> None:
+    async with fake_vllm() as fake:
+        program = "import sys; sys.stdin.read(); import time; time.sleep(3600)"
+        async with started(tmp_path, fake.port, sys.executable, "-c", program) as child:
+            fake.pages = pages()
+            await warmed(fake)
+            await asyncio.wait_for(child.client.ready(), 10)
+            mailbox = child.client.open("r")
+
+            child.kill("it answers nothing")
+
+            with pytest.raises(EngineDiedError, match="it answers nothing"):
+                await asyncio.wait_for(mailbox.get(), 10)
+            await asyncio.wait_for(child.gone(), 10)
+
+
+async def test_an_engine_of_another_container_is_not_killed(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+
+        child.kill("it answers nothing")
+
+        assert child.client.died is None
+        assert not child.killed.done()
+
+
+async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path: Path) -> None:
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+        fake.pages["/metrics"] = b"vllm:num_requests_running NaN\n"
+        mailbox = child.client.open("r")
+        child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))
+
+        with pytest.raises(EngineDiedError, match="its client failed"):
+            await asyncio.wait_for(mailbox.get(), 10)
+        assert child.exit_status.result() == 1

@@ -1,0 +1,132 @@
+"""A router's requests while decode workers come and go, and the limits that it takes from them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.serving.engines.engines import Engines
+from pdcluster_worker.serving.router_backend import RouterBackend
+from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
+from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+
+SPEC = RequestSpec("r", [1, 2, 3], SamplingParams(max_tokens=2, seed=1))
+
+
+class PlayedNode:
+    """A node whose decode workers a test sets; its ingress answers one token."""
+
+    def __init__(self, policy: PolicyConfig) -> None:
+        self.worker = WorkerContext(
+            "router",
+            Engines(),
+            Metrics(),
+            policy,
+            engineless=RouterInfo("w", 16),
+            absence=self.absence,
+        )
+        self.worker.state = "ready"
+        self.ingress = SimpleNamespace(generate=self._generate)
+        self.on_peers = lambda: None
+        self.peers: list[Any] = []
+
+    def decodes(self) -> list[Any]:
+        return self.peers
+
+    def absence(self) -> str:
+        return "none is registered"
+
+    def problem(self) -> None:
+        return None
+
+    def become(self, *limits: tuple[int, int]) -> None:
+        self.peers = [
+            SimpleNamespace(hello=SimpleNamespace(max_model_len=length, vocab_size=size))
+            for length, size in limits
+        ]
+        self.on_peers()
+
+    async def _generate(
+        self, specs: list[RequestSpec], *_: object
+    ) -> AsyncGenerator[Generated, None]:
+        yield Generated(Token(specs[0].request_id, 7, finish_reason="length"))
+
+
+def make(
+    wait_seconds: float = 0.0, max_queued_requests: int = 1024
+) -> tuple[PlayedNode, RouterBackend]:
+    policy = PolicyConfig(
+        admission=AdmissionPolicy(
+            worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests
+        )
+    )
+    runtime, backend = PlayedNode(policy), RouterBackend("chat", 2048, 100)
+    backend.serve(cast(WorkerRuntime, runtime))
+    return runtime, backend
+
+
+async def collect(backend: RouterBackend) -> list[int]:
+    return [generated.token.token_id async for generated in backend.generate([SPEC], "auto")]
+
+
+async def test_router_without_decode_workers_is_ready_and_refuses_with_the_reason() -> None:
+    _, backend = make()
+    with pytest.raises(
+        RequestError,
+        match=r"no decode worker takes requests now \(none is registered\): retry later",
+    ) as caught:
+        await collect(backend)
+
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
+        503,
+        "no_decode_worker",
+        2,
+    )
+    assert (backend.ready(), backend.shortfall()) == (
+        None,
+        "no decode worker takes requests: none is registered",
+    )
+
+
+async def test_router_request_waits_for_a_decode_worker() -> None:
+    runtime, backend = make(wait_seconds=600.0)
+    waiting = asyncio.create_task(collect(backend))
+    await asyncio.sleep(0)
+    assert runtime.worker.active == 1  # a drain waits for it
+
+    runtime.become((1024, 90))
+
+    assert (await waiting, runtime.worker.active, backend.shortfall()) == ([7], 0, None)
+
+
+async def test_router_wait_is_bounded_in_time_and_in_requests() -> None:
+    _, backend = make(wait_seconds=0.01, max_queued_requests=1)
+    first, second = await asyncio.gather(collect(backend), collect(backend), return_exceptions=True)
+
+    assert isinstance(first, RequestError)
+    assert isinstance(second, RequestError)
+    assert (first.code, second.code) == ("no_decode_worker", "queue_full")
+
+
+async def test_router_takes_the_lowest_limits_and_keeps_them_while_no_worker_is_there() -> None:
+    runtime, backend = make()
+    assert (backend.max_model_len, backend.vocab_size) == (2048, 100)
+
+    runtime.become((1024, 100), (512, 99))
+    runtime.become()
+
+    assert (backend.max_model_len, backend.vocab_size) == (512, 99)
+
+
+async def test_router_that_is_not_registered_yet_refuses() -> None:
+    backend = RouterBackend("chat", 2048, 100)
+
+    with pytest.raises(RequestError, match="this router is not ready: not registered in etcd yet"):
+        backend.generate([SPEC], "auto")

@@ -1,0 +1,78 @@
+"""A follower goes by a request's output, looks along guessed tokens, and comes back."""
+
+import numpy as np
+import pytest
+
+from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.structured_output.matcher import OutsideError
+from tests.worker.structured_output.conftest import END, VOCAB_SIZE
+
+FORM = Constraint("regex", "a(b|c)d*")
+
+
+def request_of(output, constraint=FORM):
+    return EngineRequest(
+        "a", [9, 9, *output], 2, SamplingParams(max_tokens=99, seed=0, constraint=constraint)
+    )
+
+
+def feed(follower, output, constraint=FORM):
+    follower.feed(follower.new_tokens(request_of(output, constraint)))
+
+
+def allowed(follower, guessed=()):
+    words = np.empty(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    if not follower.fill(words, guessed):
+        return None
+    bits = np.unpackbits(words.view(np.uint8), count=VOCAB_SIZE, bitorder="little")
+    return (
+        sorted(chr(token) if token < END else token for token in np.flatnonzero(bits).tolist())
+        if END not in np.flatnonzero(bits)
+        else "d end"
+    )
+
+
+def test_the_tokens_that_may_come_next_follow_the_output(follow):
+    follower = follow(FORM)
+    assert allowed(follower) == ["a"]
+    feed(follower, b"a")
+    assert allowed(follower) == ["b", "c"]
+    feed(follower, b"ab")
+    assert allowed(follower) == "d end"
+    feed(follower, b"abdd")  # several at once, as after a move
+    assert allowed(follower) == "d end"
+    feed(follower, [*b"abdd", END])
+    assert allowed(follower) is None  # what comes after the end counts for nothing
+
+
+def test_guessed_tokens_are_looked_along_and_taken_back(follow):
+    follower = follow(FORM)
+    feed(follower, b"a")
+
+    assert allowed(follower, b"b") == "d end"
+    assert allowed(follower, b"bd") == "d end"
+    assert allowed(follower, b"x") is None
+    assert allowed(follower, [ord("b"), END]) is None
+    assert allowed(follower, [ord("b"), END, ord("b")]) is None
+    assert allowed(follower) == ["b", "c"]
+    assert [
+        follower.count_fitting(guessed)
+        for guessed in (b"", b"bdd", b"bx", b"x", [ord("b"), END, 9])
+    ] == [0, 3, 1, 0, 2]
+    assert allowed(follower) == ["b", "c"]
+
+
+def test_another_output_is_followed_from_its_beginning(follow):
+    follower = follow(FORM)
+    feed(follower, b"abd")
+    feed(follower, b"ac")  # shorter: of another run of the request
+    assert allowed(follower) == "d end"
+    feed(follower, [])
+    assert allowed(follower) == ["a"]
+
+
+def test_output_that_the_grammar_does_not_have_is_an_error(follow):
+    with pytest.raises(OutsideError, match="token 120 at place 1 of the output"):
+        feed(follow(FORM), b"ax")

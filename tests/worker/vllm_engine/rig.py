@@ -1,0 +1,96 @@
+"""A stock engine under test, over a small server in its place."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineOutput
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.vllm_engine.engine import VllmEngine
+from pdcluster_worker.vllm_engine.http import VllmClient
+from pdcluster_worker.vllm_engine.reports import Reports
+from pdcluster_worker.vllm_engine.vllm_metrics import read_numbers
+from tests.worker.vllm_engine.fake_vllm import METRICS, Call, FakeVllm, fake_vllm, tokens_event
+
+OutputT = TypeVar("OutputT", bound=EngineOutput)
+
+
+def spec(request_id: str = "r", num_tokens: int = 5, **sampling: object) -> RequestSpec:
+    given = {"max_tokens": 8, "seed": 0, **sampling}
+    return RequestSpec(request_id, list(range(num_tokens)), msgspec.convert(given, SamplingParams))
+
+
+class Rig:
+    """The engine under test, its server, and what it said."""
+
+    def __init__(self, fake: FakeVllm, max_sequences: int = 8) -> None:
+        self.fake = fake
+        self.outputs: asyncio.Queue[EngineOutput] = asyncio.Queue()
+        self.gone: list[str] = []
+        self.stats: list[messages.EngineStats] = []
+        self.http = VllmClient(fake.port)
+        first = read_numbers(METRICS.encode())
+        self.reports = Reports(
+            self.http, first, self.take, self.gone.append, max_sequences=max_sequences
+        )
+        self.traces: dict[str, dict[str, str]] = {}
+        self.engine = VllmEngine(self.http, "m", self.reports, self.take, self.trace)
+        self._reading: asyncio.Task[None] | None = None
+
+    def trace(self, request_id: str) -> dict[str, str]:
+        return self.traces.get(request_id, {})
+
+    def read_pages(self) -> None:
+        """Have the engine's page read from now on."""
+        self._reading = asyncio.create_task(self.reports.run())
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        self.engine.close()
+        self.reports.close()
+        self.http.close()
+
+    def take(self, outputs: Sequence[EngineOutput]) -> None:
+        for output in outputs:
+            if isinstance(output, messages.EngineStats):
+                self.stats.append(output)
+            else:
+                self.outputs.put_nowait(output)
+
+    async def call(self) -> Call:
+        return await asyncio.wait_for(self.fake.calls.get(), 10)
+
+    async def first_token(self) -> Call:
+        """The next call, once its first token, 7, has come."""
+        call = await self.call()
+        await call.begin()
+        await call.send(tokens_event(7))
+        assert await self.tokens() == [7]
+        return call
+
+    async def said(self, kind: type[OutputT]) -> OutputT:
+        output = await asyncio.wait_for(self.outputs.get(), 10)
+        assert isinstance(output, kind), output
+        return output
+
+    async def tokens(self) -> list[int]:
+        return [token.token_id for token in (await self.said(messages.Tokens)).tokens]
+
+    async def ready_to_fetch(self, request: RequestSpec) -> messages.ReceiveReady:
+        self.engine.take(messages.Receive(request))
+        return await self.said(messages.ReceiveReady)
+
+
+@asynccontextmanager
+async def rigged(max_sequences: int = 8) -> AsyncIterator[Rig]:
+    async with fake_vllm() as fake:
+        rig = Rig(fake, max_sequences)
+        try:
+            yield rig
+        finally:
+            rig.close()

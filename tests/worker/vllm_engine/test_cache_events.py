@@ -1,0 +1,127 @@
+"""vLLM's KV events as our block events."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.engine import BlockEvents
+from pdcluster_worker.vllm_engine.cache_events import CacheEvents
+
+SIZE = 4
+TOKENS = list(range(100, 116))
+OURS = block_hashes(TOKENS, SIZE)
+SALT = b"\xab" * 32
+
+
+def stored(
+    hashes: list[int], tokens: list[int], parent: int | None = None, keys: list[Any] | None = None
+) -> dict[str, Any]:
+    """As vLLM 0.32 publishes it; fields that we do not read included."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": keys,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+
+
+def removed(*hashes: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU"}
+
+
+def batch(*events: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([0.5, list(events), 0])
+
+
+def test_a_chain_over_several_events_has_our_hashes() -> None:
+    cache = CacheEvents(SIZE)
+
+    first = cache.take(7, batch(stored([11, 12], TOKENS[:8])))
+    second = cache.take(8, batch(stored([13], TOKENS[8:12], parent=12)))
+
+    assert first == BlockEvents(OURS[:2], [], 1)
+    assert second == BlockEvents(OURS[2:3], [], 2)
+    assert cache.matched(OURS) == 3
+    assert len(cache) == 3
+
+
+def test_a_removed_block_is_gone_and_unknown_ones_change_nothing() -> None:
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11, 12], TOKENS[:8])))
+
+    assert cache.take(1, batch(removed(12, 99))) == BlockEvents([], OURS[1:2], 2)
+    assert cache.take(2, batch(removed(98))) is None
+    assert cache.matched(OURS) == 1
+
+
+def test_equal_tokens_under_two_hashes_of_theirs_are_one_block_of_ours() -> None:
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11], TOKENS[:4]), stored([21], TOKENS[:4])))
+
+    assert cache.take(1, batch(removed(11))) is None
+    assert cache.take(2, batch(removed(21))) == BlockEvents([], OURS[:1], 2)
+
+
+def test_our_salt_comes_back_from_the_first_block() -> None:
+    cache = CacheEvents(SIZE)
+
+    events = cache.take(0, batch(stored([11, 12], TOKENS[:8], keys=[[SALT.hex()], None])))
+    more = cache.take(1, batch(stored([13], TOKENS[8:12], parent=12)))
+
+    salted = block_hashes(TOKENS, SIZE, SALT)
+    assert events is not None
+    assert more is not None
+    assert events.stored == salted[:2]
+    assert more.stored == salted[2:3]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([11], TOKENS[:4], parent=99),
+        stored([11], TOKENS[:4], keys=[["a lora"]]),
+        stored([11], TOKENS[:4], keys=[[SALT.hex(), "more"]]),
+        stored([11], TOKENS[:4], keys=[[["image", 3]]]),
+        {**stored([11], TOKENS[:4]), "block_size": 8},
+        {**stored([11], TOKENS[:4]), "group_idx": 1},
+    ],
+)
+def test_what_no_request_of_ours_can_hit_is_left_out(event: dict[str, Any]) -> None:
+    cache = CacheEvents(SIZE)
+
+    assert cache.take(0, batch(event, stored([12], TOKENS[4:8], parent=11))) is None
+    assert len(cache) == 0
+
+
+def test_a_gap_forgets_all_and_says_so() -> None:
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11], TOKENS[:4])))
+
+    events = cache.take(2, batch(stored([31], [1, 2, 3, 4]), stored([12], TOKENS[4:8], parent=11)))
+
+    assert events == BlockEvents(block_hashes([1, 2, 3, 4], SIZE), [], 2, is_cleared=True)
+
+
+def test_a_cleared_cache_is_reported_whole() -> None:
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11], TOKENS[:4])))
+
+    assert cache.take(1, batch({"type": "AllBlocksCleared"})) == BlockEvents(
+        [], [], 2, is_cleared=True
+    )
+
+
+def test_a_snapshot_is_the_whole_cache() -> None:
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11, 12], TOKENS[:8])))
+
+    assert cache.snapshot() == BlockEvents(OURS[:2], [], 2, is_cleared=True)

@@ -1,0 +1,123 @@
+"""The Hugging Face hub: what a repository holds, and the bytes of a file from any position on.
+
+Every way in which the hub can fail is one of two errors: FetchError, which a
+user must fix, and HubError, after which it is tried again.  HF_ENDPOINT
+and HF_TOKEN are huggingface_hub's own settings.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx2
+from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, without saying so to mypy
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+)
+
+from pdcluster_worker.errors import FetchError, HubError
+from pdcluster_worker.fetch.files import RemoteFile
+from pdcluster_worker.texts import one_line
+
+SILENCE_SECONDS = 30.0
+"""A hub that sends nothing for so long has lost the connection."""
+
+_TRY_AGAIN = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True)
+class RepoListing:
+    """Files of a revision now.  commit: the one that the revision's name stands for."""
+
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+
+class Hub:
+    """One repository.  Every method raises FetchError or HubError."""
+
+    def __init__(self, repo: str, revision: str) -> None:
+        self._repo = repo
+        self._revision = revision
+
+    def listing(self) -> RepoListing:
+        """Ask for the commit and its files."""
+        with self._errors():
+            info = HfApi().model_info(
+                self._repo, revision=self._revision, files_metadata=True, timeout=SILENCE_SECONDS
+            )
+        if info.sha is None:
+            raise HubError(f"{constants.ENDPOINT} named no commit of {self._repo}")
+        files = (
+            RemoteFile(one.rfilename, one.size, one.lfs.sha256 if one.lfs else None)
+            for one in info.siblings or ()
+        )
+        return RepoListing(info.sha, tuple(files))
+
+    @contextmanager
+    def read(self, commit: str, name: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """(position of the first byte, chunks): from `start`, or from 0 when the hub cannot begin
+        in the middle.
+        """
+        url = hf_hub_url(self._repo, name, revision=commit)
+        headers = {**build_hf_headers(), "accept-encoding": "identity"}
+        if start:
+            headers["range"] = f"bytes={start}-"
+        with (
+            self._errors(),
+            get_session().stream(
+                "GET", url, headers=headers, timeout=SILENCE_SECONDS, follow_redirects=True
+            ) as response,
+        ):
+            hf_raise_for_status(response)
+            yield (
+                start if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0,
+                response.iter_bytes(),
+            )
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except HFValidationError as e:
+            raise FetchError(
+                f"{self._repo!r} is not the name of a repository, as in OWNER/NAME: {e}"
+            ) from e
+        except HfHubHTTPError as e:
+            status = e.response.status_code
+            if status in _TRY_AGAIN or status >= 500:
+                raise HubError(f"{constants.ENDPOINT} answered {status} for {self._repo}") from e
+            raise FetchError(
+                f"{constants.ENDPOINT} answered {status} for {self._repo}: "
+                f"{self._meaning(e, status)}"
+            ) from e
+        except httpx2.HTTPError as e:
+            raise HubError(
+                f"the connection to {constants.ENDPOINT} failed: {type(e).__name__}: {e}"
+            ) from e
+
+    def _meaning(self, error: HfHubHTTPError, status: int) -> str:
+        if isinstance(error, RevisionNotFoundError):
+            return f"it has no revision {self._revision!r}: check the model's revision"
+        if isinstance(error, GatedRepoError) or status == 403:
+            return (
+                "access to it is not granted: ask for it on the repository's page, with the "
+                "account of the token"
+            )
+        token = (
+            "the token (HF_TOKEN) may not read it"
+            if os.environ.get("HF_TOKEN")
+            else "it is private and no token (HF_TOKEN) is given"
+        )
+        if status in (401, 404):
+            return f"there is no such repository, or {token}: check the model's repo and its token"
+        return one_line(error)

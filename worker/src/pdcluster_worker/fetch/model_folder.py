@@ -1,0 +1,135 @@
+"""The folder that a model is fetched into: there whole or not at all, and safe between pods that
+share it.
+
+Everything is made in a folder beside it, which takes its place at the end with
+a note of what it holds.  One process at a time works on it: a lock that the
+system drops when the process ends, however it ends.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdcluster_worker.errors import FetchError
+
+logger = logging.getLogger(__name__)
+
+MARKER = ".pdcluster-model.json"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class ModelDownload:
+    """repo at revision, in `target`.  weights: whether they are part of it."""
+
+    repo: str
+    revision: str
+    target: Path
+    weights: bool = True
+
+    @property
+    def work(self) -> Path:
+        """Folder in which the result is made."""
+        return self.target.parent / f".{self.target.name}.partial"
+
+    def is_there(self) -> bool:
+        """Return whether an earlier run has finished.
+
+        Raises FetchError when the folder holds something else.
+        """
+        try:
+            held = json.loads((self.target / MARKER).read_text())
+            commit = held["commit"]
+            is_same = self._what(held) == self._what(self._note(commit))
+        except FileNotFoundError:
+            if self.target.exists() and any(self.target.iterdir()):
+                raise FetchError(
+                    f"{self.target} is not empty and was not fetched: choose another folder, or "
+                    "empty it"
+                ) from None
+            return False
+        except (ValueError, KeyError, TypeError) as e:
+            raise FetchError(
+                f"{self.target / MARKER} cannot be read ({e}): remove {self.target}"
+            ) from e
+        if not is_same:
+            what = f"{self._what(held)}, not {self._what(self._note(commit))}"
+            raise FetchError(
+                f"{self.target} holds {what}: choose a folder of its own for each revision"
+            )
+        logger.info(
+            "model is there repo=%s revision=%s commit=%s folder=%s",
+            self.repo,
+            self.revision,
+            commit,
+            self.target,
+        )
+        return True
+
+    @contextlib.contextmanager
+    def only_run(self) -> Iterator[None]:
+        """Hold the lock; others wait."""
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        with (self.target.parent / f".{self.target.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.info("waiting for another download of the same folder=%s", self.target)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def open_work(self, commit: str) -> Path:
+        """The folder to make it in, with what an earlier run of the same commit has left."""
+        note, held = json.dumps(self._note(commit)), self.work / MARKER
+        if held.exists() and held.read_text() == note:
+            return self.work
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        held.write_text(note)
+        return self.work
+
+    def publish(self, names: set[str]) -> None:
+        """Put the finished folder in its place, with nothing in it but `names` and the note."""
+        for path in self.work.iterdir():
+            if path.name not in names | {MARKER}:
+                path.unlink()
+        self.work.rename(self.target)
+
+    def _note(self, commit: str) -> dict[str, Any]:
+        note = {"repo": self.repo, "revision": self.revision, "commit": commit}
+        return note if self.weights else note | {"weights": False}
+
+    @staticmethod
+    def _what(note: dict[str, Any]) -> str:
+        weights = "" if note.get("weights", True) else " without weights"
+        return f"{note['repo']} at {note['revision']}{weights}"
+
+
+def check_space(folder: Path, missing_bytes: int) -> None:
+    """Raises FetchError when what is missing cannot fit."""
+    free = shutil.disk_usage(folder).free
+    if missing_bytes > free:
+        raise FetchError(
+            f"{folder.parent} has {free / 1e9:.1f} GB free and {missing_bytes / 1e9:.1f} GB are "
+            "still missing: give the volume more space"
+        )
+
+
+def meaning(error: OSError, folder: Path) -> str:
+    """Describe an error of the file system."""
+    if error.errno in _NO_SPACE:
+        return f"no space is left in {folder.parent}: give the volume more space"
+    if error.errno in _FOREIGN:
+        return (
+            f"{error.filename or folder} cannot be written: {error.strerror}: let this user write "
+            "there, or choose another folder"
+        )
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,181 @@
+"""A headless engine's end of the line: what the head sends, what goes to it, and its loss.
+
+A thread keeps the connection, so that the engine's loop neither waits for the
+network nor holds it up.  The loss of the head is raised where the loop receives.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from pdcluster_worker.config.worker import TLSConfig
+from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.headless.protocol import (
+    HELLO_BYTES,
+    HELLO_SECONDS,
+    SERVER_NAME,
+    SILENCE_SECONDS,
+    HeadConnectionError,
+    HeadHello,
+    HeadReply,
+    client_context,
+    decode_answer,
+    encode,
+    read_frame,
+    write_frame,
+)
+from pdcluster_worker.messages import engine as messages
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput
+
+CONNECT_SECONDS = 60.0
+"""Time for which a head that does not answer is tried: it may be starting itself."""
+
+CLOSE_SECONDS = 2.0
+UNSENT_BYTES = 64 << 20
+"""Bytes that the head has not taken, above which it counts as gone."""
+
+_RETRY_SECONDS = 1.0
+
+
+class HeadClient:
+    """Like the engine process's own `EngineSocket`, over TLS.
+
+    Raises HeadConnectionError when the head does not take it.
+
+    head: host and port.
+    """
+
+    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
+        self._head, self._tls = head, tls
+        self._frames: deque[bytes] = deque()
+        self._lost: str | None = None
+        self._failure: str | None = None
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._loop = asyncio.new_event_loop()
+        self._writer: asyncio.StreamWriter | None = None
+        try:
+            self.answer: HeadReply = self._loop.run_until_complete(self._connect(hello))
+        except HeadConnectionError:
+            self._free()
+            raise
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._read_all(),), name="head", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """End the present or next wait; safe from any thread."""
+        os.eventfd_write(self._wakeup, 1)
+
+    def fail(self, reason: str) -> None:
+        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        self._failure = reason
+        self.wake()
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first at most that long (None: without
+        limit).
+
+        Raises HeadConnectionError, and EngineBrokenError after `fail`.
+        """
+        if self._poll.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)):
+            os.eventfd_read(self._wakeup)
+        if self._failure is not None:
+            raise EngineBrokenError(self._failure)
+        received: list[EngineInput] = []
+        while self._frames:
+            received.extend(messages.decode_inputs(self._frames.popleft()))
+        if self._lost is not None:
+            raise HeadConnectionError(
+                f"the head {self._head[0]}:{self._head[1]} is gone: {self._lost}"
+            )
+        return received
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Hand over to the head; never waits.  What a lost line does not take is lost."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._write, messages.encode(outputs))
+
+    def close(self) -> None:
+        """Deliver what is queued, then close."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._free()
+
+    def _free(self) -> None:
+        self._loop.close()
+        os.close(self._wakeup)
+
+    async def _connect(self, hello: HeadHello) -> HeadReply:
+        host, port = self._head
+        end, problem = self._loop.time() + CONNECT_SECONDS, "it does not answer"
+        while self._loop.time() < end:
+            try:
+                answer = await asyncio.wait_for(self._greet(host, port, hello), HELLO_SECONDS)
+            except (OSError, TimeoutError, HeadConnectionError, msgspec.DecodeError) as e:
+                problem = str(e) or type(e).__name__
+                await self._hang_up()
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if answer.refused:
+                await self._hang_up()
+                raise HeadConnectionError(
+                    f"the head {host}:{port} refuses this engine: {answer.refused}"
+                )
+            return answer
+        raise HeadConnectionError(
+            f"the head {host}:{port} cannot be reached for {CONNECT_SECONDS:.0f} s: {problem}"
+        )
+
+    async def _greet(self, host: str, port: int, hello: HeadHello) -> HeadReply:
+        context = client_context(self._tls)
+        self._reader, self._writer = await asyncio.open_connection(
+            host, port, ssl=context, server_hostname=SERVER_NAME
+        )
+        write_frame(self._writer, encode(hello))
+        return decode_answer(await read_frame(self._reader, HELLO_BYTES))
+
+    async def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+
+    async def _read_all(self) -> None:
+        try:
+            while True:
+                self._frames.append(
+                    await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS)
+                )
+                self.wake()
+        except TimeoutError:
+            self._lose(f"it has sent nothing for {SILENCE_SECONDS:.0f} s")
+        except HeadConnectionError as e:
+            self._lose(str(e))
+        await self._hang_up()
+
+    def _write(self, data: bytes) -> None:
+        if self._writer is None or self._lost is not None:
+            return
+        write_frame(self._writer, data)
+        if self._writer.transport.get_write_buffer_size() > UNSENT_BYTES:
+            self._lose("it reads nothing any more")
+
+    def _lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self.wake()
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # what is written still goes out; then the reader ends

@@ -1,0 +1,224 @@
+"""A carrier brings the payloads of frames beside their connection, between slots of two ports.
+
+A slot is a run of memory for one frame, registered once: of the host, or of the device that has the
+blocks.  The sender copies source blocks into a slot of its own and names the payload in the frame's
+header; the receiver has the carrier bring it into a slot of its own, and copies it into blocks as
+`kv_transfer.inbox` allows.  No carrier is given a block, and a receiver's memory is written only by
+what the receiver itself has asked for: a write that comes late finds a slot that waits for it, or
+none (docs/design/one-sided-kv.md).
+Which carrier a connection has is agreed on in its hello (`kv_transfer.wire`).
+"""
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pdcluster_worker.engine.ports import KVMemory, SlotMemory
+from pdcluster_worker.errors import PeerError
+
+SENDING_SLOTS = 16
+RECEIVING_SLOTS = 8
+"""Frames that a port fetches at the same time; each of its connections fetches one."""
+
+SLOT_SECONDS = 30.0
+"""Longest wait for a slot: others are given back within a fetch."""
+
+
+class CarrierError(PeerError):
+    """The carrier cannot bring this, or reach that peer."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Memory for one frame: the bytes of `memory` from `start` on.
+
+    is_idle: False while a carrier may still read or write it.
+    """
+
+    memory: SlotMemory
+    start: int
+    num_bytes: int
+    is_idle: Callable[[], bool] = field(default=lambda: True)
+
+    @property
+    def bytes(self) -> Any:
+        """A view of them, where they are."""
+        return self.memory.array[self.start : self.start + self.num_bytes]
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte."""
+        return self.memory.address + self.start
+
+
+class CarrierFetch(Protocol):
+    """A payload that is on its way into a slot."""
+
+    def is_done(self) -> bool:
+        """True once all of it is there.
+
+        Raises CarrierError where it will not come.  After either the slot is written no more.
+        """
+        ...
+
+
+class CarrierOutgoing(Protocol):
+    """The sending side of one connection.  blob: what the receiver's side is given of it."""
+
+    blob: bytes
+
+    def connect(self, blob: bytes) -> None:
+        """Take what the receiver's side said.  Raises CarrierError."""
+        ...
+
+    def post(self, slot: Slot, num_bytes: int) -> int:
+        """Offer the first bytes of a slot; returns the number that names them to the receiver."""
+        ...
+
+    def close(self) -> None:
+        """Offer nothing more."""
+        ...
+
+
+class CarrierIncoming(Protocol):
+    """The receiving side of one connection.  blob: what the sender's side is given of it."""
+
+    blob: bytes
+
+    def fetch(self, place: int, num_bytes: int, slot: Slot) -> CarrierFetch:
+        """Begin to bring what the sender offered under that number.  Raises CarrierError."""
+        ...
+
+    def close(self) -> None:
+        """Begin nothing more; what is on its way may still come."""
+        ...
+
+
+class Carrier(Protocol):
+    """One per port.  kind: its name in hellos, metrics and settings."""
+
+    kind: str
+    sending: "SlotPool"
+    receiving: "SlotPool"
+
+    def outgoing(self) -> CarrierOutgoing:
+        """For a connection to a peer."""
+        ...
+
+    def incoming(self, blob: bytes) -> CarrierIncoming:
+        """For a connection of a peer, by what it said.  Raises CarrierError."""
+        ...
+
+    def close(self) -> None:
+        """End its threads and free its memory, after all connections."""
+        ...
+
+
+class SlotPool:
+    """Slots of one side of a port; safe from any thread.
+
+    A slot whose fetch is waited for no more is used again once that has ended; as long as it has
+    not, another slot is made in its place.
+    """
+
+    def __init__(self, make: Callable[[int], list[Slot]], num_slots: int) -> None:
+        """make: registers memory for so many slots."""
+        self._make = make
+        self._free = make(num_slots)
+        self._busy: list[Slot] = []
+        self._changed = threading.Condition()
+
+    def take(self, seconds: float = 0.0) -> Slot | None:
+        """A slot, after at most so many seconds; None where all are in use."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self._sort()
+                if self._free:
+                    return self._free.pop()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def give_back(self, slot: Slot) -> None:
+        """After use."""
+        with self._changed:
+            (self._free if slot.is_idle() else self._busy).append(slot)
+            self._changed.notify()
+
+    def lose(self, slot: Slot, fetch: CarrierFetch) -> None:
+        """Give back a slot into which a fetch may still bring bytes."""
+
+        def has_ended() -> bool:
+            try:
+                return fetch.is_done()
+            except CarrierError:
+                return True
+
+        slot.is_idle = has_ended
+        if has_ended():
+            self.give_back(slot)
+            return
+        (other,) = self._make(1)
+        with self._changed:
+            self._busy.append(slot)
+            self._free.append(other)
+            self._changed.notify()
+
+    def _sort(self) -> None:
+        """Move what has become idle; such a slot comes beside the one that took its place."""
+        if self._busy and not self._free:
+            idle = [slot for slot in self._busy if slot.is_idle()]
+            self._busy = [slot for slot in self._busy if slot not in idle]
+            self._free.extend(idle)
+
+
+class HostSlots:
+    """`engine.ports.SlotMemory` of the host, for blocks wherever they are."""
+
+    device: int | None = None
+
+    def __init__(self, blocks: KVMemory, num_bytes: int) -> None:
+        self._blocks = blocks
+        self.array = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+        self.address: int = self.array.ctypes.data
+
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        """See ports.SlotMemory."""
+        # not array[...] = data, which would keep the interpreter's lock
+        np.copyto(self.array[start : start + len(data)], np.frombuffer(data, np.uint8))
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """See ports.SlotMemory."""
+        return self.array[start : start + num_bytes].tobytes()
+
+    def load(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        self.write(start, self._blocks.block(block_id, heads))
+
+    def write_block(self, start: int, block_id: int, heads: range) -> None:
+        """See ports.SlotMemory."""
+        staging = self._blocks.staging(block_id, heads)
+        # as in `write`
+        np.copyto(np.frombuffer(staging, np.uint8), self.array[start : start + len(staging)])
+        self._blocks.write_block(block_id, staging, heads)
+
+
+def slots_of(memory: SlotMemory, slot_bytes: int, num_slots: int) -> list[Slot]:
+    """Its first bytes as slots."""
+    return [Slot(memory, index * slot_bytes, slot_bytes) for index in range(num_slots)]
+
+
+def agreed(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """The carrier of a connection: the sender's best that the receiver has; empty = none.
+
+    >>> agreed(("nixl", "ucx"), ("ucx",)), agreed(("nixl",), ())
+    ('ucx', '')
+    """
+    return next((kind for kind in theirs if kind in ours), "")

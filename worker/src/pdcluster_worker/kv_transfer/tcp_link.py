@@ -1,0 +1,355 @@
+"""One connection to one peer: connect, introduce, send frames, read their acknowledgements.
+
+Where both ports have a carrier (`kv_transfer.carrier`), it brings the payloads, once it has brought
+a probe; a frame that it cannot take, and all where it brought none, carry theirs themselves.
+
+Runs in a thread of its own (`kv_transfer.tcp_sender`) and waits in `poll` alone:
+for the socket, a wake-up, the cap on bandwidth, or a deadline while the peer
+owes us something.  Frames are pipelined up to a window.  A frame's source
+blocks are read until its last byte is in the kernel, then released.
+"""
+
+import contextlib
+import errno
+import math
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from pdcluster_worker.addresses import parse_address
+from pdcluster_worker.engine.ports import KVMemory, TransferRoute
+from pdcluster_worker.errors import PeerError
+from pdcluster_worker.kv_transfer import sockets, wire
+from pdcluster_worker.kv_transfer.carrier_sender import TCP, CarrierSender
+from pdcluster_worker.kv_transfer.carriers import Carriers
+from pdcluster_worker.kv_transfer.layout import head_crcs
+from pdcluster_worker.kv_transfer.outbox import Frame, Outbox, PeerAddress
+from pdcluster_worker.kv_transfer.rate_limit import TokenBucket
+
+WINDOW_FRAMES = 8
+"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to
+end.
+"""
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Settings that all links of an engine share.
+
+    frame_blocks:    most blocks of one frame.
+    connect_seconds: to be connected and accepted.
+    stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
+    idle_seconds:    since the last byte was sent, after which a connection is written on no more.
+                     Half of what a KV port allows (`seats.PortLimits`): it has never closed a
+                     connection that we still write on, so closing idle ones costs no transfer.
+    clock:           monotonic seconds.
+    """
+
+    bucket: TokenBucket
+    frame_blocks: int
+    carriers: Carriers
+    connect_seconds: float = 5.0
+    stall_seconds: float = 30.0
+    idle_seconds: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+
+
+class Stopped(Exception):  # noqa: N818 - a request, not an error
+    """`stop` was called."""
+
+
+class Link:
+    """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until
+    `close`.
+    """
+
+    def __init__(
+        self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings
+    ) -> None:
+        self.peer = peer
+        self._outbox = outbox
+        self._memory = memory
+        self._settings = settings
+        self._waiter, self._waker = socket.socketpair()
+        self._waiter.setblocking(False)
+        self._waker.setblocking(False)
+        self._is_stopping = False
+        self._inbound = b""
+        self._frame: Frame | None = None
+        self._route = TCP
+        self._views: list[memoryview] = []
+        self._unacked: deque[tuple[Frame, TransferRoute]] = deque()
+        self._num_acked = 0
+        self._clock = settings.clock
+        self._placing = CarrierSender(peer, settings.carriers, settings.clock)
+        self._progress_at = 0.0
+        self._sent_at = 0.0
+
+    def wake(self) -> None:
+        """Look for new work."""
+        with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        """Make `run` raise Stopped soon."""
+        self._is_stopping = True
+        self.wake()
+
+    def run(self) -> None:
+        """Serve until the connection has been idle for idle_seconds, or the peer closed an idle
+        one.
+
+        Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no
+        source block is read afterwards.
+        """
+        try:
+            self._num_acked = 0
+            with self._connect() as sock:
+                self._handshake(sock)
+                self._pump(sock)
+        except (OSError, PeerError) as e:
+            self._placing.broke(sockets.describe(e))
+            raise
+        finally:
+            self._abandon()
+
+    def close(self) -> None:
+        """Free the wake-up pair."""
+        self._waiter.close()
+        self._waker.close()
+
+    def _connect(self) -> socket.socket:
+        deadline = self._clock() + self._settings.connect_seconds
+        failure: Exception | None = None
+        try:
+            for family, kind, proto, _, address in socket.getaddrinfo(
+                *parse_address(self.peer[1]), type=socket.SOCK_STREAM
+            ):
+                with contextlib.ExitStack() as on_failure:
+                    sock = on_failure.enter_context(socket.socket(family, kind, proto))
+                    try:
+                        self._open(sock, address, deadline)
+                    except OSError as e:
+                        failure = e
+                        continue
+                    on_failure.pop_all()
+                    return sock
+        except OSError as e:  # the name does not resolve
+            failure = e
+        reason = sockets.describe(failure) if failure else "no address"
+        raise ConnectionError(f"cannot connect to {self.peer[1]}: {reason}") from failure
+
+    def _open(self, sock: socket.socket, address: tuple[object, ...], deadline: float) -> None:
+        sock.setblocking(False)
+        sockets.tune(sock)
+        code = sock.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            self._await(sock, select.POLLOUT, deadline)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def _handshake(self, sock: socket.socket) -> None:
+        offers = self._placing.offers
+        hello = wire.encode_hello(wire.KvHello(self.peer[0], offers))
+        reply = self._call(sock, hello, wire.decode_reply)
+        if reply.refusal is not None:
+            raise wire.WireError(f"refused: {reply.refusal}")
+        self._placing.agree(offers, reply.carrier)
+
+    def _call(
+        self, sock: socket.socket, question: bytes, decode: Callable[[bytes], Message | int]
+    ) -> Message:
+        """The answer to a message that opens a connection or its carrier."""
+        deadline = self._clock() + self._settings.connect_seconds
+        self._sent_at = self._clock()
+        while question:
+            try:
+                question = question[sock.send(question) :]
+            except BlockingIOError:
+                self._await(sock, select.POLLOUT, deadline)
+        while (answer := self._next(sock, decode)) is None:
+            self._await(sock, select.POLLIN, deadline)
+        return answer
+
+    def _pump(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                self._read_acks(sock)
+            except ConnectionError:
+                if self._has_idled or (self._num_acked and not self._is_busy):
+                    return  # nothing is lost: the next write connects again
+                raise
+            if self._has_idled:
+                return  # the peer may be about to close it: the next write connects again
+            pause = self._send(sock)  # after the acknowledgements, which open the window
+            self._check_stall()
+            events = select.POLLIN | (select.POLLOUT if self._frame is not None else 0)
+            self._wait(sock, events, self._deadline(pause))
+
+    def _send(self, sock: socket.socket) -> float:
+        """Send until the socket, the window or the outbox says stop; returns the seconds to wait
+        for bandwidth, 0.0 = none.
+        """
+        while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
+            if self._frame is None:
+                pause = self._settings.bucket.delay(self._clock())
+                if pause or not self._take(sock):
+                    return pause
+            if not self._push(sock):
+                break
+        return 0.0
+
+    def _take(self, sock: socket.socket) -> bool:
+        epoch = self._outbox.next_epoch(self.peer)
+        if self._placing.is_enabled and not self._unacked and epoch is not None:
+            self._placing.attach(epoch, partial(self._call, sock))
+        frame = self._outbox.take(self.peer, self._settings.frame_blocks)
+        if frame is None:
+            return False
+        self._frame = frame
+        epoch, heads = frame.send.part
+        block_bytes = len(heads) * self._memory.head_bytes
+        num_bytes = len(frame.sources) * block_bytes
+        place = self._placing.place(frame.sources, heads, block_bytes)
+        header = wire.encode_header(wire.Header(epoch, heads, frame.targets, num_bytes, place))
+        self._views = [memoryview(header)]
+        if place is None:
+            self._views += [self._memory.block(source, heads) for source in frame.sources]
+        self._route = self._placing.route(place)
+        self._progress_at = self._clock()
+        self._settings.bucket.spend(num_bytes, self._progress_at)
+        return True
+
+    def _push(self, sock: socket.socket) -> bool:
+        """Hand bytes of the frame to the kernel; False when it has no room."""
+        try:
+            num_bytes = sock.sendmsg(self._views)
+        except BlockingIOError:
+            return False
+        self._progress_at = self._sent_at = self._clock()
+        self._views = _skip(self._views, num_bytes)
+        if not self._views and self._frame is not None:
+            self._finish_frame(self._frame)
+        return True
+
+    def _finish_frame(self, frame: Frame) -> None:
+        crcs = self._crcs(frame) if frame.send.verify else ()
+        self._unacked.append((frame, self._route))
+        self._frame = None
+        self._outbox.release(frame, crcs)
+
+    def _crcs(self, frame: Frame) -> list[tuple[int, ...]]:
+        heads = frame.send.part.heads
+        return [
+            head_crcs(self._memory.block(source, heads), len(heads)) for source in frame.sources
+        ]
+
+    def _read_acks(self, sock: socket.socket) -> None:
+        while (ack := self._next(sock, wire.decode_ack)) is not None:
+            if not self._unacked or self._unacked[0][0].send.part.epoch != ack.epoch:
+                raise wire.WireError("the peer acknowledged a frame that was not sent")
+            frame, route = self._unacked.popleft()
+            self._progress_at = self._clock()
+            self._num_acked += 1
+            self._placing.answered()
+            if ack.refusal is None:
+                self._outbox.acknowledge(frame, route)
+            else:
+                self._outbox.refuse(frame, ack.refusal)
+
+    def _next(
+        self, sock: socket.socket, decode: Callable[[bytes], Message | int]
+    ) -> Message | None:
+        """The next message; None when it has not arrived whole.
+
+        Raises ConnectionError when the peer has closed.
+        """
+        while isinstance(message := decode(self._inbound), int):
+            try:
+                chunk = sock.recv(message)
+            except BlockingIOError:
+                return None
+            if not chunk:
+                raise ConnectionResetError("connection closed by peer")
+            self._inbound += chunk
+        self._inbound = b""
+        return message
+
+    def _deadline(self, pause: float) -> float:
+        """Time of the next look without being woken."""
+        deadlines = []
+        if pause:
+            deadlines.append(self._clock() + pause)
+        if self._is_busy:
+            deadlines.append(self._progress_at + self._settings.stall_seconds)
+        else:
+            deadlines.append(self._sent_at + self._settings.idle_seconds)
+        return min(deadlines)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._frame is not None or bool(self._unacked)
+
+    @property
+    def _has_idled(self) -> bool:
+        """True once the connection must not be written on any more.
+
+        Counted from before the peer counts, and by the clock rather than by a timer: it holds also
+        when this whole process was stopped.
+        """
+        return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
+
+    def _check_stall(self) -> None:
+        if self._is_busy and self._clock() >= self._progress_at + self._settings.stall_seconds:
+            raise TimeoutError(f"stalled: no progress for {self._settings.stall_seconds:g} s")
+
+    def _await(self, sock: socket.socket, events: int, deadline: float) -> None:
+        while not self._wait(sock, events, deadline):
+            if self._clock() >= deadline:
+                raise TimeoutError(f"no answer in {self._settings.connect_seconds:g} s")
+
+    def _wait(self, sock: socket.socket, events: int, deadline: float) -> bool:
+        """Wait for the socket, a wake-up or the deadline; True if the socket is ready.
+
+        Raises Stopped.
+        """
+        poll = select.poll()
+        poll.register(sock, events)
+        poll.register(self._waiter, select.POLLIN)
+        timeout_ms = max(0, math.ceil((deadline - self._clock()) * 1000))
+        ready = {fd for fd, _ in poll.poll(timeout_ms)}
+        if self._waiter.fileno() in ready:
+            self._waiter.recv(4096)
+        if self._is_stopping:
+            raise Stopped
+        return sock.fileno() in ready
+
+    def _abandon(self) -> None:
+        """Let go of a frame that will not be finished, so that its epoch can end."""
+        frame, self._frame, self._views = self._frame, None, []
+        self._unacked.clear()
+        self._inbound = b""
+        self._placing.leave()
+        if frame is not None:
+            self._outbox.release(frame)
+
+
+def _skip(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Rest of `views` after their first `num_bytes`."""
+    index = 0
+    while index < len(views) and num_bytes >= len(views[index]):
+        num_bytes -= len(views[index])
+        index += 1
+    rest = views[index:]
+    if num_bytes:
+        rest[0] = rest[0][num_bytes:]
+    return rest

@@ -1,0 +1,177 @@
+"""Opens a runner: the model from its folder, its KV cache on a device, and ranks if there are any.
+
+Guarantees that the first steps, which take seconds, have run when it returns, and that
+the model's own weights are let go where they were packed.
+"""
+
+import gc
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
+from pdcluster_worker.model.families import UnsupportedArchError
+from pdcluster_worker.model.forward_executor import InlineExecutor, ThreadExecutor
+from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.kv_length import fit_length
+from pdcluster_worker.model.loading.hf_inspect import Inspection, InspectRequest, forget
+from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
+from pdcluster_worker.model.model_loader import by_transformers, open_model
+from pdcluster_worker.model.ops.library_pages import release_library_pages
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
+from pdcluster_worker.model.parallel.ranks_loader import open_ranks
+from pdcluster_worker.model.runner import Cache, Runner
+from pdcluster_worker.system.freed_memory import trim_memory
+from pdcluster_worker.system.native_dtype import dtype_of_device
+
+logger = logging.getLogger(__name__)
+
+
+def make_runner(
+    loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig
+) -> Runner:
+    """A runner of this model, over this cache.
+
+    The model's own weights are dropped where they are packed.
+    A GPU's next step is planned while it computes; on a CPU that would take a core from the kernels
+    (docs/scheduling.md).
+    """
+    limits = _limits(loaded, engine)
+    forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
+    return Runner(
+        loaded.info, forward, cache, limits, InlineExecutor(depth=2 if cache.tensor.is_cuda else 1)
+    )
+
+
+def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
+    return StepLimits(
+        engine.max_batched_tokens,
+        engine.max_sequences,
+        loaded.info.max_model_len,
+        engine.block_size,
+        engine.max_decode_rows,
+    )
+
+
+def open_runner(
+    model: ModelConfig,
+    engine: EngineConfig,
+    device: str = "cpu",
+    *,
+    inspection: Inspection | None = None,
+    on_rank_death: OnDeath = logger.error,
+    drafts_for: EngineConfig | None = None,
+) -> tuple[Runner, Cache, ModelInfo]:
+    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does
+    at start.  Raises ModelError.
+
+    inspection: what transformers was asked about the model before torch was imported.
+    on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has
+                   ended by itself.
+    drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
+    """
+    if device == "cpu":
+        engine = structs.replace(engine, device_memory_share=None)  # it decides on nothing there
+    if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
+        return _open(model, engine, device, None, inspection, drafts_for=drafts_for)
+    ranks = RankProcesses(model, engine, device, on_rank_death)
+    try:
+        return _open(model, engine, device, ranks, None)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _open(
+    model: ModelConfig,
+    engine: EngineConfig,
+    device: str,
+    ranks: RankProcesses | None,
+    inspection: Inspection | None,
+    *,
+    drafts_for: EngineConfig | None = None,
+) -> tuple[Runner, Cache, ModelInfo]:
+    """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
+    dtype = dtype_of_device(device) if model.dtype == "auto" else model.dtype
+    threads = engine.threads if ranks is None else rank_threads(engine)
+    question = InspectRequest(Path(model.path).expanduser(), dtype, engine.max_model_len, threads)
+    loaded = (
+        open_model(question, engine.block_size, inspection)
+        if ranks is None
+        else by_transformers(question, engine.block_size)
+    )
+    try:
+        runner, cache = (
+            _make(loaded, question, engine, device, drafts_for)
+            if ranks is None
+            else _make_over(ranks, loaded, engine, device)
+        )
+    except (MemoryError, RuntimeError) as e:  # torch raises the latter, and names the bytes
+        if not isinstance(e, MemoryError) and "memory" not in str(e):
+            raise
+        raise ModelError(
+            f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}"
+        ) from e
+    runner.grammars.folder = question.path
+    del loaded  # and with it the weights that are packed now
+    gc.collect()
+    release_library_pages()
+    start = time.monotonic()
+    runner.warm_up()
+    logger.info("warmed up seconds=%.1f", time.monotonic() - start)
+    trim_memory()
+    return runner, cache, runner.info
+
+
+def _make(
+    loaded: LoadedModel,
+    question: InspectRequest,
+    engine: EngineConfig,
+    device: str,
+    drafts_for: EngineConfig | None,
+) -> tuple[Runner, Cache]:
+    """A runner in this process.
+
+    An answer that does not fit the model is forgotten, and transformers' code loads it.
+    """
+    info = loaded.info
+    cache = open_cache(
+        info.geometry,
+        engine,
+        torch.device(device),
+        vocab_size=info.vocab_size,
+        weight_bytes=loaded.weight_bytes,
+        drafts_for=drafts_for,
+    )
+    info = fit_length(info, cache, engine, drafts_for)
+    try:
+        return make_runner(replace(loaded, info=info), cache, engine), cache
+    except UnsupportedArchError as e:
+        logger.warning(
+            "transformers' kept answer does not fit the model, which is loaded by its code: %s", e
+        )
+    forget(question)
+    loaded = by_transformers(question, engine.block_size)
+    return make_runner(replace(loaded, info=info), cache, engine), cache
+
+
+def _make_over(
+    ranks: RankProcesses, loaded: LoadedModel, engine: EngineConfig, device: str
+) -> tuple[Runner, Cache]:
+    """A runner over several ranks, whose step rank 0 waits for in a thread of its own."""
+    limits = _limits(loaded, engine)
+    shared, forward = open_ranks(loaded, engine, limits, ranks, device)
+    runner = Runner(
+        fit_length(loaded.info, shared, engine), forward, shared, limits, ThreadExecutor()
+    )
+    runner.kv_channels = ranks.kv_channels
+    return runner, shared

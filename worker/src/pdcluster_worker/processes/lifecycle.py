@@ -1,0 +1,123 @@
+"""Common parts of the server processes of all roles: files that they re-read, signals, and the end.
+
+The order of a start is `processes.server_process`'s and `processes.router_process`'s business.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
+from pdcluster_worker.server.http.api_keys import ApiKeys
+from pdcluster_worker.server.http.authorization import TenantOfKey
+from pdcluster_worker.server.http.run import HttpServer
+from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+YOUNG_OBJECTS = 25_000
+"""New objects at which garbage is looked for: as many as fifty open requests have, and a look at
+them takes a millisecond or two.  With Python's 700 the requests that come and go would be looked
+through at every fourth one, a tenth of what they cost.
+"""
+
+HTTP_DRAIN_SECONDS = 5.0
+"""Time for what is open beside requests, such as a body that is still on its way here."""
+
+
+@dataclass(frozen=True)
+class WatchedFiles:
+    """Files that are re-read while the worker runs."""
+
+    credentials: Credentials
+    policy: PolicyFile
+    api_keys: ApiKeys
+
+    @property
+    def tenant_of(self) -> TenantOfKey:
+        """Tenant of a client's key; None = no key is asked for."""
+        return self.api_keys.tenant_of if self.api_keys.required else None
+
+    def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
+        """Start to re-read all of them; the tasks are the caller's to cancel."""
+        return [
+            asyncio.create_task(self.policy.watch(on_policy), name="policy file"),
+            asyncio.create_task(self.credentials.watch(), name="certificates"),
+            asyncio.create_task(self.api_keys.watch(), name="API keys"),
+        ]
+
+
+def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
+    """Read them for the first time.  Raises ConfigError."""
+    files = WatchedFiles(
+        Credentials(config.tls),
+        PolicyFile(policy_path),
+        ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None),
+    )
+    if config.discovery.tls is not None:
+        # wrong files are said now, not when the model has been loaded
+        EtcdCredentials(config.discovery.tls)
+    return files
+
+
+def settle_memory() -> None:
+    """Leave what is loaded by now out of all later garbage collections: one over all of it would
+    hold up every request.
+
+    Collections of the rest are then few as well.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+async def leave(runtime: WorkerRuntime, http: HttpServer) -> None:
+    """Let requests end, those too that come until no connection is taken any more, and clients take
+    the last bytes of their answers.
+    """
+    await runtime.leave()
+    http.refuse()
+    while not await http.has_finished(HTTP_DRAIN_SECONDS) and (
+        http.num_answering or not runtime.is_drained
+    ):
+        await runtime.leave()
+    await http.close()
+    await runtime.finish()
+
+
+async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """Wait for a step of the start; None when the worker gets a signal to stop before that."""
+    doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else doing.result()
+    finally:
+        doing.cancel()
+        stopping.cancel()
+
+
+def signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """(stop, hurry): set by the first SIGTERM or SIGINT, and by a SIGINT after it."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_interrupt() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def on_terminate() -> None:
+        logger.info("asked to end")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, on_terminate)
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    return stop, hurry

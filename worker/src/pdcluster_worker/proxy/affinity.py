@@ -1,0 +1,52 @@
+"""Ties between requests, read from a body without parsing it where that can be helped.
+
+Pure.  Text of the prompt is found by the name of its field, so that a prefix is the same whatever
+fields a client sends before it; JSON is parsed only of a body that has a session in it.
+"""
+
+import msgspec
+
+from pdcluster_worker.config.proxy import RelayingPolicy
+from pdcluster_worker.config.routing import DecodeScorePolicy
+
+_PROMPTS = (b'"messages"', b'"prompt"')
+
+
+def affinity_of(policy: RelayingPolicy, score: DecodeScorePolicy, body: bytes) -> bytes:
+    """The session of a request, else for `textPrefix` the beginning of its prompt; b"" = neither.
+
+    >>> body = b'{"model": "m", "messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingPolicy(policy="textPrefix", prefix_bytes=64), DecodeScorePolicy(), body)
+    b'"messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingPolicy(), DecodeScorePolicy(), body)
+    b''
+    """
+    if score.session_affinity and b'"session"' in body and (session := _session(body)):
+        return session
+    if policy.policy != "textPrefix":
+        return b""
+    for name in _PROMPTS:
+        if (start := body.find(name)) >= 0:
+            return body[start : start + policy.prefix_bytes]
+    return b""
+
+
+def _session(body: bytes) -> bytes:
+    """`pdcluster.session` of a body; b"" where it has none, or is for the worker to refuse."""
+    try:
+        return _bodies.decode(body).pdcluster.session.encode()
+    except (ValueError, RecursionError):
+        return b""
+
+
+class _Extension(msgspec.Struct):
+    session: str
+
+
+class _PartialBody(msgspec.Struct):
+    """The part that is read: the decoder skips the rest."""
+
+    pdcluster: _Extension
+
+
+_bodies = msgspec.json.Decoder(_PartialBody)

@@ -1,0 +1,265 @@
+"""State that the connections of a relaying router share: workers, policy, limits and counts.
+
+The router's process says which workers take requests; they are looked at again twice a second, with
+the load that they report.  While relaying is off, every connection is handed to the router's own
+server with its first bytes.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.proxy.client_connection import ClientConnection
+from pdcluster_worker.proxy.picker import Picker
+from pdcluster_worker.proxy.upstream import IDLE_SECONDS, Upstream, UpstreamPool
+from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
+from pdcluster_worker.server.http.connection import HttpConnection
+from pdcluster_worker.server.http.limits import limits_of
+from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamState:
+    """A decode or mixed worker of the revision.
+
+    key:          of its pod and engine.
+    takes:        it takes new requests; a draining one has what it has.
+    num_requests: by its last report.
+    is_connected: it answers by gRPC.
+    has_drained:  it has sent every answer.
+    """
+
+    key: str
+    pod: str
+    address: str
+    takes: bool
+    num_requests: int
+    is_connected: bool = True
+    has_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RouterState:
+    """The router around a relay, each as it is now.
+
+    tenant_of: see `server.http.authorization`.
+    """
+
+    policy: Callable[[], PolicyConfig]
+    tenant_of: TenantOfKey
+    is_draining: Callable[[], bool]
+
+
+class _Once(HttpConnection):
+    """A connection that ends with its first answer, and says so."""
+
+    def on_headers_complete(self) -> None:
+        """The request is taken as one of a client that closes."""
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.keep_alive = False
+
+
+class ReverseProxy:
+    """One per router.  workers: decode and mixed workers now."""
+
+    def __init__(self, router: RouterState, metrics: Metrics) -> None:
+        self.workers: Callable[[], Sequence[UpstreamState]] = lambda: ()
+        self.picker: Picker[UpstreamPool] = Picker()
+        self.policy = router.policy
+        self.is_draining = router.is_draining
+        self.now = asyncio.get_running_loop().time
+        self.has_key = None if router.tenant_of is None else self._has_key
+        self._router = router
+        self._pools: dict[str, UpstreamPool] = {}
+        self.fronts: set[ClientConnection] = set()
+        self._num_held_bytes = self._num_requests = 0
+        self._ordinary: type[HttpConnection] = HttpConnection
+        self._once: Any = HttpConnection
+        self._metrics = metrics
+        self._counts = {
+            outcome: metrics.relayed_requests.labels(outcome)
+            for outcome in ("answered", "cut", "client_gone", "not_taken")
+        }
+        metrics.relaying_requests.set_function(lambda: self.num_open)
+        self.take_policy()
+
+    def take_policy(self) -> None:
+        """Take the limits of the policy in force."""
+        limits = limits_of(self.policy().http_limits)
+        self.is_on = self.policy().relaying.enabled
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_fields = limits.max_headers
+        self.keep_alive_seconds = limits.keep_alive_seconds
+        self._idle_seconds = min(IDLE_SECONDS, limits.keep_alive_seconds / 2)
+        self.max_requests = fitting(limits.max_connections, files_each=FILES_OF_RELAYED)
+        self.max_connections = self.max_requests + limits.spare_connections
+        self.max_held_bytes = limits.max_bodies_bytes
+        self._max_body_bytes = self.policy().admission.max_body_bytes
+
+    @property
+    def pools(self) -> Collection[UpstreamPool]:
+        """Workers that are connected, and those whose answers still come."""
+        return self._pools.values()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that workers have in hand."""
+        return sum(pool.in_flight for pool in self._pools.values())
+
+    def front(self, ordinary: type[HttpConnection]) -> type[asyncio.Protocol]:
+        """The protocol of the server's connections, in place of its ordinary one."""
+        self._ordinary = ordinary
+        self._once = type("Once", (_Once, ordinary), {})
+        return type("Front", (ClientConnection,), {"relay": self})
+
+    async def run(self) -> None:
+        """Look at workers and connections until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self.take_policy()
+            self.poll()
+            now = self.now()
+            for front in [front for front in self.fronts if front.deadline <= now]:
+                front.expire(now)
+            for pool in self._pools.values():
+                pool.close_idle(now - self._idle_seconds)
+
+    def poll(self) -> None:
+        """Take the workers as they are now.
+
+        Requests at one that is gone go on elsewhere, or end.  One that only lost its gRPC
+        connection keeps its answers that have begun: they come by connections of their own.
+        """
+        found = {worker.key: worker for worker in self.workers()}
+        gone = [self._pools.pop(key) for key in [*self._pools] if key not in found]
+        left = []
+        for key, worker in found.items():
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = UpstreamPool(worker.pod, key, worker.address)
+            if pool.is_connected and not worker.is_connected:
+                left.append(pool)
+            pool.is_connected, pool.has_drained = worker.is_connected, worker.has_drained
+        self._choose_among(found)
+        for pool in left:
+            pool.leave(moves=bool(self.picker.members))
+        for pool in gone:
+            pool.abort()
+
+    def _choose_among(self, found: Mapping[str, UpstreamState]) -> None:
+        takes = [pool for key, pool in self._pools.items() if found[key].takes]
+        if {*takes} != {*self.picker.members}:
+            self.picker.set(takes)
+        for pool in takes:
+            self.picker.report(pool, found[pool.key].num_requests)
+
+    def close(self) -> None:
+        """End all connections to workers, but for answers of drained ones."""
+        self.picker.set([])
+        for pool in self._pools.values():
+            pool.abort()
+
+    # --- what connections ask -----------------------------------------------------------------
+
+    def enter(self, front: ClientConnection) -> None:
+        """A connection; the one that has waited longest makes room for it."""
+        if len(self.fronts) >= self.max_connections:
+            waiting = (other for other in self.fronts if other.is_waiting)
+            longest = min(waiting, key=lambda other: other.deadline, default=front)
+            self.leave(longest)  # now, so that the next one takes another's place
+            longest.transport.abort()
+            if longest is front:
+                return
+        self.fronts.add(front)
+
+    def leave(self, front: ClientConnection) -> None:
+        """Its end here."""
+        self.fronts.discard(front)
+
+    def begin_request(self, num_bytes: int) -> None:
+        """A request comes, whose body is kept until its answer begins."""
+        self._num_held_bytes += num_bytes
+        self._num_requests += 1
+
+    def let_go(self, num_bytes: int) -> None:
+        """Bytes of a body are not kept any more."""
+        self._num_held_bytes -= num_bytes
+
+    def end_request(self) -> None:
+        """Count a request less."""
+        self._num_requests -= 1
+
+    def reason_against(self, front: ClientConnection, head: bytes) -> str | None:
+        """Reason why the router serves this request itself; None = it is relayed."""
+        if not self.picker.members:
+            return "worker"
+        if self._num_requests >= self.max_requests:
+            return "crowd"
+        if (reason := front.read_head(head)) is not None:
+            return str(reason)
+        if len(head) > self.max_header_bytes or front.length > self._max_body_bytes:
+            return "size"
+        is_full = self._num_held_bytes + front.length > self.max_held_bytes
+        return "size" if is_full else None
+
+    def hand_over(
+        self, transport: asyncio.Transport, made: dict[str, Any], came: bytes, *, returns: bool
+    ) -> None:
+        """Have the router's own server go on with a connection.
+
+        returns: the client's next request is to come by a new one.
+        """
+        ordinary = (self._once if returns else self._ordinary)(**made)
+        if not transport.is_reading():
+            transport.resume_reading()
+        transport.set_protocol(ordinary)
+        ordinary.connection_made(transport)
+        if not transport.is_closing():
+            ordinary.data_received(came)
+
+    def _has_key(self, authorization: bytes, api_key: bytes) -> bool:
+        tenant_of = self._router.tenant_of
+        key = key_in(authorization.decode("latin-1"), api_key.decode("latin-1"))
+        return tenant_of is None or (key is not None and tenant_of(key) is not None)
+
+    # --- what requests ask --------------------------------------------------------------------
+
+    def idle_upstream(self, pool: UpstreamPool) -> Upstream | None:
+        """An idle connection to a worker that it will not have closed; None = make one."""
+        pool.close_idle(self.now() - self._idle_seconds)
+        return pool.idle.pop() if pool.idle else None
+
+    def close_idle_one(self) -> None:
+        """Have as many connections to workers as requests may be open, one more among them: those
+        idle for longest end.
+        """
+        kept = [pool for pool in self._pools.values() if pool.idle]
+        num_idle = sum(len(pool.idle) for pool in kept)
+        too_many = self.num_open + num_idle - self.max_requests
+        for _ in range(min(too_many, num_idle)):
+            longest = min(kept, key=lambda pool: pool.idle[0].idle_since)
+            longest.idle.pop(0).close()
+            if not longest.idle:
+                kept.remove(longest)
+
+    # --- counts -------------------------------------------------------------------------------
+
+    def count(self, outcome: str) -> None:
+        """A request that was relayed has ended."""
+        self._counts[outcome].inc()
+
+    def count_own(self, reason: str) -> None:
+        """A connection goes to the router's own server."""
+        if self.is_on:
+            self._metrics.unrelayed_requests.labels(reason).inc()
+
+    def retried(self, reason: str) -> None:
+        """A worker gave no answer."""
+        self._metrics.relay_retries.labels(reason).inc()

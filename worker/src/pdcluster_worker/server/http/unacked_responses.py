@@ -1,0 +1,161 @@
+"""Find answers that clients have yet to take: connections of our port with bytes in the kernel,
+unsent or not acknowledged.
+
+When a pod ends its network goes with it, and these bytes too.  The kernel's own
+tables are read, since they also list connections that this process has
+closed.  Where there are none (macOS) nothing counts.
+
+A client of which nothing moves for STALLED_SECONDS, gone or stopped, counts no
+more, so that none holds a drain without end; nothing is done to its connection.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+"""Tables of the network namespace that this process lives in."""
+
+STALLED_SECONDS = 45.0
+"""Less than the default wait after a SIGTERM: `pdctl up` waits 60 s and a pod 300 s."""
+
+REMEMBER_SECONDS = 10.0
+"""Looks that lie further apart cannot tell what has moved between them; a drain looks
+more often.
+"""
+
+_FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
+"""States in which something may wait, and how much of it is the end of the stream, for which no
+client waits.
+
+ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue is one of
+connections; elsewhere all is acknowledged.
+"""
+
+_LOCAL, _REMOTE, _STATE, _TRANSMIT_QUEUE = 1, 2, 3, 4
+
+
+@dataclass(slots=True)
+class _UnackedBytes:
+    """Bytes that the kernel holds for one connection; since when, by the clock, they
+    are the same.
+    """
+
+    num_bytes: int
+    since_seconds: float
+    is_stalled: bool = False
+
+
+class UnackedResponses:
+    """Follows the connections that were accepted at one address, by their names (see `name`).
+    clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tables: Iterable[Path] = TABLES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._local = local_end(host, port)
+        self._tables = tuple(tables)
+        self._clock = clock
+        self._held: dict[str, _UnackedBytes] = {}
+        self._polled_seconds = clock()
+
+    async def connections(self) -> frozenset[str]:
+        """Those whose client has yet to take something, without the stalled ones.
+
+        Raises OSError when the tables cannot be read now.
+        """
+        found = await asyncio.to_thread(read, self._tables, self._local)  # tables may be long
+        now = self._clock()
+        if now - self._polled_seconds > REMEMBER_SECONDS:
+            self._held = {}
+        self._polled_seconds = now
+        self._held = {
+            connection: self._follow(connection, num_bytes, now)
+            for connection, num_bytes in found.items()
+        }
+        return frozenset(
+            connection for connection, held in self._held.items() if not held.is_stalled
+        )
+
+    def _follow(self, connection: str, num_bytes: int, now: float) -> _UnackedBytes:
+        held = self._held.get(connection)
+        if held is None or held.num_bytes != num_bytes:
+            return _UnackedBytes(num_bytes, now)
+        if not held.is_stalled and now - held.since_seconds >= STALLED_SECONDS:
+            held.is_stalled = True
+            logger.warning(
+                "client reads nothing, no longer waiting for it unsent_bytes=%d seconds=%d",
+                num_bytes,
+                STALLED_SECONDS,
+            )
+        return held
+
+
+def name(local: tuple[str, int], remote: tuple[str, int]) -> str:
+    """One connection as the tables have it, from the (host, port) of both its ends."""
+    return f"{_end(*local)} {_end(*remote)}"
+
+
+def _end(host: str, port: int) -> str:
+    packed = ipaddress.ip_address(host).packed  # a zone is no part of it
+    # each is printed as a number of this machine
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+
+def local_end(host: str, port: int) -> str:
+    """End of the local address of each connection accepted there: the port alone where the host is
+    any address.
+    """
+    end = _end(host, port)
+    return end[end.index(":") :] if ipaddress.ip_address(host).is_unspecified else end
+
+
+def read(tables: Iterable[Path], local: str) -> dict[str, int]:
+    """{name: bytes} that the kernel holds for each connection with that `local_end`, those with
+    none left out.
+
+    A table that is not there or not for us says nothing.  Raises OSError for any other reason not
+    to read one.
+    """
+    found: dict[str, int] = {}
+    for table in tables:
+        with (
+            suppress(FileNotFoundError, PermissionError),
+            table.open(encoding="ascii", errors="replace") as lines,
+        ):
+            found.update(parse(lines, local))
+    return found
+
+
+def parse(lines: Iterable[str], local: str) -> Iterator[tuple[str, int]]:
+    """The same for the lines of one table, as proc_pid_net(5) has them: number, local and remote
+    address, state, tx_queue:rx_queue, ...
+    """
+    for line in lines:
+        fields = line.split()
+        if (
+            len(fields) <= _TRANSMIT_QUEUE
+            or not fields[_LOCAL].endswith(local)
+            or fields[_STATE] not in _FIN_BYTES
+        ):
+            continue
+        with suppress(ValueError):
+            num_bytes = (
+                int(fields[_TRANSMIT_QUEUE].partition(":")[0], 16) - _FIN_BYTES[fields[_STATE]]
+            )
+            if num_bytes > 0:
+                yield f"{fields[_LOCAL]} {fields[_REMOTE]}", num_bytes

@@ -1,0 +1,247 @@
+"""Splits an answer into text and calls, in pieces of any size.
+
+`MarkedCalls` looks for calls between marks, anywhere in the text; `LeadingCalls`
+for an answer that begins like a call, and then is calls from end to end.  A call
+is given out once it is whole and could be read: what only looked like one comes
+out as text, so nothing has to be taken back.  One whose form the engine's constraint
+holds is given out as it is written (`written`).  White space next to a call is
+dropped, and text that may become a mark is held back.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from pdcluster_worker.server.text.events import (
+    ArgumentsDelta,
+    Part,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
+from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
+from pdcluster_worker.server.tools.closing import CloseMark, NewValues, NoValues
+from pdcluster_worker.server.tools.streamed_call import StreamedCall, StreamedForm
+
+NewId = Callable[[], str]
+
+_PIECE_CHARACTERS = 4096
+
+
+class Numbering:
+    """Gives calls their numbers and ids, and lets no more than `most` through (None = any)."""
+
+    def __init__(self, new_id: NewId, most: int | None = None) -> None:
+        self._new_id = new_id
+        self._most = most
+        self._numbers = count()
+
+    def begin(self, name: str) -> ToolCallBegin | None:
+        """The next call's begin; None when it is one too many."""
+        number = next(self._numbers)
+        return (
+            ToolCallBegin(number, self._new_id(), name)
+            if self._most is None or number < self._most
+            else None
+        )
+
+    def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
+        """Whole calls."""
+        for call in calls:
+            begin = self.begin(call.name)
+            if begin is not None:
+                yield from (
+                    begin,
+                    ArgumentsDelta(begin.call, call.arguments),
+                    ToolCallEnd(begin.call),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Text before and after a call; close: "" = the next `open`, or the end of the answer."""
+
+    open: str
+    close: str = ""
+
+    @property
+    def ends_with(self) -> str:
+        """The mark that a call ends at."""
+        return self.close or self.open
+
+
+class MarkedCalls:
+    """Calls between marks.
+
+    marks: tried in this order where two begin at one place.
+    new_values: follows the values of a call, in which its closing mark is text.
+    written: form that every call is certain to have; None = the model may write anything.
+    """
+
+    def __init__(
+        self,
+        marks: Sequence[Marks],
+        read: Reader,
+        tools: Tools,
+        numbering: Numbering,
+        *,
+        new_values: NewValues = NoValues,
+        written: StreamedForm | None = None,
+    ) -> None:
+        self._marks = marks
+        self._new_values = new_values
+        self._read = read
+        self._tools = tools
+        self._numbering = numbering
+        # outside of a call: not given out yet; inside: all of it, after the opening mark
+        self._text = ""
+        self._inside: Marks | None = None
+        self._close = CloseMark("", NoValues())  # of the call that is open
+        self._space = TrailingSpace()  # dropped if a call follows
+        self._written = written
+        self._open: StreamedCall | None = None
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text."""
+        self._text += text
+        parts: list[Part] = []
+        while (found := self._next()) is not None:
+            parts.extend(found)
+        return parts
+
+    def end(self) -> Sequence[Part]:
+        """No more text: a call without its closing mark is still one."""
+        parts: list[Part] = []
+        while self._inside is not None and self._open is None:
+            parts += self._ended(None)
+        if self._open is None:
+            rest, self._text = self._text, ""
+            parts += self._shown(rest)
+        return [*parts, *self._leftover_space()]
+
+    def _next(self) -> list[Part] | None:
+        """Parts that the held text is certain to be; None when more is needed."""
+        if self._inside is None:
+            return self._outside()
+        if self._open is not None:
+            return self._in_pieces(self._open)
+        if self._written is not None and (head := self._written.name_in(self._text, self._tools)):
+            return self._begun(self._written, *head)
+        place = self._close.find(self._text)
+        if place is None and len(self._text) <= MAX_CALL_CHARACTERS:
+            return None
+        return self._ended(place)
+
+    def _ended(self, place: int | None) -> list[Part]:
+        """The call that is open ends at the mark at this place; None = it has none.
+
+        If it is no call so, the first mark ends it although it seemed to stand in a value, and so
+        it is from now on.
+        """
+        assert self._inside is not None, "a call is open"
+        first = self._text.find(self._inside.ends_with)
+        if first >= 0 and first != place and self._read(self._text[:place], self._tools) is None:
+            self._new_values = NoValues
+            return self._fed_again(first)
+        if place is None:
+            body, self._text = self._text, ""
+            return self._closed(body, "")
+        body, close = self._text[:place], self._inside.close
+        self._text = self._text[place + len(close) :]
+        return self._closed(body, close)
+
+    def _fed_again(self, place: int) -> list[Part]:
+        """Take the text from the mark at this place on again.
+
+        In pieces, for each step copies what is left of one.
+        """
+        text, self._text = self._text, self._text[:place]
+        self._close = CloseMark(self._close.mark, NoValues())
+        places = range(place, len(text), _PIECE_CHARACTERS)
+        return [
+            part for start in places for part in self.feed(text[start : start + _PIECE_CHARACTERS])
+        ]
+
+    def _begun(self, form: StreamedForm, name: str, length: int) -> list[Part]:
+        self._text = self._text[length:]
+        begin = self._numbering.begin(name)
+        self._open = StreamedCall(form, begin)
+        self._space = TrailingSpace(drops=True)  # right after a call
+        return [] if begin is None else [begin]
+
+    def _in_pieces(self, call: StreamedCall) -> list[Part] | None:
+        parts, self._text, is_over = call.take(self._text)
+        if is_over:
+            self._open = self._inside = None
+        return [*parts] if parts or is_over else None
+
+    def _outside(self) -> list[Part] | None:
+        places = [
+            (place, number)
+            for number, mark in enumerate(self._marks)
+            if (place := self._text.find(mark.open)) >= 0
+        ]
+        if places:
+            place, number = min(places)
+            before, self._inside = self._text[:place], self._marks[number]
+            self._text = self._text[place + len(self._inside.open) :]
+            self._close = CloseMark(self._inside.ends_with, self._new_values())
+            return self._shown(before)
+        certain = len(self._text) - held_back(self._text, [mark.open for mark in self._marks])
+        if not certain:
+            return None
+        text, self._text = self._text[:certain], self._text[certain:]
+        return self._shown(text)
+
+    def _closed(self, body: str, close: str) -> list[Part]:
+        assert self._inside is not None, "a call is open"
+        opened, self._inside = self._inside.open, None
+        calls = self._read(body, self._tools)
+        if calls is None:
+            return self._shown(opened + body + close)
+        self._space = TrailingSpace(drops=True)  # right after a call
+        return list(self._numbering.parts(calls))
+
+    def _shown(self, text: str) -> list[Part]:
+        shown = self._space.shown(text)
+        return [TextDelta(shown)] if shown else []
+
+    def _leftover_space(self) -> list[Part]:
+        space = self._space.rest()
+        return [TextDelta(space)] if space else []
+
+
+class LeadingCalls:
+    """An answer that is calls from its first character on.  leads: what such an answer begins with,
+    after white space.
+    """
+
+    def __init__(
+        self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering
+    ) -> None:
+        self._leads = leads
+        self._read = read
+        self._tools = tools
+        self._numbering = numbering
+        self._text: str | None = ""  # None once it is text
+
+    def feed(self, text: str) -> Sequence[Part]:
+        """Take more text."""
+        if self._text is None:
+            return [TextDelta(text)] if text else []
+        self._text += text
+        start = self._text.lstrip()
+        may_lead = any(start.startswith(lead) or lead.startswith(start) for lead in self._leads)
+        if may_lead and len(self._text) <= MAX_CALL_CHARACTERS:
+            return []
+        shown, self._text = self._text, None
+        return [TextDelta(shown)]
+
+    def end(self) -> Sequence[Part]:
+        """No more text: now the calls can be read."""
+        text, self._text = self._text, None
+        if not text:
+            return []
+        calls = self._read(text, self._tools)
+        return [TextDelta(text)] if calls is None else list(self._numbering.parts(calls))

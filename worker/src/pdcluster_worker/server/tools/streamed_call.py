@@ -1,0 +1,94 @@
+"""A call whose form is certain, since the engine's constraint holds it: given out as it is written.
+
+Once its name and the beginning of its arguments are there, the rest of a JSON object
+and the end must follow, so that arguments come in pieces and nothing has to be taken
+back.  Only a choice that ends too early leaves a call without its end.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdcluster_worker.server.text.events import ArgumentsDelta, Part, ToolCallBegin, ToolCallEnd
+from pdcluster_worker.server.tools.calls import Tools
+
+
+class JsonDepth:
+    """Follows one JSON object to its last brace."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        """The length of what of the text is still the object's; None where all of it is, and the
+        object goes on.
+        """
+        for place, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = character == "\\"
+                self._in_string = character != '"'
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return place + 1
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedForm:
+    """Text around the arguments of a call.
+
+    head: ends where they begin; its group is the name as JSON.  tail: follows them.
+    """
+
+    head: re.Pattern[str]
+    tail: re.Pattern[str]
+
+    def name_in(self, text: str, tools: Tools) -> tuple[str, int] | None:
+        """Name of the tool that the text calls, and the length of the head; None = it is not whole,
+        or is none.
+        """
+        head = self.head.match(text)
+        if head is None:
+            return None
+        try:
+            name = str(json.loads(head[1]))
+        except ValueError:
+            return None
+        return (name, head.end()) if name in tools else None
+
+
+class StreamedCall:
+    """One call after its head.  begin: None = it is one too many, and is not given out."""
+
+    def __init__(self, form: StreamedForm, begin: ToolCallBegin | None) -> None:
+        self._form = form
+        self._begin = begin
+        self._depth: JsonDepth | None = JsonDepth()
+
+    def take(self, text: str) -> tuple[Sequence[Part], str, bool]:
+        """Parts that are certain now, the text that is left, and whether the call has ended."""
+        parts: list[Part] = []
+        if self._depth is not None:
+            end = self._depth.end_in(text)
+            piece, text = text[:end], "" if end is None else text[end:]
+            if piece and self._begin is not None:
+                parts.append(ArgumentsDelta(self._begin.call, piece))
+            if end is None:
+                return parts, "", False
+            self._depth = None
+        tail = self._form.tail.match(text)
+        if tail is None:
+            return parts, text, False
+        if self._begin is not None:
+            parts.append(ToolCallEnd(self._begin.call))
+        return parts, text[tail.end() :], True

@@ -1,0 +1,321 @@
+"""The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then
+its KV.
+
+Whatever happens, the engine gets one message about the end of the transfer, and the
+credit and the blocks go back.  On failure, and when the prefill worker does not
+make progress, the engine prefills here, keeping the first token if the client has it.
+Which requests come here is `serving.decode.decode_dispatcher`'s choice.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
+from pdcluster_worker.messages.engine import (
+    Fetch,
+    FetchFailed,
+    PrefillDone,
+    ReceiveDone,
+    ReceiveFailed,
+    ReceiveReady,
+    ReceiveRefused,
+    Submit,
+)
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.prefill_watchdog import NoProgressError, PrefillWatchdog, watch
+from pdcluster_worker.serving.decode.prefix_push import push_prefix
+from pdcluster_worker.serving.engines.client import (
+    ENGINE_STALLED,
+    EngineDiedError,
+    EngineStalledError,
+)
+from pdcluster_worker.serving.engines.engines import RequestHandle
+from pdcluster_worker.serving.engines.stall_watch import period_seconds
+from pdcluster_worker.serving.worker_context import WorkerContext
+from pdcluster_worker.tracing.lifecycle_events import trace_migration
+from pdcluster_worker.tracing.request_trace import add_event
+
+logger = logging.getLogger(__name__)
+
+Reply = Token | PrefillDone
+"""Reply of a prefill worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """A prefill worker that has room, our blocks, and how long both took.
+
+    has_credit: of that worker, to give back; False where a worker hands over KV.
+    """
+
+    peer: Peer
+    blocks: ReceiveReady
+    waited_seconds: float
+    has_credit: bool = True
+
+
+class RemotePrefill:
+    """Prefills elsewhere; one per decode worker."""
+
+    def __init__(self, worker: WorkerContext, broker: CreditBroker) -> None:
+        self._worker = worker
+        self._broker = broker
+
+    async def first_token(
+        self,
+        place: RequestHandle,
+        spec: RequestSpec,
+        hashes: list[bytes],
+        *,
+        forced: bool,
+        only: Peer | None = None,
+    ) -> AsyncGenerator[Generated, None]:
+        """The first token, if a prefill worker made it; afterwards the engine here goes on, from
+        its KV or by itself.
+
+        Yields nothing when the prefill will be local after all.  Raises RequestError 503 when that
+        happens although the client forced `remote`.
+
+        hashes: of the full blocks of its tokens.  only: the prefill worker; None = the best.
+        """
+        start = asyncio.get_running_loop().time()
+        reserved = await self._reserve(place, spec, hashes, only)
+        if reserved is None:
+            if forced:
+                raise RequestError(
+                    'no prefill worker is ready, and pdcluster.prefill is "remote"',
+                    status=503,
+                    code="no_prefill_worker",
+                )
+            self._worker.count_long_prompt(is_remote=False)
+            place.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
+            return
+        async with aclosing(self._prefilled(place, reserved, spec, forced=forced)) as tokens:
+            async for generated in tokens:
+                yield generated
+
+    async def read(
+        self, place: RequestHandle, spec: RequestSpec, holder: Peer
+    ) -> AsyncGenerator[Generated, None]:
+        """The next token of a request that moved here, made by the worker that it left, which sends
+        its KV.
+
+        No credit is asked for: that worker has the KV, and computes what fills no block.  Yields
+        nothing when there are no blocks for it now, and the engine here will compute its prompt.
+        """
+        async with watch(place.check, self._period):
+            blocks = await self._receive(place, spec)
+        if isinstance(blocks, ReceiveRefused):
+            place.send(Submit(spec))
+            return
+        add_event("reads_kv", peer=holder.key)
+        reserved = _Reserved(holder, blocks, waited_seconds=0.0, has_credit=False)
+        async with aclosing(self._prefilled(place, reserved, spec, forced=False)) as tokens:
+            async for generated in tokens:
+                yield generated
+
+    async def _prefilled(
+        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec, *, forced: bool
+    ) -> AsyncGenerator[Generated, None]:
+        first: Token | None = None
+        done = False
+        outcome = "cancelled"  # unless the code below gets further
+        try:
+            if reserved.has_credit:
+                await self._push_prefix(place, reserved, spec)
+            async with aclosing(self._replies(place, reserved, spec)) as replies:
+                while (reply := await self._next(place, replies, reserved.peer)) is not None:
+                    if isinstance(reply, PrefillDone):
+                        done = True
+                        self._finish(place, reserved, first, reply)
+                        continue
+                    first = msgspec.structs.replace(
+                        reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds
+                    )
+                    self._note_pace(reserved, spec, reply)
+                    if first.finish_reason is not None:  # it moves no KV: this is all
+                        done, outcome = True, "ok"
+                    yield Generated(first, "remote")
+            if not done:
+                raise PeerError("the call ended before the KV was acknowledged")
+            if first is None:
+                yield Generated(await self._fetched(place, reserved), "remote")
+            outcome = "ok"
+        except (EngineDiedError, EngineStalledError):
+            raise  # of this worker: nothing is left to prefill with
+        except (PeerError, RequestError) as e:
+            outcome = "stalled" if _is_stall(e) else "failed"
+            logger.warning(
+                "remote prefill failed request=%s peer=%s reason=%s",
+                spec.request_id,
+                reserved.peer.key,
+                e,
+            )
+            add_event("prefill_failed", peer=reserved.peer.key, outcome=outcome)
+            if isinstance(e, RequestError) and e.param == CONSTRAINT_PARAM:
+                raise  # it cannot be compiled here either
+            if forced and first is None:
+                message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
+                raise RequestError(message, status=503, code="prefill_failed") from e
+            place.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
+        finally:
+            self._count(reserved, spec.request_id, outcome)
+
+    def _note_pace(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> None:
+        num_tokens = len(spec.prompt) + len(spec.output) - first.cached_tokens
+        self._worker.prefill_rates.add(reserved.peer.key, num_tokens, first.prefill_seconds or 0.0)
+
+    def _count(self, reserved: _Reserved, request_id: str, outcome: str) -> None:
+        metrics = self._worker.metrics
+        if not reserved.has_credit:
+            metrics.kv_handovers.labels(outcome).inc()
+            return
+        metrics.remote_prefill.labels(outcome).inc()
+        if outcome != "cancelled":
+            self._worker.count_long_prompt(is_remote=outcome == "ok")
+        if outcome != "ok":
+            reserved.peer.release(request_id)  # in case the call never began
+
+    def _replies(
+        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec
+    ) -> AsyncGenerator[Reply, None]:
+        target = place.target(reserved.blocks)
+        return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
+
+    async def _push_prefix(
+        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec
+    ) -> None:
+        """Give the prefill worker KV that it lacks; one that makes no progress goes without."""
+        with suppress(NoProgressError):
+            async with watch(self._check_of(place, reserved.peer), self._period):
+                await push_prefix(self._worker, place, reserved.peer, spec, reserved.blocks)
+
+    async def _next(
+        self, place: RequestHandle, replies: AsyncGenerator[Reply, None], peer: Peer
+    ) -> Reply | None:
+        """The next reply, None at the end.
+
+        Raises NoProgressError when the peer makes no progress, EngineDiedError or
+        EngineStalledError when our engine fails.
+        """
+        async with watch(self._check_of(place, peer), self._period):
+            return await anext(replies, None)
+
+    def _check_of(self, place: RequestHandle, peer: Peer) -> Callable[[], None]:
+        """A check of both sides from now on."""
+        watchdog = PrefillWatchdog(asyncio.get_running_loop().time, lambda: peer.load)
+
+        def check() -> None:
+            place.check()
+            watchdog.check(self._worker.policy.stall_seconds)
+
+        return check
+
+    def _period(self) -> float:
+        return period_seconds(self._worker.policy.stall_seconds)
+
+    def _finish(
+        self, place: RequestHandle, reserved: _Reserved, first: Token | None, done: PrefillDone
+    ) -> None:
+        if done.handle:
+            place.send(Fetch(place.mailbox.request_id, reserved.blocks.epoch, done.handle))
+            return
+        if first is None:
+            raise PeerError("the KV came without a first token")
+        metrics = self._worker.metrics
+        self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
+        self._worker.note_transport(done.transport, done.transport_note)
+        metrics.kv_transfer_seconds.observe(done.seconds)
+        metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
+        trace_migration(done)
+        place.send(
+            ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum)
+        )
+
+    async def _fetched(self, place: RequestHandle, reserved: _Reserved) -> Token:
+        """The first token, made here from KV that the engine fetches.
+
+        Raises PeerError when it does not come.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        async with watch(place.check, self._period):
+            output = await place.mailbox.get()
+        if isinstance(output, FetchFailed):
+            raise PeerError(f"the KV did not come: {output.reason}")
+        if not isinstance(output, Token):
+            raise RequestError(f"the engine answered {type(output).__name__} to Fetch", status=500)
+        seconds = clock() - start
+        self._worker.metrics.kv_transfer_seconds.observe(seconds)
+        self._worker.metrics.ttft_phase_seconds.labels("transfer").observe(seconds)
+        waited = (output.queue_seconds or 0.0) + reserved.waited_seconds
+        return msgspec.structs.replace(output, queue_seconds=waited)
+
+    async def _reserve(
+        self, place: RequestHandle, spec: RequestSpec, hashes: list[bytes], only: Peer | None
+    ) -> _Reserved | None:
+        """A credit first, then blocks, so that a waiting request holds none; None when no prefill
+        worker is left.
+        """
+        clock = asyncio.get_running_loop().time
+        num_tokens = len(spec.prompt) + len(spec.output)
+        start = clock()
+        named = "" if only is None else only.key
+        self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority, named)
+        outcome = "cancelled"
+        try:
+            async with watch(place.check, self._period):
+                while (
+                    peer := await self._broker.acquire(
+                        spec.request_id, num_tokens, spec.priority, hashes, only=only
+                    )
+                ) is not None:
+                    blocks = await self._receive(place, aged(spec, clock() - start), peer)
+                    if isinstance(blocks, ReceiveReady):
+                        waited = clock() - start
+                        add_event("credit", peer=peer.key, waited_seconds=waited)
+                        self._worker.metrics.credit_wait_seconds.observe(waited)
+                        outcome = "granted"
+                        return _Reserved(peer, blocks, waited)
+                    add_event("no_blocks", needed=blocks.needed_blocks)
+                    await self._worker.wait_for_blocks(
+                        place.engine, spec.request_id, blocks.needed_blocks
+                    )
+            outcome = "no_prefill_worker"
+            add_event("credit", peer="", waited_seconds=clock() - start)
+            return None
+        finally:
+            self._worker.metrics.credit_requests.labels(outcome).inc()
+            self._worker.credit_queue.discard(spec.request_id)
+            self._broker.request_credits()
+
+    async def _receive(
+        self, place: RequestHandle, spec: RequestSpec, granting: Peer | None = None
+    ) -> ReceiveReady | ReceiveRefused:
+        """Ask the engine for blocks; unless it has them the credit goes back.  granting: the peer
+        that gave one; None = none did
+        """
+        answer = None
+        try:
+            answer = await place.receive(spec)
+        finally:
+            if granting is not None and not isinstance(answer, ReceiveReady):
+                granting.release(spec.request_id)
+        return answer
+
+
+def _is_stall(error: PeerError | RequestError) -> bool:
+    """Return whether a peer failed because it stalls, by its own report or by our patience."""
+    return isinstance(error, NoProgressError) or (
+        isinstance(error, RequestError) and error.code == ENGINE_STALLED
+    )

@@ -1,0 +1,183 @@
+"""Drain state machine of this worker: ready, draining, drained.
+
+Level-triggered: the state follows from what is wanted now (the operator's
+command, which comes and goes, or the end of the process, which stays) and from
+what still holds the worker.  So the last word wins however quickly commands
+follow each other, and a drained worker is draining again while something that
+slipped in runs.  What a state means for requests and peers is the caller's.
+
+When the last request has ended its answer may still be on the way: the worker
+has drained when its clients have taken all.  The set of these is read once, when the
+last request has ended: what is sent later, such as refusals and scrapes, holds
+nothing, however much of it there is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from math import inf
+
+from pdcluster_worker.peers.records import WorkerState
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.1
+"""Period of checks while a worker drains: what holds it lies in several rooms, and none of them
+reports to the drain.
+"""
+
+UNSENT_CHECK_SECONDS = 0.5
+"""The same while only clients hold it that read slowly, since asking the kernel costs more."""
+
+FOLLOW_SECONDS = 5.0
+"""Period of checks of clients while requests run.
+
+A connection whose whole answer has stayed untaken since such a check is not waited for again.
+"""
+
+MOST_FAILURES = 90
+"""So many looks in a row that fail, for 45 s, are the last."""
+
+
+class DrainController:
+    """One per worker, which is ready at first.
+
+    num_holding: how many things must end before the worker may go.
+    announce:    called with each new state, at once.
+    unacked:     names of the connections whose clients have yet to take something of their answers.
+    """
+
+    def __init__(
+        self,
+        num_holding: Callable[[], int],
+        announce: Callable[[WorkerState], None],
+        unacked: Callable[[], Awaitable[frozenset[str]]],
+    ) -> None:
+        self.state: WorkerState = "ready"
+        self._num_holding = num_holding
+        self._announce = announce
+        self._poll_unacked = unacked
+        # what is left of the connections of the first look; None before it
+        self._unacked: frozenset[str] | None = None
+        self._is_answer_void = True
+        self._num_failures = 0
+        self._polled_seconds = -inf
+        self._is_commanded = False
+        self._is_ending = False
+        self._polling: asyncio.Task[None] | None = None
+        self._is_drained = asyncio.Event()
+
+    @property
+    def is_requested(self) -> bool:
+        """True if the worker should drain."""
+        return self._is_commanded or self._is_ending
+
+    @property
+    def num_holding(self) -> int:
+        """Number of requests and clients that a draining worker waits for; 0 while it is not to
+        drain.
+        """
+        return self._num_holding() + len(self._unacked or ()) if self.is_requested else 0
+
+    def command(self, present: bool) -> None:
+        """The operator's key: present = drain, absent = serve."""
+        self._is_commanded = present
+        self._request_stop()
+
+    def end(self) -> None:
+        """The process is to end; no command takes that back."""
+        self._is_ending = True
+        self._request_stop()
+
+    def poll(self) -> None:
+        """Bring the state up to date."""
+        if not self.is_requested or self._num_holding():
+            self._unacked, self._is_answer_void = None, True
+        if not self.is_requested:
+            self._num_failures = 0
+        state: WorkerState = (
+            "ready"
+            if not self.is_requested
+            else "drained"
+            if self._unacked == frozenset()
+            else "draining"
+        )
+        if state != self.state:
+            self.state = state
+            self._announce(state)
+        if state == "drained":
+            self._is_drained.set()
+        else:
+            self._is_drained.clear()
+
+    async def drained(self) -> None:
+        """After `command` or `end`: return while nothing holds the worker; that is so until the
+        caller next waits for something.
+        """
+        self.poll()
+        while self.state != "drained":
+            await self._is_drained.wait()
+            self.poll()
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+
+    def _request_stop(self) -> None:
+        self.poll()
+        if self.is_requested and (self._polling is None or self._polling.done()):
+            self._polling = asyncio.create_task(self._poll_until_unset(), name="drain")
+
+    async def _poll_until_unset(self) -> None:
+        while self.is_requested:
+            self.poll()
+            since = asyncio.get_running_loop().time() - self._polled_seconds
+            if self.state == "draining" and (not self._num_holding() or since >= FOLLOW_SECONDS):
+                await self._poll_clients()
+            await asyncio.sleep(
+                UNSENT_CHECK_SECONDS if self._unacked or self._num_failures else CHECK_SECONDS
+            )
+
+    async def _poll_clients(self) -> None:
+        """Look which clients have yet to take something.
+
+        While requests run the result only records, in the kernel reader, since when nothing has
+        moved.
+        """
+        self._is_answer_void = bool(self._num_holding())
+        unacked = await self._poll_clients_once()
+        # else something slipped in, or the command was withdrawn: `poll` saw it
+        if not self._is_answer_void and unacked is not None:
+            if self._unacked is None and unacked:
+                logger.info(
+                    "waiting for clients to receive the end of their answers clients=%d",
+                    len(unacked),
+                )
+            self._unacked = unacked if self._unacked is None else self._unacked & unacked
+            self.poll()
+
+    async def _poll_clients_once(self) -> frozenset[str] | None:
+        """Connections whose clients have yet to take something; None = not readable now.
+
+        Empty after MOST_FAILURES failures in a row, or the drain would never end.
+        """
+        self._polled_seconds = asyncio.get_running_loop().time()
+        try:
+            unacked = await self._poll_unacked()
+        except Exception:  # such as no thread to be had
+            self._num_failures += 1
+            if self._num_failures == 1:
+                logger.exception(
+                    "cannot read the unsent bytes of connections, retrying up to %d times",
+                    MOST_FAILURES,
+                )
+            if self._num_failures < MOST_FAILURES:
+                return None
+            logger.warning(
+                "cannot read the unsent bytes of connections, no longer waiting for clients"
+            )
+            unacked = frozenset()
+        self._num_failures = 0
+        return unacked

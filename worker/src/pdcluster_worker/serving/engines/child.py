@@ -1,0 +1,152 @@
+"""The engine process as a child of the server process: start it, talk to it, notice its death, stop
+it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pdcluster_worker.messages.engine import Stop
+from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError
+from pdcluster_worker.serving.engines.pair_socket import PairSocket
+
+logger = logging.getLogger(__name__)
+
+END_SECONDS = 5.0
+"""Time for an engine to stop before it is killed; it only has to close sockets."""
+
+LAST_WORDS_SECONDS = 0.5
+"""Time to wait, after the process has died, for its EngineFailed message, which has the reason."""
+
+
+class EngineChild:
+    """One engine process and the client to it.  `client.died` is set when it ends.
+
+    exit_status: of the process, when it has ended; killed: done when `kill` was called.
+    """
+
+    def __init__(
+        self,
+        config_path: Path,
+        environment: Mapping[str, str],
+        rank: int = 0,
+        board: int | None = None,
+    ) -> None:
+        """environment: of the process, over this one's.
+
+        rank:  among the engines of its worker.
+        board: descriptor of memory that these share; None = they share none.
+        """
+        self.rank = rank
+        self._board = board
+        self._config_path = config_path
+        self._environment = {**os.environ, **environment}
+        # 0700: the socket is ours alone
+        self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")
+        self._context = zmq.Context(io_threads=1)
+        self._address = f"ipc://{self._folder.name}/engine"
+        self._socket = PairSocket(self._context, self._address)
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[object]] = []
+        self.client = EngineClient(self._socket)
+        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says
+        when it serves.
+        """
+        self._socket.bind()
+        arguments = (
+            "--engine-config",
+            str(self._config_path),
+            "--engine",
+            self._address,
+            "--rank",
+            str(self.rank),
+        )
+        board = () if self._board is None else (self._board,)
+        command = (
+            sys.executable,
+            "-m",
+            "pdcluster_worker",
+            *arguments,
+            *(word for each in board for word in ("--board", str(each))),
+        )
+        self._process = await asyncio.create_subprocess_exec(
+            *command, env=self._environment, pass_fds=board
+        )
+        self._tasks = [
+            asyncio.create_task(part)
+            for part in (self._talk(), self._watch(), self._unlink_when_connected())
+        ]
+
+    def kill(self, reason: str) -> None:
+        """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
+        assert self._process is not None, "only a started process can be killed"
+        self.client.fail(reason)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        if not self.killed.done():
+            self.killed.set_result(None)
+
+    async def gone(self) -> None:
+        """Wait until the process has ended or was killed."""
+        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> None:
+        """End the process: ask, then kill; one that still loads is not asked.
+
+        One that hangs in the kernel is left to it.
+        """
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(Exception):
+                if self.client.is_loading:
+                    self._process.kill()
+                else:
+                    self.client.send(Stop())
+            try:
+                await asyncio.wait_for(self._process.wait(), END_SECONDS)
+            except TimeoutError:
+                logger.warning("engine did not stop in %.0f s: killed", END_SECONDS)
+                self._process.kill()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), END_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+        self._folder.cleanup()
+
+    async def _talk(self) -> None:
+        try:
+            await self.client.run()
+        except Exception as e:
+            logger.exception("messages to the engine failed")
+            self.client.fail(f"messages failed: {e}")
+
+    async def _unlink_when_connected(self) -> None:
+        """A connected socket needs no name, and a folder that is gone cannot be left behind by a
+        SIGKILL.
+        """
+        with contextlib.suppress(EngineDiedError):
+            await self.client.ready()
+        self._folder.cleanup()
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        status = await self._process.wait()
+        self.client.has_ended = True
+        await asyncio.sleep(0 if self.client.died else LAST_WORDS_SECONDS)
+        self.client.fail(f"its process ended with status {status}")
+        self.exit_status.set_result(status)

@@ -1,0 +1,149 @@
+"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too
+long.
+
+Too long is its longest recent step and a margin: a step cannot be interrupted
+for a ping, and a slow machine has long steps.  Time counts only while it is
+watched: a machine that slept, or a server process that was stopped, adds the
+time of two polls.  Pure: the clock is passed in.  What follows is `serving.engine_monitor`'s
+business.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from pdcluster_worker.messages.engine import EngineStats, Pong
+
+Condition = Literal["well", "stalled", "lost"]
+"""stalled: out of every choice, may still come back; lost: to be killed."""
+
+LAST_CHANCE_SECONDS = 20.0
+"""Longest time from stalled to lost: long enough for one scrape of every 15 s to see it."""
+
+REMEMBERED_SECONDS = 3600.0
+"""A step longer than those of the warm-up is forgotten after that long."""
+
+_CHECKS_PER_MARGIN = 4
+_LONGEST_PERIOD_SECONDS = 1.0
+_COUNTED_PERIODS = 2.0
+
+
+def period_seconds(stall_seconds: float) -> float:
+    """Seconds between two looks, and so between two pings: one, less for a short margin."""
+    return min(_LONGEST_PERIOD_SECONDS, stall_seconds / _CHECKS_PER_MARGIN)
+
+
+class StallTimer:
+    """Seconds without progress that were watched: between two looks two periods count at most."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._polled = clock()
+
+    def poll(self, period: float) -> float:
+        """Count the time since the last look; returns the sum."""
+        now = self._clock()
+        self.seconds += min(now - self._polled, _COUNTED_PERIODS * period)
+        self._polled = now
+        return self.seconds
+
+    def moved(self) -> None:
+        """Note progress: count from now."""
+        self.seconds = 0.0
+        self._polled = self._clock()
+
+
+class LongestStep:
+    """The longest of the steps of the last REMEMBERED_SECONDS and of the warm-up."""
+
+    def __init__(self, clock: Callable[[], float], warm_up_seconds: float) -> None:
+        self._clock = clock
+        self._warm_up_seconds = warm_up_seconds
+        # (when, seconds): each shorter than the one before, all longer than the warm-up's.
+        self._steps: deque[tuple[float, float]] = deque()
+
+    @property
+    def seconds(self) -> float:
+        """As of now."""
+        forgotten = self._clock() - REMEMBERED_SECONDS
+        while self._steps and self._steps[0][0] <= forgotten:
+            self._steps.popleft()
+        return self._steps[0][1] if self._steps else self._warm_up_seconds
+
+    def add(self, seconds: float) -> None:
+        """Note a step that has ended now."""
+        if seconds <= self._warm_up_seconds:
+            return
+        while self._steps and self._steps[-1][1] <= seconds:
+            self._steps.pop()
+        self._steps.append((self._clock(), seconds))
+
+
+class StallWatch:
+    """One engine, from its being ready.  warm_up_seconds: the longest step of its warm-up."""
+
+    def __init__(self, clock: Callable[[], float], warm_up_seconds: float) -> None:
+        self._longest = LongestStep(clock, warm_up_seconds)
+        self._still = StallTimer(clock)
+        self._most_still_seconds = 0.0  # since the last statistics
+        self._has_stalled = False  # since the last statistics
+        self._period = _LONGEST_PERIOD_SECONDS
+        self._num_steps = 0
+        self._is_pinged = False
+
+    @property
+    def longest_step_seconds(self) -> float:
+        """Longest of its recent steps, at first of its warm-up."""
+        return self._longest.seconds
+
+    @property
+    def still_seconds(self) -> float:
+        """Seconds without progress, as of the last look."""
+        return self._still.seconds
+
+    def needs_ping(self) -> bool:
+        """Return whether to send a ping now: at most one is under way."""
+        needs_ping, self._is_pinged = not self._is_pinged, True
+        return needs_ping
+
+    def on_pong(self, pong: Pong) -> None:
+        """Take an answer.
+
+        An engine without work is well, and one with work if it has made a step since the last
+        answer.
+        """
+        self._is_pinged = False
+        if not pong.has_work:
+            self._still.moved()
+        self._on_steps(pong.num_steps)
+
+    def on_stats(self, stats: EngineStats) -> None:
+        """Learn how long its steps take.
+
+        The engine's clock runs on while it is frozen or stopped, so no step counts for more than
+        was watched.  A report after a stall teaches nothing: a stall is no step.
+        """
+        most = self._most_still_seconds + _COUNTED_PERIODS * self._period
+        for _, seconds in stats.steps:
+            if not self._has_stalled:
+                self._longest.add(min(seconds, most))
+        if stats.steps:
+            self._most_still_seconds, self._has_stalled = 0.0, False
+        self._on_steps(stats.num_steps)
+
+    def poll(self, stall_seconds: float) -> Condition:
+        """Its condition now, with that margin; to be called every `period_seconds`."""
+        self._period = period_seconds(stall_seconds)
+        still = self._still.poll(self._period)
+        self._most_still_seconds = max(self._most_still_seconds, still)
+        limit = self.longest_step_seconds + stall_seconds
+        if still <= limit:
+            return "well"
+        self._has_stalled = True
+        return "lost" if still > limit + min(stall_seconds, LAST_CHANCE_SECONDS) else "stalled"
+
+    def _on_steps(self, num_steps: int) -> None:
+        if num_steps > self._num_steps:
+            self._num_steps = num_steps
+            self._still.moved()

@@ -1,0 +1,212 @@
+"""One choice of a request on its way over the decode workers: legs, each on one worker.
+
+Before the first token a leg that fails means another try elsewhere; after it the choice moves:
+the next leg gets the prompt and what was made so far, apart, and goes on from there.  What the
+client has is what it was sent here, so no position is ever said twice, whatever an ended leg
+would still have said.  The closing of a leg gives its blocks back.  Which worker is best is the
+ingress's choice, how often a choice moves is `routing.migration`'s rule.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.migration import MigrationReason, attempt_id
+from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.qos.tiers import PRIORITIES
+from pdcluster_worker.serving.engines.client import (
+    ENGINE_STALLED,
+    OUT_OF_BLOCKS,
+    EngineDiedError,
+    EngineStalledError,
+    ShortOfBlocksError,
+)
+from pdcluster_worker.serving.estimation import UnmeetableDeadlineError
+
+_DEMOTED = "priority=low"
+"""Entry in the losses of a request: see `serving.decode.admission_control`."""
+
+
+class AttemptCancelledError(PeerError):
+    """A leg was ended here, because its worker drains and another takes the choice."""
+
+    def __init__(self) -> None:
+        super().__init__("the decode worker drains")
+
+
+@dataclass(slots=True)
+class RequestProgress:
+    """Output of a choice so far, and the workers that made it.
+
+    output:       tokens that were passed on.
+    num_attempts: begun, the present one included.
+    num_moves:    legs that were begun after the first token.
+    failed:       keys of the workers that failed since the last token, `HERE` for this one.
+    left:         the worker, if any, that would go on with it but was left; the last resort.
+    moves_for:    what the present leg is for, until its first token.
+    kv_holder:    pod of the worker that was left, for the next leg; empty = none has its KV.
+    is_over:      its last token was passed on.
+    clock:        seconds that only go forward; arrival_seconds: of it, from which deadlines count.
+    """
+
+    spec: RequestSpec
+    prefill: PrefillMode
+    clock: Callable[[], float] = time.monotonic
+    arrival_seconds: float = 0.0
+    output: list[int] = field(default_factory=list)
+    num_attempts: int = 0
+    num_moves: int = 0
+    failed: set[str] = field(default_factory=set)
+    left: list[Peer | None] = field(default_factory=list)
+    moves_for: MigrationReason | None = None
+    kv_holder: str = ""
+    is_over: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the client has received a token."""
+        return bool(self.output)
+
+    def so_far(self) -> RequestSpec:
+        """The choice with what it has made."""
+        return replace(self.spec, output=[*self.spec.output, *self.output])
+
+    def next_attempt(self) -> tuple[RequestSpec, PrefillMode]:
+        """The request of the next leg, and where it is to be prefilled.
+
+        A prefill that was forced to be remote has been: later ones go by the offload rule.
+        Its deadline does not begin again.
+        """
+        spec = self.spec
+        if self.num_attempts:
+            attempt = attempt_id(spec.request_id, self.num_attempts)
+            spec = replace(
+                self.so_far(), request_id=attempt, kv_holder=self.kv_holder, prefiller=""
+            )
+            self.kv_holder = ""
+        self.num_attempts += 1
+        is_later = self.has_begun and self.prefill == "remote"
+        return aged(spec, self.clock() - self.arrival_seconds), "auto" if is_later else self.prefill
+
+    def take(self, generated: Generated) -> Generated:
+        """Note the next token, and return it as one of the choice's, whatever leg it is of."""
+        token, is_first_attempt = generated.token, self.num_attempts == 1
+        is_first = not self.output
+        self.output.append(token.token_id)
+        self.is_over = token.finish_reason is not None
+        if generated.degraded:
+            self.spec = _as_degraded(self.spec, generated.degraded)
+        if self.failed:
+            self.failed.clear()
+        if is_first_attempt:
+            return generated
+        token = replace(token, request_id=self.spec.request_id)
+        if is_first:
+            return replace(generated, token=token)
+        return replace(
+            generated,
+            token=replace(token, queue_seconds=None, prefill_seconds=None),
+            prefill=None,
+        )
+
+
+class Attempt(AsyncIterator[Generated]):
+    """A choice's run at a peer, which can be called off while its next token is waited for.
+
+    open_attempts: it is among these until it is closed.
+    """
+
+    def __init__(
+        self, progress: RequestProgress, peer: Peer, open_attempts: "set[Attempt]"
+    ) -> None:
+        self.progress = progress
+        self.peer = peer
+        self._tokens = peer.generate(*progress.next_attempt())
+        self._open_attempts = open_attempts
+        self._is_cancelled = False
+        self._waiting: asyncio.Task[object] | None = None
+        open_attempts.add(self)
+
+    def cancel(self) -> None:
+        """End it at the next token, or now while none has come; again is a no-op."""
+        if self._is_cancelled:
+            return
+        self._is_cancelled = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def __anext__(self) -> Generated:
+        """Wait for the next token.
+
+        Raises AttemptCancelledError, and whatever the peer's stream raises.
+        """
+        if self._is_cancelled:
+            raise AttemptCancelledError
+        task = self._waiting = asyncio.current_task()
+        assert task is not None, "a leg is run by a task"
+        try:
+            return await anext(self._tokens)
+        except asyncio.CancelledError:
+            if not self._is_cancelled or task.uncancel():
+                raise
+            raise AttemptCancelledError from None
+        finally:
+            self._waiting = None
+
+    async def aclose(self) -> None:
+        """End the call of the peer."""
+        self._open_attempts.discard(self)
+        await self._tokens.aclose()
+
+
+def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
+    """The request as its worker runs it: a bound or a priority that was lowered there holds on the
+    next one too.
+
+    >>> from pdcluster_worker.messages.requests import SamplingParams
+    >>> spec = RequestSpec("r", [1], SamplingParams(max_tokens=100, seed=1, min_tokens=50))
+    >>> lowered = _as_degraded(spec, ["prefill=local", "max_tokens=20", "priority=low"])
+    >>> lowered.sampling.max_tokens, lowered.sampling.min_tokens, lowered.priority
+    (20, 20, 100)
+    """
+    for what in lost:
+        name, _, value = what.partition("=")
+        if name == "max_tokens":
+            spec = replace(spec, sampling=spec.sampling.capped(int(value)))
+        elif what == _DEMOTED:
+            spec = replace(spec, priority=PRIORITIES["low"])
+    return spec
+
+
+def reason_of(error: PeerError | RequestError) -> MigrationReason | None:
+    """Reason to move a request that ended so to another worker; None = the request itself is at
+    fault.
+    """
+    if isinstance(error, AttemptCancelledError):
+        return "draining"
+    if isinstance(error, PeerError | EngineDiedError):
+        return "lost"
+    if error.status != _UNAVAILABLE:
+        return None
+    if error.code == ENGINE_STALLED:
+        return "stalled"
+    if error.code == OUT_OF_BLOCKS:
+        return "preempted"
+    return "draining" if error.code == "draining" else "lost"
+
+
+_UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well serve the request
+
+
+def is_engines(error: Exception) -> bool:
+    """Return whether a request ended because of an engine of this worker, not because of itself."""
+    return isinstance(
+        error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError
+    )

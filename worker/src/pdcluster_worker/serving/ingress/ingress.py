@@ -1,0 +1,122 @@
+"""Entry of requests: the decode worker that `serving.ingress.decode_router` picks runs all choices,
+one hop away at most.
+
+A worker that drains, or whose engine has stalled, runs nothing that arrives
+now: it relays to a peer that stays.  What follows when the chosen worker fails
+or leaves is `serving.ingress.migration`'s rule, and what it does is
+`serving.decode.decode_dispatcher`'s business.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.ingress.attempt import RequestProgress
+from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter
+from pdcluster_worker.serving.ingress.hedging import HedgePolicy
+from pdcluster_worker.serving.ingress.migration import AttemptRoute, AttemptStream, Migration
+from pdcluster_worker.serving.ingress.parallel_sampling import ParallelSampling
+from pdcluster_worker.serving.worker_context import WorkerContext
+from pdcluster_worker.streams import Reader, Stream
+
+
+class Ingress:
+    """Takes requests from HTTP; one per decode worker.
+
+    pod:   this worker's name among its peers.
+    clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        local: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        pod: str = LOCAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._local = local
+        self._router = DecodeRouter(worker, local, decodes, pod)
+        self._hedge_policy = HedgePolicy(worker, local, decodes)
+        self._migration = Migration(worker, local, decodes, self._router)
+        self._choices: dict[str, ParallelSampling] = {}
+        self._lone: dict[str, AttemptStream] = {}
+
+    async def generate(
+        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+    ) -> AsyncGenerator[Generated, None]:
+        """All choices of one prompt, as they come.
+
+        Closing the iterator ends every leg.  Raises RequestError.
+
+        The first choice may be prefilled remotely; the others start from its
+        cached prompt, on the same worker.
+        """
+        arrival = self._clock()
+        with self._router.track(specs, hints):
+            await self._router.wait_for_capacity(specs)
+            # decided once: a drain that begins later lets the request go on
+            may_run_locally = self._worker.takes_new
+            peer = self._router.choose(specs[0], may_run_locally)
+            if peer is None and not may_run_locally:
+                raise self._worker.refusal()
+            with self._worker.request():
+                tokens = self._run(specs, prefill, AttemptRoute(peer, may_run_locally), arrival)
+                try:
+                    async for generated in tokens:
+                        self._router.on_token(specs[generated.index].request_id)
+                        yield generated
+                finally:
+                    for spec in specs:  # first: the closing may be cut off
+                        self._choices.pop(spec.request_id, None)
+                        self._lone.pop(spec.request_id, None)
+                    await tokens.aclose()
+
+    def _run(
+        self, specs: list[RequestSpec], prefill: PrefillMode, route: AttemptRoute, arrival: float
+    ) -> Stream[Generated]:
+        """Run all choices; a lone one as it is, which costs neither a task nor a queue.
+
+        Raises RequestError.
+        """
+        if route.where is None:
+            self._local.admit([aged(spec, self._clock() - arrival) for spec in specs])
+        route.hedge = self._hedge_policy.hedge(specs, route.where)
+        others: PrefillMode = "local" if prefill == "remote" else prefill
+        courses = [
+            RequestProgress(spec, others if index else prefill, self._clock, arrival)
+            for index, spec in enumerate(specs)
+        ]
+        runs = {
+            progress.spec.request_id: AttemptStream(self._migration, progress, route)
+            for progress in courses
+        }
+        if len(runs) == 1:
+            self._lone |= runs
+            return runs.popitem()[1]
+        choices = ParallelSampling(runs)
+        self._choices.update(dict.fromkeys(runs, choices))
+        return choices
+
+    def abort(self, request_id: str) -> None:
+        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone
+        choice.
+        """
+        if (choices := self._choices.get(request_id)) is not None:
+            choices.abort(request_id)
+
+    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
+        """See `server.generation.backend.Backend.follow`."""
+        if (run := self._lone.get(request_id)) is not None:
+            run.follow(reader)
+
+    def on_change(self) -> None:
+        """A peer's state changed: what runs on one that drains goes on elsewhere."""
+        self._migration.on_change()

@@ -1,0 +1,322 @@
+"""Runs the legs of the choices that came to this worker, and decides what follows one that failed.
+
+Guarantees: an error that is the request's own is not tried again; a leg has been closed before the
+next one begins; a choice that was taken from a worker which would go on with it goes back there
+when no other worker takes it.  `serving.ingress.attempt` holds what a choice has made.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.migration import (
+    MigrationOutcome,
+    MigrationReason,
+    has_capacity,
+    may_migrate,
+)
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.engines.client import EngineDiedError
+from pdcluster_worker.serving.ingress.attempt import (
+    Attempt,
+    AttemptCancelledError,
+    RequestProgress,
+    is_engines,
+    reason_of,
+)
+from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter, key_of, name_of
+from pdcluster_worker.serving.ingress.hedging import Hedge, HedgedStream
+from pdcluster_worker.serving.worker_context import WorkerContext
+from pdcluster_worker.streams import Mapped, Reader, Stream
+from pdcluster_worker.tracing.request_trace import add_event
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AttemptRoute:
+    """Start of the choices of one prompt.
+
+    where:        the worker of the last leg that began, where the prompt is cached; None = this
+                  one.
+    may_run_locally: a drain that begins later lets the request go on.
+    hedge:        that the first choice runs, of `where` and another worker; None = there is none.
+    """
+
+    where: Peer | None
+    may_run_locally: bool
+    hedge: Hedge | None = None
+
+
+class Migration:
+    """One per ingress.  decodes: peers that take new work."""
+
+    def __init__(
+        self,
+        worker: WorkerContext,
+        local: DecodeDispatcher,
+        decodes: Callable[[], list[Peer]],
+        router: DecodeRouter,
+    ) -> None:
+        self._worker = worker
+        self._local = local
+        self._decodes = decodes
+        self._router = router
+        self._at_peers: set[Attempt] = set()
+
+    def follow(self, progress: RequestProgress, reader: Reader[Generated]) -> None:
+        """Have a first leg's tokens on this worker taken by `reader`, and kept in its course."""
+        self._local.follow(progress.spec.request_id, Mapped(progress.take, reader))
+
+    def on_change(self) -> None:
+        """Call off what runs on workers that drain, as far as others take it."""
+        for attempt in tuple(self._at_peers):
+            if attempt.peer.is_draining and self._may_leave(attempt.progress, attempt.peer):
+                attempt.cancel()
+
+    def _may_leave(self, progress: RequestProgress, peer: Peer) -> bool:
+        if not may_migrate(self._worker.policy.moving, progress.num_moves):
+            return False
+        if self._is_bound(progress, peer):
+            return False
+        others = [peer for peer in self._decodes() if peer.key not in progress.failed]
+        return self._worker.takes_new or bool(others)
+
+    def _is_bound(self, progress: RequestProgress, where: Peer | None) -> bool:
+        """Return whether no other worker can go on with a choice of `where`: it follows a grammar
+        that their engines would begin again.  All engines of a revision are of one type.
+        """
+        if progress.spec.sampling.constraint is None or not progress.has_begun:
+            return False
+        facts = self._worker.engine_ready if where is None else where
+        return facts.restarts_grammar
+
+    # --- a leg --------------------------------------------------------------------------------
+
+    def begin(
+        self, progress: RequestProgress, where: Peer | None, hedge: Hedge | None
+    ) -> Stream[Generated]:
+        """Begin a leg; with a race both of its legs, of which one goes on."""
+        if hedge is None:
+            return self._attempt(progress, where)
+        return HedgedStream(
+            self._worker,
+            hedge,
+            progress,
+            [self._attempt(progress, entrant) for entrant in hedge.entrants],
+        )
+
+    def _attempt(self, progress: RequestProgress, peer: Peer | None) -> Stream[Generated]:
+        return (
+            self._local.run(*progress.next_attempt())
+            if peer is None
+            else Attempt(progress, peer, self._at_peers)
+        )
+
+    # --- the one after it ---------------------------------------------------------------------
+
+    def next_worker(
+        self,
+        progress: RequestProgress,
+        route: AttemptRoute,
+        where: Peer | None,
+        error: PeerError | RequestError,
+    ) -> Peer | None:
+        """Choose the worker of the leg after one that ended at `where`; None is this one.
+
+        Raises RequestError if there is none.
+        """
+        reason = reason_of(error)
+        if reason is None or (where is None and not is_engines(error)):
+            raise error
+        was_local = LOCAL in progress.failed
+        if isinstance(error, AttemptCancelledError) or reason == "preempted":
+            progress.left = [where]
+        else:
+            progress.failed.add(key_of(where))
+        logger.warning(
+            "leg ended early request=%s at=%s tokens=%d reason=%s",
+            *(progress.spec.request_id, name_of(where), len(progress.output), error),
+        )
+        if progress.has_begun:
+            tracking = self._move(progress, where, reason, error)
+            if isinstance(error, AttemptCancelledError) and where is not None:
+                progress.kv_holder = where.key
+        else:
+            may_be_local = not was_local and (where is None or route.may_run_locally)
+            full = self._full(progress, where) if reason == "preempted" else frozenset()
+            tracking = self._again(progress, error, may_be_local, full)
+        _trace(progress, reason, where, tracking)
+        return tracking
+
+    def _again(
+        self,
+        progress: RequestProgress,
+        error: PeerError | RequestError,
+        may_be_local: bool,
+        full: frozenset[str],
+    ) -> Peer | None:
+        """Another try: the client has seen nothing.  full: workers without room for it."""
+        if isinstance(error, EngineDiedError):
+            raise error  # a request that kills its engine kills one
+        may_be_local = may_be_local or (self._worker.takes_new and LOCAL not in progress.failed)
+        if may_be_local and LOCAL not in full and self._worker.engines.problem is None:
+            return None
+        peer = self._choose(progress, may_be_local=False, full=full)
+        if peer is not None:
+            return peer
+        for left in self._last_resort(progress):
+            return left
+        raise error if isinstance(error, RequestError) else self._worker.refusal() from error
+
+    def _move(
+        self,
+        progress: RequestProgress,
+        where: Peer | None,
+        reason: MigrationReason,
+        error: PeerError | RequestError,
+    ) -> Peer | None:
+        """A leg from the last token on."""
+        if where is None and isinstance(error, EngineDiedError) and self._worker.engines.problem:
+            raise error  # this process is about to end
+        if self._is_bound(progress, where):
+            self.count(reason, "refused")
+            raise _lost(where, error, _BOUND) from error
+        reason = progress.moves_for or reason
+        is_allowed = may_migrate(self._worker.policy.moving, progress.num_moves)
+        full = self._full(progress, where) if reason == "preempted" else frozenset()
+        may_be_local = is_allowed and self._worker.takes_new and LOCAL not in full
+        tracking = self._choose(progress, may_be_local, full) if is_allowed else None
+        if tracking is not None or may_be_local:
+            progress.moves_for = reason
+        else:
+            self.count(reason, "nowhere" if is_allowed else "refused")
+            last = self._last_resort(progress)
+            if not last and not (is_allowed and self._is_up(progress)):
+                raise _lost(where, error) from error
+            tracking = last[0] if last else None
+        progress.num_moves += 1
+        return tracking
+
+    def _full(self, progress: RequestProgress, where: Peer | None) -> frozenset[str]:
+        """Workers without room for a request that was preempted where it was."""
+        num_tokens = len(progress.spec.prompt) + len(progress.spec.output) + len(progress.output)
+        needed = self._worker.num_blocks(num_tokens)
+        peers = [
+            peer for peer in self._decodes() if not has_capacity(peer.load.free_blocks, needed)
+        ]
+        local = [] if has_capacity(self._worker.load().free_blocks, needed) else [LOCAL]
+        return frozenset([*(peer.key for peer in peers), *local, key_of(where)])
+
+    def _choose(
+        self, progress: RequestProgress, may_be_local: bool, full: frozenset[str] = frozenset()
+    ) -> Peer | None:
+        try:
+            return self._router.choose(progress.so_far(), may_be_local, progress.failed, full)
+        except RequestError as e:  # it names its worker
+            logger.warning("stays request=%s reason=%s", progress.spec.request_id, e)
+            return None
+
+    def _last_resort(self, progress: RequestProgress) -> list[Peer | None]:
+        """The worker that it was taken from, while that would go on with it; or none."""
+        return [left for left in progress.left if self._would_go_on(progress, left)]
+
+    def _would_go_on(self, progress: RequestProgress, left: Peer | None) -> bool:
+        if left is None:
+            return self._is_up(progress)
+        return left.key not in progress.failed and (left.is_draining or left in self._decodes())
+
+    def _is_up(self, progress: RequestProgress) -> bool:
+        """Return whether this worker can run the choice, draining or not, where no other can."""
+        is_up = self._worker.engines.problem is None and not self._worker.has_ended
+        return is_up and LOCAL not in progress.failed
+
+    def count(self, reason: MigrationReason, outcome: MigrationOutcome) -> None:
+        """Count a choice that has left its worker."""
+        self._worker.metrics.request_moves.labels(reason, outcome).inc()
+
+
+class AttemptStream(AsyncIterator[Generated]):
+    """All tokens of one choice, on as many workers as it takes.  Raises RequestError."""
+
+    def __init__(
+        self, migration: Migration, progress: RequestProgress, route: AttemptRoute
+    ) -> None:
+        self._migration = migration
+        self._progress = progress
+        self._route = route
+        self._attempt: Stream[Generated] | None = None
+        self._where: Peer | None = None
+        self._hedge: Hedge | None = None
+
+    async def __anext__(self) -> Generated:
+        if self._attempt is None:
+            self._begin(self._route.where)
+        while True:
+            assert self._attempt is not None
+            try:
+                return self._taken(await anext(self._attempt))
+            except (PeerError, RequestError) as e:
+                await self._attempt.aclose()
+                if self._progress.is_over:
+                    raise StopAsyncIteration from None  # the client has all of it
+                self._begin(self._next(e))
+
+    async def aclose(self) -> None:
+        """End the leg that runs."""
+        if self._attempt is not None:
+            await self._attempt.aclose()
+
+    def follow(self, reader: Reader[Generated]) -> None:
+        """Have tokens taken by `reader` while the choice is where it began, alone and on this
+        worker; others come from the stream as before.
+        """
+        if self._hedge is None and self._where is None and self._progress.num_attempts == 1:
+            self._migration.follow(self._progress, reader)
+
+    def _begin(self, where: Peer | None) -> None:
+        route = self._route
+        self._where = where
+        self._hedge, route.hedge = route.hedge, None
+        self._attempt = self._migration.begin(self._progress, where, self._hedge)
+
+    def _taken(self, generated: Generated) -> Generated:
+        progress = self._progress
+        if self._hedge is not None:
+            self._route.where = self._hedge.where
+        if progress.moves_for is not None:
+            self._migration.count(progress.moves_for, "moved")
+            progress.moves_for = None
+        return progress.take(generated)
+
+    def _next(self, error: PeerError | RequestError) -> Peer | None:
+        where = self._where
+        if self._hedge is not None:
+            where = self._hedge.where
+            self._progress.failed |= self._hedge.failed
+        self._route.where = self._migration.next_worker(self._progress, self._route, where, error)
+        return self._route.where
+
+
+_BOUND = (
+    "; a structured answer that has begun cannot go on at another worker with this type of engine: "
+    "send the request again"
+)
+
+
+def _lost(where: Peer | None, error: PeerError | RequestError, advice: str = "") -> RequestError:
+    if where is None and isinstance(error, RequestError):
+        return error
+    message = f"the decode worker of this request was lost: {error}{advice}"
+    return RequestError(message, status=503, code="decode_worker_lost")
+
+
+def _trace(
+    progress: RequestProgress, reason: MigrationReason, left: Peer | None, goes_to: Peer | None
+) -> None:
+    name = "move" if progress.has_begun else "again"
+    facts = {"reason": reason, "left": name_of(left), "goes_to": name_of(goes_to)}
+    add_event(name, tokens=len(progress.output), moves=progress.num_moves, **facts)

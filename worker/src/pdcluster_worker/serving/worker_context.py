@@ -1,0 +1,400 @@
+"""State of this worker that every request on it needs: engine, peers, policy, metrics."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import NO_ACCELERATOR, Role
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.engine import BlockEvents, EngineReady, EngineStats, PrefillDone
+from pdcluster_worker.messages.peers import Report, WorkerLoad
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.peers.records import WorkerState
+from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS, CreditQueue
+from pdcluster_worker.routing.link_rates import LinkRates, kv_bytes_per_token
+from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.routing.remote_ratio import RemoteRatio
+from pdcluster_worker.serving.engines.client import EngineStalledError
+from pdcluster_worker.serving.engines.engines import Engine, Engines
+from pdcluster_worker.serving.estimation import Estimation
+from pdcluster_worker.tracing.recent_traces import RecentTraces
+
+REPORT_SECONDS = 1.0
+"""Seconds between two reports of our load to peers (docs/architecture.md, 'Discovery')."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory
+    moving; 0 = not measured.
+    """
+
+    busy_ratio: float = 0.0
+    memory_bandwidth_ratio: float = 0.0
+
+
+NO_DECODE_WORKER_SECONDS = 2
+"""Delay before a client of a router may try again: about as long as discovery and handshake of a
+returning worker take.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterInfo:
+    """Facts of a router, in place of an engine's.
+
+    worker_id:  its name for peers.
+    block_size: of the KV blocks of its revision's workers.
+    """
+
+    worker_id: str
+    block_size: int
+
+
+@dataclass(slots=True)
+class WorkerContext:
+    """One worker's state as its server process sees it.
+
+    engines:       those that have loaded; a router has none.
+    engine_id:     of this worker for its peers: that of its first engine at its start.
+    engineless:    of a router.
+    absence:       why no decode worker takes new work.
+    traces:        of the last requests, at its HTTP side too.
+    blocks:        prefix caches of the peers that we watch.
+    estimation:    of waiting times, see `serving.estimation`.
+    credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
+    active:        requests that run here, are relayed, or are prefilled for a peer.
+    num_relayed:   requests whose bytes a router relays.
+    num_waiting_for_prefix: that wait for KV of another one: no reason for more workers.
+    has_ended:     nothing is taken any more, because the process is about to end.
+    on_engines:    called when an engine begins to serve or stops.
+    share:         where long prompts of this decode worker were prefilled.
+    occupancy:     how busy it is, as its load says.
+    pair_rates:    how fast KV moves to this decode worker.
+    prefill_rates: how fast each prefill worker computes, in tokens.
+    promised_tokens: of a prefill worker: granted, or in hand.
+    sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
+    transport: that moved the last KV to or from here; transport_note: why not the one that
+               engine.transport asks for, empty = it did.  Before any, the one that it has.
+    """
+
+    role: Role
+    engines: Engines
+    metrics: Metrics
+    policy: PolicyConfig
+    credit_queue: CreditQueue = field(default_factory=CreditQueue)
+    state: WorkerState = "starting"
+    blocks: PrefixIndex = field(default_factory=PrefixIndex)
+    active: int = 0
+    num_relayed: Callable[[], int] = lambda: 0
+    num_waiting_for_prefix: int = 0
+    has_ended: bool = False
+    on_request: Callable[[], None] = lambda: None
+    on_engines: Callable[[], None] = lambda: None
+    share: RemoteRatio = field(default_factory=RemoteRatio)
+    occupancy: Callable[[], Occupancy] = lambda: Occupancy()
+    pair_rates: LinkRates = field(default_factory=LinkRates)
+    prefill_rates: LinkRates = field(default_factory=LinkRates)
+    gpu: str = NO_ACCELERATOR
+    promised_tokens: Callable[[], int] = lambda: 0
+    sent_bytes_per_second: float = 0.0
+    transport: str = ""
+    transport_note: str = ""
+    engineless: RouterInfo | None = None
+    absence: Callable[[], str] = lambda: "none is registered"
+    traces: RecentTraces = field(default_factory=RecentTraces)
+    engine_id: str = field(init=False)
+    estimation: Estimation = field(init=False)
+    _facts: EngineReady | None = field(init=False)
+    _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
+    _listeners: set[asyncio.Event] = field(default_factory=set)
+    _block_waiters: "dict[str, tuple[Engine, int, asyncio.Future[None]]]" = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self._facts = self.engines.first.facts if self.engineless is None else None
+        self.engine_id = (
+            self.engine_ready.engine_id if self.engineless is None else self.engineless.worker_id
+        )
+        self.engines.on_blocks.append(self._on_blocks)
+        self.engines.on_stats.append(self._on_stats)
+        self.engines.on_open = lambda engine: self.metrics.engine_requests.labels(
+            str(engine.rank)
+        ).inc()
+        self.estimation = Estimation(self.metrics, lambda: self.policy.estimation)
+        self._export_queues()
+        self._export_engines()
+        if self._facts is not None:
+            self.note_transport(self._facts.transport)
+
+    @property
+    def engine_ready(self) -> EngineReady:
+        """The facts of the first engine; what a peer compares is the same for all.
+
+        A router has none: its parts do not ask.
+        """
+        assert self._facts is not None, "a router has no engine"
+        return self._facts
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block."""
+        return (
+            self.engine_ready.geometry.block_size
+            if self.engineless is None
+            else self.engineless.block_size
+        )
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """KV blocks for that many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def hashes(self, spec: RequestSpec) -> list[bytes]:
+        """Block hashes of all tokens known so far, as the engines of both roles compute them.
+
+        None of a prompt whose log probabilities are asked for: it is computed whole, whatever is
+        cached.
+        """
+        if spec.sampling.prompt_logprobs is not None and not spec.output:
+            return []
+        return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)
+
+    def count_long_prompt(self, *, is_remote: bool) -> None:
+        """A prompt that was worth a remote prefill has been prefilled: there, or here after all."""
+        self.share.add(asyncio.get_running_loop().time(), is_remote=is_remote)
+        self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
+
+    def note_transfer(self, done: PrefillDone) -> None:
+        """A KV transfer from here is acknowledged."""
+        self.note_transport(done.transport, done.transport_note)
+        if done.transport_note:
+            self.metrics.kv_transport_fallbacks.inc()
+        if done.busy_seconds > 0:
+            self.sent_bytes_per_second = done.num_bytes / done.busy_seconds
+            gauge = self.metrics.kv_transfer_bytes_per_second
+            gauge.labels(self.transport).set(self.sent_bytes_per_second)
+
+    def note_transport(self, transport: str, note: str = "") -> None:
+        """KV has gone to or from here by this transport.  note: see `PrefillDone`."""
+        self.transport_note = note
+        if transport and transport != self.transport:
+            self.transport = transport
+            self.metrics.kv_transport_info.clear()
+            self.metrics.kv_transport_info.labels(transport).set(1)
+
+    def transfer_seconds(self, key: str, num_tokens: int) -> float:
+        """Expected seconds of moving their KV from that prefill worker to here; 0 =
+        not measured.
+        """
+        num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
+        return self.pair_rates.seconds(key, num_bytes)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request in, and out at the end.
+
+        A draining worker takes it too: its sender had no report of the drain yet.  Raises
+        RequestError 503 from one that has ended.
+        """
+        if self.has_ended:
+            raise self.refusal()
+        self.active += 1
+        self.on_request()
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    def refusal(self) -> RequestError:
+        """Error for a client that should use another worker."""
+        if self.state == "ready" and self.engineless is not None:
+            reason = f"no decode worker takes requests now ({self.absence()}): retry later"
+            return RequestError(
+                reason,
+                status=503,
+                code="no_decode_worker",
+                retry_after_seconds=NO_DECODE_WORKER_SECONDS,
+            )
+        if self.state == "ready" and (problem := self.engines.problem) is not None:
+            return EngineStalledError(problem)
+        message = f"this worker is {self.state}: send the request to another one"
+        return RequestError(message, status=503, code="draining", retry_after_seconds=1)
+
+    @property
+    def takes_new(self) -> bool:
+        """True if new requests run here: the worker does not drain, and an engine of it serves."""
+        return self.state == "ready" and self.engines.problem is None
+
+    def engines_changed(self) -> None:
+        """Say which engines serve now: to peers, in the metrics and in our record."""
+        self._export_engines()
+        self.notify_peers()
+        self.on_engines()
+
+    def notify_peers(self) -> None:
+        """Report to peers now."""
+        for listener in self._listeners:
+            listener.set()
+
+    def announce(self, state: WorkerState) -> None:
+        """Take another state; peers that listen get a report at once."""
+        self.state = state
+        self.notify_peers()
+
+    @property
+    def num_holding(self) -> int:
+        """Requests and transfers that must end before this worker may go: what an engine has not
+        reported on counts as one.
+        """
+        clients = [engine.client for engine in self.engines if engine.client.died is None]
+        transfers = sum(
+            client.stats.num_transfers for client in clients if client.stats is not None
+        )
+        running = self.active + self.num_relayed() + transfers
+        return running + sum(not client.is_reported for client in clients)
+
+    async def wait_for_blocks(self, engine: Engine, request_id: str, needed_blocks: int) -> None:
+        """Let a request of the credit queue wait until its engine reports that many free blocks.
+
+        Its last report counts too: an engine that frees them and goes idle does not say so twice.
+        """
+        stats = engine.client.stats
+        if stats is not None and stats.free_blocks >= needed_blocks:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._block_waiters[request_id] = (engine, needed_blocks, future)
+        try:
+            await future
+        finally:
+            del self._block_waiters[request_id]
+
+    def load(self) -> WorkerLoad:
+        """This worker's load now, of all its engines together."""
+        state = self.state if self.engines.problem is None else "stalled"
+        total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
+        occupancy = self.occupancy()
+        reported = [
+            engine.client.stats for engine in self.engines if engine.client.stats is not None
+        ]
+        if not reported:
+            return WorkerLoad(state=state, total_blocks=total_blocks)
+        local_requests, local_tokens = self._waiting_for_blocks()
+        return WorkerLoad(
+            # whatever holds blocks here
+            num_running=sum(stats.num_running + stats.num_receiving for stats in reported),
+            num_waiting=sum(stats.num_waiting for stats in reported)
+            + local_requests
+            + self.num_waiting_for_prefix,
+            waiting_tokens=sum(stats.waiting_tokens for stats in reported) + local_tokens,
+            credit_queue_requests=self.credit_queue.num_requests - local_requests,
+            credit_queue_tokens=self.credit_queue.num_tokens - local_tokens,
+            credit_tokens=self.promised_tokens(),
+            free_blocks=sum(stats.free_blocks for stats in reported),
+            total_blocks=total_blocks,
+            state=state,
+            progress=sum(stats.num_steps + stats.bytes_sent for stats in reported),
+            longest_step_seconds=max(
+                engine.stall_watch.longest_step_seconds for engine in self.engines
+            ),
+            busy_ratio=occupancy.busy_ratio,
+            memory_bandwidth_ratio=occupancy.memory_bandwidth_ratio,
+        )
+
+    async def reports(self) -> AsyncGenerator[Report, None]:
+        """A snapshot, then load and the changes of the prefix cache about once a second and at each
+        change of state, until closed.
+        """
+        changes: asyncio.Queue[BlockEvents] = asyncio.Queue()
+        announced = asyncio.Event()
+        self._changes.add(changes)
+        self._listeners.add(announced)
+        try:
+            yield Report(load=self.load(), stored=tuple(self.engines.hashes()), snapshot=True)
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
+                announced.clear()
+                stored, removed, is_whole = merge(
+                    [changes.get_nowait() for _ in range(changes.qsize())]
+                )
+                yield Report(
+                    load=self.load(),
+                    stored=tuple(stored),
+                    removed=tuple(removed),
+                    snapshot=is_whole,
+                )
+        finally:
+            self._changes.discard(changes)
+            self._listeners.discard(announced)
+
+    def _waiting_for_blocks(self) -> tuple[int, int]:
+        """The part of the credit queue that waits for this worker and not for prefill, in requests
+        and tokens.
+
+        Counts requests that had a credit and found no blocks, and all behind them when no request
+        at the head may ask for a credit.
+        """
+        queue = self.credit_queue
+        if self._block_waiters and all(
+            head in self._block_waiters for head in queue.heads(REQUESTING_HEADS)
+        ):
+            return queue.num_requests, queue.num_tokens
+        return len(self._block_waiters), sum(
+            queue.tokens(request_id) for request_id in self._block_waiters
+        )
+
+    def _export_engines(self) -> None:
+        metrics = self.metrics
+        metrics.engine_stalled.set(
+            any(engine.client.stalled is not None for engine in self.engines)
+        )
+        for rank in self.engines.lost:
+            metrics.engine_up.labels(str(rank)).set(0)
+        for engine in self.engines:
+            metrics.engine_up.labels(str(engine.rank)).set(engine.serves)
+
+    def _export_queues(self) -> None:
+        metrics = self.metrics
+        metrics.block_size = lambda: self.block_size
+        metrics.num_requests_waiting.set_function(
+            lambda: self.load().num_waiting - self.num_waiting_for_prefix
+        )
+        metrics.prefill_queue_requests.set_function(lambda: self._prefill_queue()[0])
+        metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
+
+    def _prefill_queue(self) -> tuple[int, int]:
+        """Our part of the prefill queue (docs/contracts.md), in requests and tokens."""
+        load = self.load()
+        if self.role == "prefill":
+            return load.num_waiting, load.waiting_tokens
+        return load.credit_queue_requests, load.credit_queue_tokens
+
+    def _on_blocks(self, _: Engine, events: BlockEvents) -> None:
+        for changes in self._changes:
+            changes.put_nowait(events)
+
+    def _on_stats(self, engine: Engine, stats: EngineStats) -> None:
+        for its_engine, needed, future in self._block_waiters.values():
+            if its_engine is engine and stats.free_blocks >= needed and not future.done():
+                future.set_result(None)
+
+
+def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
+    """The net effect of several events: hashes stored, removed, and whether the stored are all.
+
+    Disjoint.  In both lists of one event, removed wins.
+    """
+    final: dict[bytes, bool] = {}
+    is_whole = False
+    for event in events:
+        if event.is_cleared:
+            final, is_whole = {}, True
+        final.update(dict.fromkeys(event.stored, True))
+        final.update(dict.fromkeys(event.removed, False))
+    removed = [] if is_whole else [h for h, stored in final.items() if not stored]
+    return [h for h, stored in final.items() if stored], removed, is_whole

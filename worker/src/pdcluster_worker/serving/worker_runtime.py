@@ -1,0 +1,352 @@
+"""This worker among its peers: the objects of its role, wired once the engine's facts are known,
+and its state in etcd.
+
+Owns the order in which a worker joins (gRPC, then etcd) and leaves (announce,
+promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
+`draining`'s rule; what a request does on the way is the business of `ingress`,
+`decoding` and `prefilling`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+import msgspec
+
+from pdcluster_worker.addresses import join_address
+from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.messages.engine import EngineReady
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.messages.peers import Hello
+from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
+from pdcluster_worker.peers.directory import Directory
+from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
+from pdcluster_worker.peers.records import (
+    WorkerRecord,
+    WorkerState,
+    command_key,
+    dtype_key,
+    workers_prefix,
+)
+from pdcluster_worker.peers.refusals import Refusals
+from pdcluster_worker.peers.server import start_grpc
+from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.tls import Credentials
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.serving.decode.broker import CreditBroker
+from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
+from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
+from pdcluster_worker.serving.decode.verification import TransferVerification
+from pdcluster_worker.serving.disaggregation_stats import POLL_SECONDS, DisaggregationStats
+from pdcluster_worker.serving.draining import DrainController
+from pdcluster_worker.serving.engines.engines import Engine
+from pdcluster_worker.serving.ingress.ingress import Ingress
+from pdcluster_worker.serving.peer_handler import PeerRequestHandler, credit_limit
+from pdcluster_worker.serving.prefill_dispatcher import PrefillDispatcher
+from pdcluster_worker.serving.worker_context import WorkerContext
+
+logger = logging.getLogger(__name__)
+
+_NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
+
+GRPC_GRACE_SECONDS = 1.0
+"""Grace of the gRPC server: after a drain no call of ours is open; this bounds a peer that keeps
+its streams.
+"""
+
+
+def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
+    """Handshake of this worker; with its operations where it promises equal bits."""
+    return Hello(
+        *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
+        tensor_parallel_size=facts.device.tensor_parallel_size,
+        operations=facts.device.operations if config.engine.batch_invariant else "",
+        model=config.model.name,
+        max_model_len=facts.max_model_len,
+        max_batched_tokens=config.engine.max_batched_tokens * config.engine.data_parallel_size,
+        vocab_size=facts.vocab_size,
+        restarts_grammar=facts.restarts_grammar,
+    )
+
+
+def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
+    """Handshake of a router, which has neither KV nor weights."""
+    return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
+
+
+class WorkerRuntime:
+    """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
+
+    verification: of transfers to here; None = not on a decode worker.
+    on_peers: called when the state of a peer changed.
+    unacked:  names of the HTTP connections whose clients have yet to take something of their
+              answers
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        credentials: Credentials,
+        worker: WorkerContext,
+        unacked: Callable[[], Awaitable[frozenset[str]]],
+    ) -> None:
+        self.worker = worker
+        self.ingress: Ingress | None = None
+        self.verification: TransferVerification | None = None
+        self.on_peers: Callable[[], None] = lambda: None
+        self._config = config
+        self._identity = identity
+        self._credentials = credentials
+        has_engine = worker.engineless is None
+        hello = (
+            hello_of(config, worker.engine_id, worker.engine_ready)
+            if has_engine
+            else hello_of_router(config, worker.engine_id)
+        )
+        refusals = Refusals(worker.metrics)
+        local = LocalWorker(hello, credentials, refusals, worker.blocks)
+        self._directory = Directory(identity.pod, local, worker.metrics)
+        self._broker = CreditBroker(
+            worker.credit_queue,
+            self._directory.prefills,
+            lambda: worker.policy.prefill_score,
+            worker.block_size,
+            worker.transfer_seconds,
+        )
+        self._directory.report_to(
+            PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
+        )
+        worker.absence = self._directory.absence
+        self._ledger = self._make_ledger()
+        worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
+        self._service = WorkerService(
+            PeerRequestHandler(worker, hello, self._ledger, self._work()), refusals
+        )
+        self._drain = DrainController(
+            lambda: worker.num_holding + self._ledger.unused_grants, self._announce, unacked
+        )
+        worker.on_request = self._drain.poll
+        worker.estimation.slots = lambda: config.engine.max_sequences * max(1, len(worker.engines))
+        worker.metrics.draining.set_function(lambda: self._drain.num_holding)
+        self._discovery = self._make_discovery()
+        self._disaggregating = (
+            self._make_disaggregating() if config.role in ("prefill", "decode") else None
+        )
+        self._polling: asyncio.Task[None] | None = None
+        self._grpc: grpc.aio.Server | None = None
+
+    def _work(self) -> DecodeDispatcher | PrefillDispatcher:
+        if self._config.role == "prefill":
+            return PrefillDispatcher(self.worker)
+        directory = self._directory
+        remote = RemotePrefill(self.worker, self._broker)
+        decoding = DecodeDispatcher(
+            self.worker, remote, directory.prefills, directory.decodes, directory.decode
+        )
+        self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
+        if self._config.role == "decode":
+            self.verification = TransferVerification(
+                self._identity.pod,
+                self.worker,
+                self._broker,
+                directory.known_prefills,
+                lambda: directory.refused("prefill"),
+            )
+        return decoding
+
+    def decodes(self) -> list[Peer]:
+        """Decode and mixed peers that take new work."""
+        return self._directory.decodes()
+
+    def known_decodes(self) -> list[Peer]:
+        """Those of the revision, in whatever state."""
+        return self._directory.known_decodes()
+
+    def num_ingresses(self) -> int:
+        """Workers that clients' requests come to, this one included."""
+        return self._directory.num_ingresses(relaying=self.worker.policy.relaying.enabled)
+
+    def _on_peer(self, peer: Peer) -> None:
+        self._broker.on_change(peer)
+        if self.ingress is not None:
+            self.ingress.on_change()
+        self.on_peers()
+
+    def _make_ledger(self) -> CreditLedger:
+        worker, metrics = self.worker, self.worker.metrics
+        ledger = CreditLedger(self._credit_limit(), asyncio.get_running_loop().time)
+        ledger.set_policy(worker.policy.prefill_queue, self._batch_tokens())
+        ledger.on_group = metrics.prefill_group_requests.observe
+        metrics.credit_wants.set_function(lambda: ledger.queued_requests)
+        metrics.credit_tokens.set_function(lambda: ledger.outstanding_tokens)
+        return ledger
+
+    def _make_disaggregating(self) -> DisaggregationStats:
+        worker = self.worker
+        return DisaggregationStats(
+            lambda: (worker.transport, worker.transport_note),
+            worker.share,
+            # A decode worker shakes hands with each prefill worker: what both sides found, its
+            # record says.
+            lambda: self._directory.refused("prefill") if worker.role == "decode" else {},
+            lambda: worker.sent_bytes_per_second,
+            asyncio.get_running_loop().time,
+        )
+
+    def _make_discovery(self) -> Discovery:
+        config, identity = self._config, self._identity
+        prefix = workers_prefix(identity.namespace, config.cluster, config.revision)
+        command = command_key(identity.namespace, config.cluster, identity.pod)
+        pinned: dict[str, bytes] = {}
+        if config.model.dtype == "auto" and self.worker.engineless is None:
+            key = dtype_key(identity.namespace, config.cluster, config.revision)
+            pinned[key] = self.worker.engine_ready.dtype.encode()
+        keys = DiscoveryKeys(prefix, command, pinned)
+        return Discovery(
+            config.discovery,
+            keys,
+            DiscoveryEvents(
+                self._directory.set_members, self._drain.command, self._directory.probe
+            ),
+        )
+
+    # --- joining ------------------------------------------------------------------------------
+
+    async def join(self, http_port: int) -> None:
+        """Serve peers and register in etcd; goes on trying when etcd is away.
+
+        Raises ConfigError when the gRPC port cannot be used.
+        """
+        listen = self._config.listen
+        self._grpc, port = await start_grpc(
+            self._service, listen.host, listen.grpc, self._credentials
+        )
+        self.worker.state = self._drain.state
+        self._record = self._make_record(http_port, port)
+        self._discovery.start(self._record)
+        self.worker.on_engines = self._on_engines
+        if self._disaggregating is not None:
+            self._polling = asyncio.create_task(
+                self._poll_forever(self._disaggregating), name="disaggregation"
+            )
+
+    async def _poll_forever(self, disaggregating: DisaggregationStats) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if disaggregating.poll():
+                self._record = msgspec.structs.replace(
+                    self._record, disaggregation=disaggregating.stated
+                )
+                self._discovery.update(self._record)
+
+    def problem(self) -> str | None:
+        """Reason why this worker is not ready; None when it is.
+
+        Latches: an etcd that goes away later changes nothing.
+        """
+        if self.worker.state != "ready":
+            return f"this worker is {self.worker.state}"
+        return None if self._discovery.registered_once else self._discovery.problem
+
+    def _make_record(self, http_port: int, grpc_port: int) -> WorkerRecord:
+        config, worker, address = self._config, self.worker, self._identity.address
+        has_engine = worker.engineless is None
+        return WorkerRecord(
+            engine_id=worker.engine_id,
+            pod=self._identity.pod,
+            grpc_address=join_address(address, grpc_port),
+            kv_address=worker.engines.first.kv_address if has_engine else "",
+            http_address=join_address(address, http_port),
+            role=config.role,
+            pool=config.pool,
+            state="ready",
+            device=worker.engine_ready.device if has_engine else None,
+            disaggregation=None if self._disaggregating is None else self._disaggregating.stated,
+            engines=worker.engines.records(),
+        )
+
+    # --- policy -------------------------------------------------------------------------------
+
+    def set_policy(self, policy: PolicyConfig) -> None:
+        """Put another policy in force."""
+        self.worker.policy = policy
+        self._set_credit_policy()
+
+    def _set_credit_policy(self) -> None:
+        policy = self.worker.policy.prefill_queue
+        self._service.credit_server.push(self._ledger.set_limit(self._credit_limit()))
+        self._service.credit_server.push(self._ledger.set_policy(policy, self._batch_tokens()))
+
+    def _batch_tokens(self) -> int:
+        """Token budget of one step, of all engines together."""
+        return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
+
+    def _credit_limit(self) -> int:
+        return credit_limit(
+            self.worker.policy.credits, self._config.engine.max_batched_tokens
+        ) * len(self.worker.engines)
+
+    # --- draining -----------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Drain, and return while nothing is left; commands no longer matter."""
+        self._drain.end()
+        await self._drain.drained()
+
+    async def finish(self) -> None:
+        """After `leave`: wait for whatever slipped in since, and from then on refuse everything."""
+        await self._drain.drained()
+        self.worker.has_ended = True
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the worker drains and has nothing left to finish."""
+        return self._drain.state == "drained"
+
+    def _announce(self, state: WorkerState) -> None:
+        logger.info(
+            "state=%s active=%d holding=%d", state, self.worker.active, self._drain.num_holding
+        )
+        self.worker.announce(state)
+        self._record = msgspec.structs.replace(self._record, state=state)
+        self._discovery.update(self._record)
+        self._promise(self.worker.takes_new)
+
+    def on_stall(self, engine: Engine, is_stalled: bool) -> None:
+        """Promise nothing while no engine makes progress, so that requests that wait for a credit
+        ask another worker.
+        """
+        if is_stalled:
+            if not any(other.serves for other in self.worker.engines if other is not engine):
+                self._promise(False)
+        elif self.worker.state == "ready":
+            self._promise(True)
+
+    def _promise(self, takes_new: bool) -> None:
+        """Give credits, or none until this is called again."""
+        if takes_new:
+            self._service.credit_server.push(self._ledger.resume())
+        else:
+            self._ledger.stop()
+
+    def _on_engines(self) -> None:
+        """State in etcd which engines serve, and promise as much as they take."""
+        self._set_credit_policy()
+        self._promise(self.worker.takes_new)
+        self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())
+        self._discovery.update(self._record)
+
+    async def close(self) -> None:
+        """Leave etcd, drop peers, stop serving them."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+        await self._drain.close()
+        await self._discovery.close()
+        await self._directory.close()
+        if self._grpc is not None:
+            await self._grpc.stop(GRPC_GRACE_SECONDS)
+            await self._service.ended(GRPC_GRACE_SECONDS)

@@ -1,0 +1,69 @@
+"""The dtype that a device computes fastest in: a CPU as Linux says, a GPU as its driver does."""
+
+from pathlib import Path
+from typing import Literal
+
+from pdcluster_worker.system.nvidia import compute_capability
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+DType = Literal["float32", "bfloat16"]
+
+_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
+"""CPU flags; `model.loading.loader` asks torch for the same."""
+
+_BFLOAT16_GPUS = (8, 0)
+
+
+def native_dtype(cpu_info: str) -> DType:
+    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of
+    /proc/cpuinfo
+
+    >>> native_dtype("flags : fpu avx512f avx512_bf16"), native_dtype("flags : fpu avx2")
+    ('bfloat16', 'float32')
+    """
+    lines = (line for line in cpu_info.splitlines() if line.startswith("flags"))
+    return "bfloat16" if _NATIVE_BFLOAT16.intersection(next(lines, "").split()) else "float32"
+
+
+def slow_note(dtype: str, native: DType, kind: str = "cpu") -> str:
+    """Say what a dtype costs that the device does not multiply natively, and the fix; empty = it
+    does.  kind: cpu or cuda
+
+    >>> slow_note("float32", "bfloat16"), slow_note("bfloat16", "float32")[:22]
+    ('', 'computes in bfloat16, ')
+    """
+    if dtype in (native, "float32"):
+        return ""
+    device, better = (
+        ("CPU", "CPUs with AVX512-BF16 or AMX")
+        if kind == "cpu"
+        else ("GPU", "GPUs of compute capability 8.0 or later")
+    )
+    return (
+        f"computes in {dtype}, which this {device} does not multiply natively: prompts take "
+        f"several times as long as in float32; set model.dtype to float32, or run on {better}"
+    )
+
+
+def gpu_dtype(capability: tuple[int, int] | None) -> DType:
+    """bfloat16 where the tensor cores multiply it (Ampere, compute capability 8.0, and later), or
+    where the driver does not say; else float32, since float16 is none of an engine's dtypes.
+
+    >>> gpu_dtype((10, 0)), gpu_dtype((7, 5)), gpu_dtype(None)
+    ('bfloat16', 'float32', 'bfloat16')
+    """
+    return "bfloat16" if capability is None or capability >= _BFLOAT16_GPUS else "float32"
+
+
+def dtype_of_device(kind: str) -> DType:
+    """The dtype that `auto` proposes.  kind: cuda or cpu"""
+    return gpu_dtype(compute_capability()) if kind == "cuda" else read_native_dtype()
+
+
+def read_native_dtype(path: Path = CPU_INFO) -> DType:
+    """`system.native_dtype` of this machine; float32 where it does not say."""
+    try:
+        return native_dtype(path.read_text(errors="replace"))
+    except OSError:
+        return "float32"

@@ -1,0 +1,166 @@
+"""Cores of one machine that its engines lend each other while they have nothing to compute.
+
+`pdctl` divides the machine: each engine has threads of its own.  An engine that
+rests leaves its cores to those that work, and takes them back with its next step.
+All read and write one small file: a line of 64 bytes for each engine, with a flag
+(it rests) and the number of threads that it may use.  There is no lock: an engine
+says that it works, lowers the numbers of others, which their kernels see after each
+layer, and computes its own number until no flag has changed meanwhile.
+
+Has no torch.  The cores of an engine that was killed while it worked are lent to no other.
+"""
+
+import ctypes
+import mmap
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from pdcluster_worker.errors import ConfigError
+
+VARIABLE = "PDCLUSTER_SHARED_CORES"
+"""Environment variable: a `CoreShare` as JSON."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+"""Number of threads or cores: no machine has more."""
+
+SLOT = 64
+_RESTS, _THREADS = 0, 1
+"""Fields of an engine's line, each an int32; a new file says that all work."""
+
+
+class CoreShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine's place among those that share cores.
+
+    path: of the file.  place: of this engine in `threads`, which are each engine's own.
+    cores: of all of them together.
+    """
+
+    path: str
+    place: int
+    threads: tuple[Count, ...]
+    cores: Count
+
+
+def core_share(environment: Mapping[str, str]) -> CoreShare | None:
+    """The place that the starter gave this engine, if any.  Raises ConfigError."""
+    value = environment.get(VARIABLE)
+    if not value:
+        return None
+    try:
+        place = msgspec.json.decode(value, type=CoreShare)
+    except ValueError as e:  # msgspec's errors, and those of text that is no UTF-8
+        raise _wrong(str(e)) from e
+    threads = list(place.threads)
+    if not 0 <= place.place < len(threads):
+        raise _wrong(f"place {place.place} of threads {threads} must be one of them")
+    if sum(threads) > place.cores:
+        raise _wrong(f"threads {threads} are more than its {place.cores} cores")
+    return place
+
+
+def _wrong(reason: str) -> ConfigError:
+    return ConfigError(f"{VARIABLE}: {reason}; `pdctl up` writes it, so leave it out")
+
+
+def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: int) -> int:
+    """Threads for the engine at `place`, which works.
+
+    Its own, and its part of the cores that no engine uses: they go to the engines that
+    work, one after another.
+
+    >>> allotted(0, [1, 1], [False, True], 2), allotted(0, [1, 1], [False, False], 2)
+    (2, 1)
+    >>> [allotted(place, [1, 1, 2], [False, False, True], 5) for place in (0, 1)]
+    [3, 2]
+    """
+    works = [other for other in range(len(threads)) if other == place or not rests[other]]
+    spare = max(0, cores - sum(threads[other] for other in works))
+    each, left = divmod(spare, len(works))
+    return threads[place] + each + (works.index(place) < left)
+
+
+class SharedCores:
+    """One engine's end of the file.  It works until it says that it rests.
+
+    Raises ConfigError where the file cannot be opened, or is another's.
+    """
+
+    def __init__(self, place: CoreShare) -> None:
+        self._place = place
+        self._memory = _opened(place.path, SLOT * len(place.threads))
+        self._slots = [
+            (ctypes.c_int32 * 2).from_buffer(self._memory, SLOT * at)
+            for at in range(len(place.threads))
+        ]
+        self._own = self._slots[place.place]
+        self.take()
+
+    @property
+    def address(self) -> int:
+        """Address of this engine's number of threads, an int32 that other engines lower."""
+        return ctypes.addressof(self._own) + ctypes.sizeof(ctypes.c_int32) * _THREADS
+
+    @property
+    def own(self) -> int:
+        """Threads that no other engine has."""
+        return self._place.threads[self._place.place]
+
+    @property
+    def most(self) -> int:
+        """Threads that this engine can ever use."""
+        return allotted(
+            self._place.place, self._place.threads, [True] * len(self._slots), self._place.cores
+        )
+
+    def take(self) -> int:
+        """Work from now on; returns with how many threads.  For the start of each step."""
+        begins = self._own[_RESTS] == 1
+        self._own[_RESTS] = 0
+        rests = self._rests()
+        if begins:
+            for other, slot in enumerate(self._slots):
+                if not rests[other] and other != self._place.place:
+                    slot[_THREADS] = self._allotted(other, rests)
+        seen = None
+        while seen != rests:  # one that began since has lowered the number before it was written
+            self._own[_THREADS] = self._allotted(self._place.place, rests)
+            seen, rests = rests, self._rests()
+        return self._own[_THREADS]
+
+    def rest(self) -> None:
+        """Leave the cores to engines that work, until the next `take`."""
+        self._own[_RESTS] = 1
+
+    def _rests(self) -> list[bool]:
+        return [slot[_RESTS] == 1 for slot in self._slots]
+
+    def _allotted(self, place: int, rests: list[bool]) -> int:
+        return allotted(place, self._place.threads, rests, self._place.cores)
+
+
+def open_cores(environment: Mapping[str, str]) -> SharedCores | None:
+    """The engine's end of the file, where its starter gave it a place.  Raises ConfigError."""
+    place = core_share(environment)
+    return None if place is None else SharedCores(place)
+
+
+def _opened(path: str, size: int) -> mmap.mmap:
+    """The file, made where there is none; one that holds anything else is left alone."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except (OSError, ValueError) as e:  # ValueError: a name that no file has
+        raise _wrong(f"cannot open {path!r}: {e}") from e
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size not in (0, size):
+            raise _wrong(f"{path!r} is no file of {size} bytes for {size // SLOT} engines")
+        os.ftruncate(file, size)
+        return mmap.mmap(file, size)
+    except OSError as e:
+        raise _wrong(f"cannot write {path!r}: {e}") from e
+    finally:
+        os.close(file)

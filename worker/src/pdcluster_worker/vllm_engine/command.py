@@ -1,0 +1,93 @@
+"""The command of a stock engine as a child of this process: started, its output passed on, and
+ended with all that it has started.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.vllm_engine import launcher
+
+LAST_LINES = 12
+"""Lines of its output that the reason of its end repeats."""
+
+STOP_SECONDS = launcher.GRACE_SECONDS + 5.0
+"""Time for its keeper to end all of it."""
+
+
+class Command:
+    """One process, which is started once."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """environment: over this process's."""
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it.  Raises ConfigError where there is no such program."""
+        if shutil.which(self._command[0]) is None:
+            raise ConfigError(f"engine.vllm.command: there is no program {self._command[0]}")
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", launcher.__name__, *self._command),
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reading = asyncio.create_task(self._read(), name="output of the stock engine")
+
+    async def ended(self) -> str:
+        """Wait for its end; returns how it ended, and its last lines."""
+        assert self._process is not None, "only a started command ends"
+        status = await self._process.wait()
+        if self._reading is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+        return f"its command ended with status {status}{self.last_lines()}"
+
+    def last_lines(self) -> str:
+        """Its last lines, as the end of a sentence; empty where it said nothing."""
+        return f", after saying: {' | '.join(self._lines)}" if self._lines else ""
+
+    def kill(self) -> None:
+        """End it and its children at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGQUIT)
+
+    async def stop(self) -> None:
+        """End it: ask, then kill."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        assert self._process is not None, "only a started command says something"
+        output = self._process.stdout
+        assert output is not None, "its output is a pipe"
+        rest = b""
+        while data := await output.read(65_536):
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
+            *lines, rest = (rest + data).split(b"\n")
+            self._lines.extend(text for line in lines if (text := _shown(line)))
+
+
+def _shown(line: bytes) -> str:
+    return line.decode(errors="replace").strip()[:300]

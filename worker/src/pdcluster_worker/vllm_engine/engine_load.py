@@ -1,0 +1,240 @@
+"""Requests and steps of a stock engine, counted from its requests and responses.
+
+Pure: the clock is passed in.  A step is known by its tokens: a request gets at most one
+chunk of them in each, so the second chunk of any begins the next step.  A prefill is timed
+where the engine had room for it and no other prompt waited when it came: then it waits for
+a step at most.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_STEPS = 1000
+"""Steps kept for a report; of an engine that nothing is asked of the older ones are dropped."""
+
+
+@dataclass(slots=True)
+class _Posted:
+    """A request that the engine has.
+
+    is_fetching: it waits for KV, and its prompt is not computed here.
+    is_timed:    it waits for no room, and for no other prompt.
+    num_made:    its tokens so far.
+    """
+
+    num_tokens: int
+    since: float
+    is_fetching: bool
+    is_timed: bool
+    num_made: int = 0
+
+
+@dataclass(slots=True)
+class _VllmStep:
+    seconds: float
+    requests: set[str] = field(default_factory=set)
+    num_firsts: int = 0
+    prefilled: int = 0
+    decoded: int = 0
+
+    @property
+    def kind(self) -> str:
+        """As `EngineStats.steps` has it."""
+        if not self.num_firsts:
+            return "decode"
+        return "prefill" if self.num_firsts == len(self.requests) else "mixed"
+
+
+class VllmLoad:
+    """One engine's, from its being ready."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.num_steps = 0
+        self.busy_seconds = self.prefill_seconds = self.decode_seconds = 0.0
+        self.prompt_tokens = self.prefill_tokens = self.generation_tokens = 0
+        self._clock = clock
+        self._posted: dict[str, _Posted] = {}
+        self._reserved: dict[str, int] = {}  # blocks of requests that wait for a peer
+        self._busy_since = self._stepped = 0.0
+        self._step: _VllmStep | None = None
+        self._steps: list[tuple[str, float]] = []
+        self._batches: list[tuple[int, int, int, int]] = []
+
+    def reserve(self, request_id: str, num_blocks: int) -> None:
+        """Keep room for a request that a peer prefills."""
+        self._reserved[request_id] = num_blocks
+
+    def begun(
+        self,
+        request_id: str,
+        num_tokens: int,
+        *,
+        is_fetching: bool = False,
+        is_new: bool = True,
+        has_space: bool = True,
+    ) -> None:
+        """The engine has the request now, or once more.
+
+        is_fetching: it waits for KV.  is_new: its prompt counts here, and was not counted before.
+        has_space: it waits for no other request to end.
+        """
+        now = self._clock()
+        self._reserved.pop(request_id, None)
+        if not self._posted:
+            self._busy_since = self._stepped = now
+        if is_new:
+            self.prompt_tokens += num_tokens
+        is_timed = has_space and not (is_fetching or self.num_waiting)
+        self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed)
+
+    def made(self, request_id: str, num_tokens: int, *, num_cached: int = 0) -> float | None:
+        """A chunk of the request's tokens has come.  num_cached: of its prompt, with the first.
+
+        Returns the seconds of its prefill, with the first chunk of one that was timed.
+        """
+        posted = self._posted.get(request_id)
+        if posted is None:
+            return None
+        step = self._step
+        if step is None or request_id in step.requests:
+            step = self._begin_step()
+        step.requests.add(request_id)
+        seconds = None
+        if posted.num_made == 0 and not posted.is_fetching:
+            seconds = self._count_prompt(step, posted, num_cached)
+        step.decoded += num_tokens
+        posted.num_made += num_tokens
+        posted.is_fetching = False
+        self.generation_tokens += num_tokens
+        return seconds
+
+    def prefilled(self, request_id: str, *, num_cached: int) -> float | None:
+        """The request's prompt is computed for a peer; returns its seconds, if they were timed.
+
+        num_cached: tokens of it that were known.  Such an answer is one chunk, so each takes the
+        time since the one before.
+        """
+        posted = self._posted.get(request_id)
+        if posted is None:
+            return None
+        step = self._begin_step()
+        step.requests.add(request_id)
+        return self._count_prompt(step, posted, num_cached)
+
+    def ended(self, request_id: str) -> None:
+        """The engine holds nothing of the request for us any more."""
+        self._reserved.pop(request_id, None)
+        if self._posted.pop(request_id, None) is not None and not self._posted:
+            self._end_step()
+            self._pause(self._clock())
+
+    def progressed(self) -> None:
+        """The engine computes although no token has come: a step of a long prompt."""
+        self.num_steps += 1
+
+    @property
+    def has_work(self) -> bool:
+        """True if the engine has a request."""
+        return bool(self._posted)
+
+    @property
+    def is_to_step(self) -> bool:
+        """True if it has one that waits for no peer: it is to make progress."""
+        return any(not one.is_fetching for one in self._posted.values())
+
+    @property
+    def num_running(self) -> int:
+        """Requests past their first token."""
+        return sum(posted.num_made > 0 for posted in self._posted.values())
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that it has, and those that it will have once their KV comes."""
+        return len(self._posted) + len(self._reserved)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the engine is to prefill, before their first token."""
+        return len(self._to_prefill())
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return sum(self._to_prefill())
+
+    @property
+    def num_receiving(self) -> int:
+        """Requests that wait for a peer, or for its KV."""
+        return len(self._reserved) + sum(one.is_fetching for one in self._posted.values())
+
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks that are kept for those that the engine has not got yet."""
+        return sum(self._reserved.values())
+
+    def tokens_since(self, when: float) -> int:
+        """Prompt tokens of requests that the engine got after `when`."""
+        return sum(one.num_tokens for one in self._posted.values() if one.since >= when)
+
+    def queued_tokens(self, when: float, num_fetches: int, num_prompts: int) -> int:
+        """Prompt tokens of the last so many that the engine got before `when` and gave no token.
+
+        num_fetches: of those that wait for KV; num_prompts: of those that it is to prefill.
+        """
+        old = [one for one in self._posted.values() if one.since < when and not one.num_made]
+        fetches = [one.num_tokens for one in old if one.is_fetching]
+        prompts = [one.num_tokens for one in old if not one.is_fetching]
+        queued = fetches[::-1][:num_fetches] + prompts[::-1][:num_prompts]
+        return sum(queued)
+
+    @property
+    def longest_waiting(self) -> int:
+        """Tokens of the longest prompt that it is to prefill."""
+        return max(self._to_prefill(), default=0)
+
+    def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
+        """(steps, batches) since the last call, as `EngineStats` has them."""
+        taken = self._steps, self._batches
+        self._steps, self._batches = [], []
+        if self._posted:
+            self._pause(self._clock())
+            self._busy_since = self._clock()
+        return taken
+
+    def _to_prefill(self) -> list[int]:
+        """Tokens of each prompt that the engine is to prefill."""
+        return [
+            one.num_tokens for one in self._posted.values() if not (one.num_made or one.is_fetching)
+        ]
+
+    def _begin_step(self) -> _VllmStep:
+        self._end_step()
+        now = self._clock()
+        step = self._step = _VllmStep(now - self._stepped)
+        self._stepped = now
+        self.num_steps += 1
+        return step
+
+    def _count_prompt(self, step: _VllmStep, posted: _Posted, num_cached: int) -> float | None:
+        """Count a prompt that is computed; returns its seconds where they are its own."""
+        num_computed = max(0, posted.num_tokens - num_cached)
+        step.num_firsts += 1
+        step.prefilled += num_computed
+        self.prefill_tokens += num_computed
+        return self._clock() - posted.since if posted.is_timed else None
+
+    def _end_step(self) -> None:
+        """Note the step whose tokens have all come."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.kind == "prefill":
+            self.prefill_seconds += step.seconds
+        else:
+            self.decode_seconds += step.seconds
+        if len(self._steps) < MAX_STEPS:
+            self._steps.append((step.kind, step.seconds))
+            self._batches.append((len(step.requests), step.prefilled, step.decoded, 0))
+
+    def _pause(self, now: float) -> None:
+        self.busy_seconds += now - self._busy_since

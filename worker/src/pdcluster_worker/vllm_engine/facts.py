@@ -1,0 +1,204 @@
+"""Facts of a stock engine that serves: its version, its model, its sizes, and the pair check's.
+
+What the server says is asked of it; the shape of its KV is read from the model's own
+folder, and is an estimate of what moves.  Its version, connector and dtype are part of
+the pair check, so engines that could not read one another's KV are no pair.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.errors import ConfigError, ModelError
+from pdcluster_worker.messages.engine import EngineReady
+from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.system.fingerprint import fingerprint
+from pdcluster_worker.vllm_engine import generate_api
+from pdcluster_worker.vllm_engine.device import read_device
+from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
+from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
+
+OLDEST, NEWEST = (0, 32), (0, 32)
+"""Versions of vLLM that are known, each held by a run of tests/stock; both ends count."""
+
+TRANSPORT = "nixl"
+_WARM_UP_TOKENS = 64
+_STEP_TOKENS = 2048
+"""Least that a step of vLLM may have where `maxBatchedTokens` is left to it; it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFacts:
+    """A stock engine that serves.  scrape: its page at that time."""
+
+    ready: EngineReady
+    scrape: Scrape
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card] = []
+
+
+async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
+    """Ask a server that answers `/health`.
+
+    Raises ConfigError for a version or a model that does not fit, ModelError for a folder without
+    a configuration, HttpFailedError when it does not answer.
+    """
+    version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
+    check_version(version)
+    models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
+    card = _card_of(models, config.model.name)
+    shape = await asyncio.to_thread(read_shape, Path(config.model.path))
+    step_tokens = max(config.engine.max_batched_tokens, _STEP_TOKENS)
+    longest = await _warm_up(http, config.model.name, step_tokens)
+    scrape = read_numbers(await http.get_patiently("/metrics"))
+    if not scrape.num_blocks or not scrape.block_size:
+        raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
+    device = await read_device(version, config.gpu)
+    ready = _ready(config, version, card, shape, scrape, device=device)
+    return VllmFacts(msgspec.structs.replace(ready, longest_step_seconds=longest), scrape)
+
+
+def check_version(version: str) -> None:
+    """Raise ConfigError unless it is known.
+
+    >>> check_version("0.32.0")
+    >>> check_version("0.99.1")
+    Traceback (most recent call last):
+    ...
+    pdcluster_worker.errors.ConfigError: vLLM 0.99.1 is not known local: use 0.32
+    """
+    parts = version.split(".")[:2]
+    known = tuple(int(part) if part.isdigit() else -1 for part in parts)
+    if not OLDEST <= known <= NEWEST:
+        ends = [".".join(map(str, end)) for end in dict.fromkeys((OLDEST, NEWEST))]
+        raise ConfigError(f"vLLM {version or '?'} is not known here: use {' to '.join(ends)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes that the model's own configuration says; 0 or empty where it says nothing."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    dtype: str
+    fingerprint: str
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """Read `config.json`, and a sample of every weight.  Raises ModelError."""
+    try:
+        document = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as e:
+        raise ModelError(f"the model's folder {folder} has no readable config.json: {e}") from e
+    config: dict[str, Any] = document | document.get("text_config", {})
+    heads = _integer(config, "num_attention_heads")
+    return ModelShape(
+        num_layers=_integer(config, "num_hidden_layers"),
+        num_kv_heads=_integer(config, "num_key_value_heads") or heads,
+        head_dim=_integer(config, "head_dim") or _integer(config, "hidden_size") // max(heads, 1),
+        vocab_size=_integer(config, "vocab_size"),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        fingerprint=fingerprint(folder),
+    )
+
+
+def _card_of(models: list[_Card], name: str) -> _Card:
+    card = next((card for card in models if card.id == name), None)
+    if card is None:
+        served = ", ".join(card.id for card in models) or "nothing"
+        raise ConfigError(
+            f"the engine serves {served}, not {name}: start it with --served-model-name {name}"
+        )
+    return card
+
+
+def _ready(
+    config: WorkerConfig,
+    version: str,
+    card: _Card,
+    shape: ModelShape,
+    scrape: Scrape,
+    *,
+    device: DeviceFacts,
+) -> EngineReady:
+    engine = config.engine
+    dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
+    return EngineReady(
+        engine_id=uuid.uuid4().hex,
+        kv_ports=[engine.vllm.side_channel_port],
+        geometry=KVGeometry(
+            *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrape.block_size),
+            dtype=dtype,
+            kind=f"vllm-{version}-{TRANSPORT}",
+        ),
+        weights=shape.fingerprint,
+        dtype=dtype,
+        num_blocks=scrape.num_blocks,
+        max_model_len=card.max_model_len or 0,
+        vocab_size=shape.vocab_size,
+        device=msgspec.structs.replace(
+            device,
+            operations=f"vllm {version}",
+            model_code="vllm",
+            tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+        ),
+        transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
+        scheduler="vllm",
+        restarts_grammar=True,
+        prefix_caching=scrape.prefix_caching,
+    )
+
+
+async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
+    """Seconds that a step of so many tokens may take, by those of a short prompt in proportion.
+
+    The prompt is timed once nothing has to be compiled for it.  vLLM compiles some operations at
+    the first request that needs them, and makes no step meanwhile: of a client's request that
+    would count as a stall, as would a long step on a slow machine.
+    """
+    scored = _warm_up_spec(0, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
+    for body in (
+        generate_api.generate(scored, model, attempt=1),
+        generate_api.prompt_only(scored, model),
+    ):
+        with contextlib.suppress(HttpFailedError):  # it may be without log probabilities
+            await http.post(generate_api.PATH, body)
+    seconds = 0.0
+    for number in (1, 2):
+        plain = _warm_up_spec(number, SamplingParams(max_tokens=1, seed=0))
+        start = time.monotonic()
+        await http.post(generate_api.PATH, generate_api.prompt_only(plain, model))
+        seconds = time.monotonic() - start
+    return seconds * step_tokens / _WARM_UP_TOKENS
+
+
+def _warm_up_spec(number: int, sampling: SamplingParams) -> RequestSpec:
+    return RequestSpec(f"warm-up-{number}", [number] * _WARM_UP_TOKENS, sampling)
+
+
+def _integer(config: dict[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,139 @@
+"""A request of ours as vLLM's token API takes it (`POST /inference/v1/generate`): token ids in and
+out, all of its sampling, nothing left to the server's defaults.
+
+Pure.  Which tokens end an answer is said by us, so the end has one meaning on every
+engine: stop token ids are those of the request and of the model together, and the
+server's own eos is off.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+
+PATH = "/inference/v1/generate"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+_NEUTRAL: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+}
+"""Fields that both sides spell and mean alike, and their values without an effect."""
+
+
+def refusal(spec: RequestSpec) -> tuple[str, str] | None:
+    """(message, parameter) of what this engine lacks; None when it can run the request."""
+    if spec.sampling.constraint is not None and spec.output:
+        message = (
+            "a structured answer that has begun cannot go on at another worker with engine type "
+            "vllm, which follows a grammar from an answer's first token: send the request again"
+        )
+        return message, CONSTRAINT_PARAM
+    return None
+
+
+def generate(
+    spec: RequestSpec, model: str, *, attempt: int, transfer: dict[str, Any] | None = None
+) -> bytes:
+    """Body of a request whose tokens are streamed.  transfer: by which it fetches its KV."""
+    return _encode(
+        _common(spec, model, attempt)
+        | {
+            "sampling_params": sampling_params(spec),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        | ({} if transfer is None else {"kv_transfer_params": transfer})
+    )
+
+
+def prefill(spec: RequestSpec, model: str, *, attempt: int) -> bytes:
+    """Body of a request whose KV the engine then keeps for a peer's: its token is of no use, since
+    the peer's engine makes all of them.
+    """
+    transfer = {"do_remote_decode": True, "do_remote_prefill": False}
+    return _encode(_prompt_only(spec, model, attempt) | {"kv_transfer_params": transfer})
+
+
+def prompt_only(spec: RequestSpec, model: str, *, attempt: int = 1) -> bytes:
+    """Body of a request for a prompt's log probabilities, which a stream does not have."""
+    return _encode(_prompt_only(spec, model, attempt))
+
+
+def sampling_params(spec: RequestSpec) -> dict[str, Any]:
+    """Sampling of the tokens that are left to make."""
+    sampling = spec.sampling
+    num_made = len(spec.output)
+    params = {
+        name: value
+        for name, neutral in _NEUTRAL.items()
+        if (value := getattr(sampling, name)) != neutral
+    }
+    params |= {
+        "max_tokens": sampling.max_tokens - num_made,
+        "stop_token_ids": _ends(sampling),
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+    if sampling.temperature > 0:
+        params["seed"] = sampling.seed
+    if sampling.min_tokens:
+        params["min_tokens"] = max(0, sampling.min_tokens - num_made)
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.logprobs is not None:
+        # One more than asked for: the sampled token takes the place of the last one.
+        params["logprobs"] = sampling.logprobs + 1 if sampling.logprobs else 0
+    if sampling.constraint is not None:
+        params["structured_outputs"] = _structured(sampling.constraint)
+    return params
+
+
+def _common(spec: RequestSpec, model: str, attempt: int) -> dict[str, Any]:
+    salt = {"cache_salt": spec.cache_salt.hex()} if spec.cache_salt else {}
+    return {
+        "model": model,
+        "request_id": f"{spec.request_id}-{attempt}",
+        "token_ids": [*spec.prompt, *spec.output],
+        "priority": spec.priority,
+        **salt,
+    }
+
+
+def _prompt_only(spec: RequestSpec, model: str, attempt: int) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+    if spec.sampling.prompt_logprobs is not None and not spec.output:
+        params["prompt_logprobs"] = spec.sampling.prompt_logprobs
+    return _common(spec, model, attempt) | {"sampling_params": params}
+
+
+def _ends(sampling: SamplingParams) -> list[int]:
+    eos = [] if sampling.ignore_eos else sampling.eos_token_ids
+    return list(dict.fromkeys([*sampling.stop_token_ids, *eos]))
+
+
+def _structured(constraint: Constraint) -> dict[str, Any]:
+    match constraint.kind:
+        case "json_schema":
+            return {"json": constraint.text}
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": _decode(constraint.text)}
+        case _:
+            return {constraint.kind: constraint.text}

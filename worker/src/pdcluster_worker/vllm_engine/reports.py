@@ -1,0 +1,266 @@
+"""Statistics and pongs of a stock engine: its own numbers, read now and then, and what is counted
+of its requests here.
+
+Its page costs it some milliseconds, so it is read once a second while it works, and
+seldom else.  An engine whose page changes makes progress, also where no token comes:
+it computes a long prompt.  One that refuses its port has ended.  While it does not show
+its page, a ping waits for its answer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from pdcluster_worker.messages.block_hash import block_hashes
+from pdcluster_worker.messages.engine import EngineOutput, EngineStats, Pong
+from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.vllm_engine.cache_events import CacheEvents
+from pdcluster_worker.vllm_engine.engine_load import VllmLoad
+from pdcluster_worker.vllm_engine.fetches import Fetches
+from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
+from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
+
+logger = logging.getLogger(__name__)
+
+BUSY_SECONDS = 1.0
+IDLE_SECONDS = 5.0
+"""Seconds between two readings of the engine's page, while it works and while it does not."""
+
+KEPT_SECONDS = 600.0
+"""Longest time for which prompts that wait for KV kept for peers are no stall, its page the same;
+peers renew what they wait for.
+"""
+
+REPORT_SECONDS = 0.1
+"""Least time between two statistics; the last change is always reported."""
+
+
+class Reports:
+    """One engine's, from its being ready.  emit: takes statistics and pongs.
+
+    first:         what its page said then.
+    on_gone:       called once when the engine has ended or is another one.
+    max_sequences: requests that it runs at a time.
+
+    on_page: called after each reading of its page.
+    """
+
+    def __init__(
+        self,
+        http: VllmClient,
+        first: Scrape,
+        emit: Callable[[Sequence[EngineOutput]], None],
+        on_gone: Callable[[str], None],
+        *,
+        max_sequences: int,
+    ) -> None:
+        self.load = VllmLoad(time.monotonic)
+        self.cache = CacheEvents(first.block_size)
+        self.fetches = Fetches()
+        self.on_page: Callable[[], None] = lambda: None
+        self._http = http
+        self._first = self._scrape = first
+        self._emit = emit
+        self._on_gone = on_gone
+        self._max_sequences = max_sequences
+        self._scraped_at = self._changed_at = time.monotonic()
+        self._is_silent = self._is_pinged = self._keeps = False
+        self._num_inputs = 0
+        self._wake = asyncio.Event()
+        self._due: asyncio.TimerHandle | None = None
+        self._tokens_then = 0
+
+    # --- what the engine is asked -----------------------------------------------------------
+
+    def taken(self) -> None:
+        """A message was taken, and may have changed something."""
+        self._num_inputs += 1
+        self.changed()
+
+    def changed(self) -> None:
+        """Report soon."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(REPORT_SECONDS, self.report)
+        if self.load.has_work or self._keeps:
+            self._wake.set()
+
+    def kept(self) -> None:
+        """The engine keeps KV for a peer's."""
+        self._keeps = True
+        self._scraped_at = 0.0
+
+    def answer_ping(self) -> None:
+        """Answer for the engine's loop, once it shows its page."""
+        self._is_pinged = self._is_silent
+        if not self._is_silent:
+            is_to_step = self.load.is_to_step and not self._waits_for_kept
+            self._emit([Pong(self.load.num_steps, is_to_step)])
+
+    @property
+    def shows_page(self) -> bool:
+        """True unless its page could not be read the last time."""
+        return not self._is_silent
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """KV blocks for that many tokens."""
+        return -(-num_tokens // self._first.block_size)
+
+    def has_space(self, num_blocks: int) -> bool:
+        """Return whether one more request and that many blocks have a place, as far as is known.
+
+        An idle engine has room.
+        """
+        is_empty = not self.load.num_slots and not self._keeps
+        return is_empty or (self._has_slot and num_blocks <= self.free_blocks)
+
+    def can_begin(self, num_tokens: int) -> bool:
+        """Return whether a prompt of so many tokens has to wait for no other request to end."""
+        return self.has_space(self.num_blocks(num_tokens))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that neither requests hold, nor those in the engine's queue and transfers will."""
+        load, scrape, when = self.load, self._scrape, self._scraped_at
+        num_prompts = max(0, scrape.num_queued - scrape.fetches_to_start)
+        queued = load.queued_tokens(when, scrape.fetches_to_start, num_prompts)
+        coming = self.num_blocks(queued + load.tokens_since(when)) + load.reserved_blocks
+        return max(0, self._first.num_blocks - scrape.used_blocks - coming)
+
+    @property
+    def _has_slot(self) -> bool:
+        return self.load.num_slots < self._max_sequences
+
+    @property
+    def _waits_for_kept(self) -> bool:
+        """True if it runs nothing, and a prompt does not fit beside the KV that is kept for peers.
+
+        What its page says counts while it changes now and then: that of an engine which hangs does
+        not.
+        """
+        scrape = self._scrape
+        is_still = time.monotonic() - self._changed_at >= KEPT_SECONDS
+        is_queue = scrape.num_queued > 0 and not scrape.num_running
+        needed = self.num_blocks(self.load.longest_waiting)
+        does_fit = needed <= self._first.num_blocks - scrape.used_blocks
+        return self._keeps and is_queue and not does_fit and not is_still
+
+    def expected_hit(self, spec: RequestSpec) -> int:
+        """Tokens of a prompt that its prefix cache has now."""
+        tokens, size = [*spec.prompt, *spec.output], self._first.block_size
+        if not len(self.cache) or len(tokens) <= size:
+            return 0
+        matched = self.cache.matched(block_hashes(tokens, size, spec.cache_salt))
+        return min(matched, (len(tokens) - 1) // size) * size
+
+    async def is_alive(self, reason: str) -> bool:
+        """Ask whether the engine still serves; one that does not is gone, for `reason`.
+
+        One answer that is late says nothing: the engine may be busy.
+        """
+        try:
+            await self._http.get_patiently("/health")
+        except HttpFailedError as e:
+            self._on_gone(f"{reason}, and {e}")
+            return False
+        return True
+
+    # --- reading its page -------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read the page until cancelled."""
+        while True:
+            await self._poll()
+            is_busy = self.load.has_work or self._keeps or self._is_silent
+            try:
+                if is_busy:
+                    await asyncio.sleep(BUSY_SECONDS)
+                else:
+                    self._wake.clear()
+                    async with asyncio.timeout(IDLE_SECONDS):  # wait_for may lose a cancellation
+                        await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _poll(self) -> None:
+        requested_at = time.monotonic()
+        try:
+            scrape = read_numbers(await self._http.get("/metrics"))
+        except HttpFailedError as e:
+            if e.is_refused:
+                self._on_gone(f"it does not listen any more: {e}")
+            elif not self._is_silent:
+                logger.warning("the engine does not show its numbers reason=%s", e)
+            self._is_silent = True
+            return
+        self._is_silent = False
+        if scrape.started_seconds != self._first.started_seconds:
+            self._on_gone("it was started again")
+            return
+        self._progress(scrape)
+        self._keeps = self._keeps and scrape.used_blocks > 0
+        if scrape != self._scrape:
+            self._changed_at = requested_at
+        self._scrape, self._scraped_at = scrape, requested_at
+        self.fetches.seen(scrape.fetches_to_start, scrape.fetches_complete, requested_at)
+        if self._is_pinged:
+            self.answer_ping()
+        self.on_page()
+        self.report()
+
+    def _progress(self, scrape: Scrape) -> None:
+        """Count a step where the page has changed and no token has come since."""
+        made = self.load.generation_tokens
+        if self.load.has_work and made == self._tokens_then and scrape != self._scrape:
+            self.load.progressed()
+        self._tokens_then = made
+
+    def close(self) -> None:
+        """Report nothing more."""
+        if self._due is not None:
+            self._due.cancel()
+
+    # --- statistics -------------------------------------------------------------------------
+
+    def report(self) -> None:
+        """Report now."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._emit([self._stats()])
+
+    def _stats(self) -> EngineStats:
+        load, scrape, first = self.load, self._scrape, self._first
+        steps, batches = load.take_steps()
+        free = self.free_blocks
+        receiving = min(load.reserved_blocks, first.num_blocks - free)
+        return EngineStats(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            waiting_tokens=load.waiting_tokens,
+            num_receiving=load.num_receiving,
+            blocks={
+                "free": free,
+                "in_use": first.num_blocks - free - receiving,
+                "receiving": receiving,
+            },
+            free_blocks=free if self._has_slot else 0,
+            fences_overdue=0,
+            busy_seconds=load.busy_seconds,
+            overhead_seconds=0.0,
+            num_steps=load.num_steps,
+            steps=steps,
+            prompt_tokens=load.prompt_tokens,
+            prefill_tokens=load.prefill_tokens,
+            generation_tokens=load.generation_tokens,
+            prefill_seconds=load.prefill_seconds,
+            decode_seconds=load.decode_seconds,
+            prefix_query_tokens=scrape.prefix_query_tokens - first.prefix_query_tokens,
+            prefix_hit_tokens=scrape.prefix_hit_tokens - first.prefix_hit_tokens,
+            preemptions=scrape.preemptions - first.preemptions,
+            bytes_sent=0,
+            bytes_received=int(scrape.bytes_received - first.bytes_received),
+            num_transfers=load.num_receiving + int(self._keeps and not load.has_work),
+            num_inputs=self._num_inputs,
+            batches=batches,
+        )

@@ -1,0 +1,279 @@
+"""Answers of vLLM's token API as our messages: server-sent events to tokens, and the KV handle of a
+prefill.
+
+Pure.  What does not have the form that a known version gives raises
+`VllmError`: it is a failed request and never a wrong token.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from pdcluster_worker.messages.requests import (
+    FinishReason,
+    PromptLogprob,
+    RequestSpec,
+    Token,
+)
+
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_REFUSALS = (400, 413, 422)
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class VllmError(Exception):
+    """The engine failed the request.  is_refusal: by its own size, shape or settings."""
+
+    def __init__(self, message: str, *, is_refusal: bool = False, param: str | None = None) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
+        self.param = param
+
+
+class _Candidate(msgspec.Struct):
+    token_id: int
+    logprob: float
+    rank: int | None = None
+
+
+class _Scored(_Candidate):
+    top_logprobs: list[_Candidate] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Scored] | None = None
+
+
+class _ChoiceBody(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _UsageBody(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: int | str | None = None
+
+
+class _Ranked(msgspec.Struct):
+    logprob: float
+    rank: int | None = None
+
+
+class _ChunkBody(msgspec.Struct):
+    choices: list[_ChoiceBody] = []
+    usage: _UsageBody | None = None
+    error: _Error | None = None
+
+
+class _WholeBody(_ChunkBody):
+    kv_transfer_params: dict[str, Any] | None = None
+    prompt_logprobs: list[dict[int, _Ranked] | None] | None = None
+
+
+ChunkT = TypeVar("ChunkT", bound=_ChunkBody)
+
+
+class KvTransferParams(msgspec.Struct, frozen=True):
+    """By which a decode engine fetches KV, as it travels with `PrefillDone`; and what the prefill
+    engine alone knows of the prompt.
+    """
+
+    transfer: dict[str, Any]
+    cached_tokens: int = 0
+    prefill_seconds: float | None = None
+    prompt_logprobs: list[PromptLogprob] = []
+
+
+_chunk = msgspec.json.Decoder(_ChunkBody).decode
+_whole = msgspec.json.Decoder(_WholeBody).decode
+_handle = msgspec.msgpack.Decoder(KvTransferParams).decode
+encode_handle = msgspec.msgpack.Encoder().encode
+
+
+def decode_handle(data: bytes) -> KvTransferParams:
+    """Raises VllmError for what no prefill worker of this kind made."""
+    try:
+        return _handle(data)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise VllmError(f"the prefill worker's handle cannot be read: {e}") from e
+
+
+class TokenStream:
+    """Tokens of one streamed answer, in order.
+
+    The last one is held back until the answer's usage has come, which follows at once.
+
+    cached_tokens:   of the prompt, as expected; the last token has what the engine says.
+    handle:          of KV that it fetches: the prefill engine's words on the prompt count.
+    prompt_logprobs: for its first token.
+    """
+
+    def __init__(
+        self,
+        spec: RequestSpec,
+        *,
+        cached_tokens: int = 0,
+        handle: KvTransferParams | None = None,
+        prompt_logprobs: Sequence[PromptLogprob] = (),
+    ) -> None:
+        self.has_ended = False
+        self.num_tokens = 0
+        self.cached_tokens = cached_tokens if handle is None else handle.cached_tokens
+        self._is_fetched = handle is not None
+        self._prefill_seconds = None if handle is None else handle.prefill_seconds
+        self._prompt_logprobs = list(prompt_logprobs if handle is None else handle.prompt_logprobs)
+        self._spec = spec
+        self._rest = b""
+        self._last: Token | None = None
+
+    def feed(self, data: bytes) -> list[Token]:
+        """Take bytes of the body.  Raises VllmError."""
+        if self._rest:
+            data = self._rest + data
+        *events, self._rest = data.split(b"\n\n")
+        tokens: list[Token] = []
+        for event in events:
+            if event.startswith(_DATA):
+                self._take(event[len(_DATA) :], tokens)
+        return tokens
+
+    def _take(self, event: bytes, tokens: list[Token]) -> None:
+        if event == _DONE:
+            self._end(tokens)
+            return
+        chunk = _read(_chunk, event)
+        for choice in chunk.choices:
+            self._add(choice, tokens)
+        if chunk.usage is not None and not self._is_fetched:
+            self.cached_tokens = _cached_tokens(chunk.usage)
+
+    def _add(self, choice: _ChoiceBody, tokens: list[Token]) -> None:
+        token_ids = choice.token_ids or []
+        scores = _scores(choice, len(token_ids))
+        made = [
+            self._token(token_id, score) for token_id, score in zip(token_ids, scores, strict=True)
+        ]
+        if choice.finish_reason is not None:
+            if not made:
+                raise VllmError(f"the engine ended the request: {choice.finish_reason}")
+            self._last = self._ended(made.pop(), choice)
+        tokens.extend(made)
+
+    def _token(self, token_id: int, score: _Scored | None) -> Token:
+        first = self.num_tokens == 0
+        self.num_tokens += 1
+        num_top = self._spec.sampling.logprobs
+        return Token(
+            request_id=self._spec.request_id,
+            token_id=token_id,
+            logprob=None if score is None or num_top is None else score.logprob,
+            top_logprobs=[] if score is None else _top(score, num_top or 0),
+            cached_tokens=self.cached_tokens if first else 0,
+            prefill_seconds=self._prefill_seconds if first else None,
+            prompt_logprobs=self._prompt_logprobs if first else [],
+        )
+
+    def _ended(self, token: Token, choice: _ChoiceBody) -> Token:
+        reason = _REASONS.get(choice.finish_reason or "")
+        if reason is None:
+            raise VllmError(f"the engine ended the request: {choice.finish_reason}")
+        by = choice.stop_reason
+        return msgspec.structs.replace(
+            token,
+            finish_reason=reason,
+            stop_reason=by
+            if isinstance(by, int) and by in self._spec.sampling.stop_token_ids
+            else None,
+        )
+
+    def _end(self, tokens: list[Token]) -> None:
+        self.has_ended = True
+        if self._last is None:
+            raise VllmError("the engine's answer ended before its last token")
+        tokens.append(msgspec.structs.replace(self._last, cached_tokens=self.cached_tokens))
+
+
+def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
+    """The handle of a prefill's whole answer.  Raises VllmError."""
+    whole = _read(_whole, body)
+    if not whole.kv_transfer_params or not whole.kv_transfer_params.get("remote_block_ids"):
+        message = "the engine keeps no KV for its peer: is its kv-transfer-config the one of P/D?"
+        raise VllmError(message)
+    cached_tokens = 0 if whole.usage is None else _cached_tokens(whole.usage)
+    scores = _prompt_logprobs(whole, spec)
+    return KvTransferParams(whole.kv_transfer_params, cached_tokens, prompt_logprobs=scores)
+
+
+def read_prompt_logprobs(body: bytes, spec: RequestSpec) -> list[PromptLogprob]:
+    """Return those of the prompt's tokens from the second on.  Raises VllmError."""
+    return _prompt_logprobs(_read(_whole, body), spec)
+
+
+def read_error(status: int, body: bytes) -> VllmError:
+    """Error of an answer that is no 200."""
+    try:
+        error = _whole(body).error or _Error()
+    except msgspec.DecodeError:
+        error = _Error(body.decode(errors="replace")[:200])
+    return _failure(error, status)
+
+
+def _read(decode: Callable[[bytes], ChunkT], data: bytes) -> ChunkT:
+    """Decode one that holds no error.  Raises VllmError."""
+    try:
+        read = decode(data)
+    except msgspec.DecodeError as e:
+        raise VllmError(f"the engine's answer cannot be read: {e}") from e
+    if read.error is not None:
+        raise _failure(read.error, read.error.code)
+    return read
+
+
+def _failure(error: _Error, code: int | str | None) -> VllmError:
+    message = error.message or f"the engine answered {code}"
+    return VllmError(message, is_refusal=code in _REFUSALS, param=error.param)
+
+
+def _cached_tokens(usage: _UsageBody) -> int:
+    details = usage.prompt_tokens_details
+    return 0 if details is None else details.cached_tokens or 0
+
+
+def _scores(choice: _ChoiceBody, num_tokens: int) -> Sequence[_Scored | None]:
+    if choice.logprobs is None or choice.logprobs.content is None:
+        return [None] * num_tokens
+    return choice.logprobs.content
+
+
+def _top(score: _Scored, num_top: int) -> list[tuple[int, float]]:
+    """The most likely ones; the engine names the sampled one first."""
+    by_rank = sorted(score.top_logprobs, key=lambda one: (-one.logprob, one.rank or 0))
+    return [(one.token_id, one.logprob) for one in by_rank[:num_top]]
+
+
+def _prompt_logprobs(whole: _WholeBody, spec: RequestSpec) -> list[PromptLogprob]:
+    """Each entry names the prompt's token first, then the most likely ones."""
+    num_top = spec.sampling.prompt_logprobs
+    if num_top is None:
+        return []
+    return [_prompt_logprob(entry, num_top) for entry in whole.prompt_logprobs or [] if entry]
+
+
+def _prompt_logprob(entry: dict[int, _Ranked], num_top: int) -> PromptLogprob:
+    own = next(iter(entry.values()))
+    ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
+    top = [(token_id, one.logprob) for token_id, one in ranked[:num_top]]
+    return PromptLogprob(own.logprob, own.rank or 0, top)
