@@ -2,7 +2,8 @@
 
 The pool that is farthest above its minReplicas gives first, one worker at a
 time; of pools equally far, the one that loses no ready worker by it.  A role
-never gives its last worker, nor its last ready one.
+never gives its last worker, nor its last ready one.  Where a worker of many
+accelerators gave more than was needed, smaller ones that gave before it stay.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
     ready = {role: num_ready_left(mine, left) for role, mine in roles.items()}
     donors = [(_rank(pool, left[pool.key]), number) for number, pool in enumerate(among)]
     heapify(donors)
+    given: list[Pool] = []
     while excess > 0 and donors:
         _, number = donors[0]
         pool = among[number]
@@ -32,10 +34,15 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
             heappop(donors)  # nor will it give later: what its role has only becomes less
             continue
         left[pool.key] -= 1
+        given.append(pool)
         workers[role] -= 1
         ready[role] -= loses_ready
         excess -= pool.requested(limit, 1)
         heapreplace(donors, (_rank(pool, size - 1), number))
+    for pool in reversed(given):
+        if (amount := pool.requested(limit, 1)) <= -excess:
+            left[pool.key] += 1
+            excess += amount
     return left
 
 

@@ -147,6 +147,19 @@ def test_a_lowered_budget_takes_workers_until_their_accelerators_fit() -> None:
     assert "40 of 25" in step_of(outcome, rules.BUDGET, "decode/x").why
 
 
+def test_small_workers_stay_where_one_of_many_accelerators_gives_way() -> None:
+    spec = make_spec(
+        prefill=[pool(1, **EIGHT), {**pool(1), "name": "small"}],
+        decode=[pool(3, gpu="B200", minReplicas=1)],
+        budget={"perGpu": {"B200": 3}},
+    )
+
+    outcome = see(spec, prefill=CALM, decode=CROWDED)
+
+    assert outcome.decision.replicas[D] == 3
+    assert not [each for each in outcome.decision.steps if each.subject == "decode/x"]
+
+
 def test_one_worker_of_each_role_over_the_budget_is_said_in_accelerators() -> None:
     spec = make_spec(prefill=[pool(1, **EIGHT)], decode=[pool(1, **EIGHT)], budget={"total": 9})
 

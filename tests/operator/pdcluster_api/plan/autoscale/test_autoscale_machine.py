@@ -323,9 +323,11 @@ class AutoscaleMachine(RuleBasedStateMachine):
             for step in outcome.decision.steps
             if step.subject == role and step.after < step.before
         ]
-        if {step.rule for step in cut} & {"bounds", "budget", "capacity"} and cut[-1].after < cut[
-            0
-        ].before:
+        # what the ratio alone added, for sizes that the budget then forbids, is no need of the role
+        sizes = [step.before for step in outcome.decision.steps if step.subject == role]
+        if {step.rule for step in cut} & {"bounds", "budget", "capacity"} and cut[-1].after < min(
+            cut[0].before, *sizes
+        ):
             explained = {"ScalingLimited", "CapacityShort", "RatioConstraintViolated"}
             explained.add("BudgetTooSmall")  # minReplicas ask for more than the budget has
             assert explained & set(reasons(outcome)), outcome.decision

@@ -15,8 +15,14 @@ from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_p
 def one_by_one(
     excess: int, among: Sequence[Pool], pools: Sequence[Pool], vector: Vector, *, of_workers: bool
 ) -> dict[tuple[str, str], int]:
-    """As `trim`: among all that may give the first by the rule gives one, and so on."""
-    left = dict(vector)
+    """As `trim`: among all that may give the first by the rule gives one, and so on; then the last
+    that gave takes one back if there is that much too little, and so on.
+    """
+    left, gave = dict(vector), list[Pool]()
+
+    def cost(pool: Pool) -> int:
+        return 1 if of_workers else pool.facts.gpus_per_replica
+
     while excess > 0:
         able = set()
         for mine in by_role(pools).values():
@@ -36,7 +42,12 @@ def one_by_one(
             break
         donor = max(donors, key=lambda pool: order(pool, left))
         left[donor.key] -= 1
-        excess -= 1 if of_workers else donor.facts.gpus_per_replica
+        gave.append(donor)
+        excess -= cost(donor)
+    for donor in gave[::-1]:
+        if excess + cost(donor) <= 0:
+            left[donor.key] += 1
+            excess += cost(donor)
     return left
 
 
