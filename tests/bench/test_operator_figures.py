@@ -7,10 +7,10 @@ from operator_figures import (
     Pass,
     Phase,
     Samples,
+    answers,
     calls_table,
     passes_table,
     read_passes,
-    results,
     server_writes,
 )
 
@@ -111,8 +111,8 @@ def test_operator_calls_table_without_a_call_has_the_sum_alone():
     ]
 
 
-def test_operator_results_are_counted_by_status():
-    assert results(Samples.parse(CALLS)) == {"200": 2, "201": 11, "409": 1}
+def test_operator_answers_are_counted_by_status():
+    assert answers(Samples.parse(CALLS)) == {"200": 2, "201": 11, "409": 1}
 
 
 def test_server_writes_are_those_of_writing_verbs_by_resource():

@@ -29,8 +29,8 @@ POINTERS = {
     "logits": "*fp32",
     "settings": "*fp64",
     "picks": "*i64",
-    "rooms": "*fp32",
-} | dict.fromkeys(("firsts", "lengths", "contexts", "seats", "tables"), "*i32")
+    "workspaces": "*fp32",
+} | dict.fromkeys(("firsts", "lengths", "contexts", "table_rows", "tables"), "*i32")
 WIDE = ("weight", "weights", "partial", "cosine", "sine", "query_weight", "key_weight")
 FLOATS = ("epsilon", "query_epsilon", "key_epsilon", "scale")
 STRIDES = ("layer_offset", "head_stride", "block_stride")

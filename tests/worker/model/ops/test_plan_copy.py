@@ -59,7 +59,8 @@ def test_arrays_of_a_size_stay_where_they_are_whatever_the_contexts() -> None:
     )
 
     first = {
-        name: getattr(copy.place(short), name).data_ptr() for name in (*KEPT, "seats", "tables")
+        name: getattr(copy.place(short), name).data_ptr()
+        for name in (*KEPT, "table_rows", "tables")
     }
 
     assert {name: getattr(copy.place(long), name).data_ptr() for name in first} == first
@@ -115,7 +116,7 @@ def test_example_plan_has_the_places_of_a_padded_one() -> None:
     """Plan that a graph is captured with, and the one it is run with."""
     copy = make_copy()
     example = copy.place(example_plan(8, longest=64))
-    places = {name: getattr(example, name).data_ptr() for name in (*KEPT, "seats", "tables")}
+    places = {name: getattr(example, name).data_ptr() for name in (*KEPT, "table_rows", "tables")}
     assert not example.contexts.any()
     assert set(example.slots.tolist()) == {-1}
 

@@ -55,7 +55,7 @@ class CompileProcess:
         self._command = [
             sys.executable,
             "-m",
-            __package__ + ".compiling",
+            __package__ + ".compile_worker",
             str(folder),
             str(vocab_size),
         ]

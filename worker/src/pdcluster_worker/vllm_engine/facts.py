@@ -85,7 +85,7 @@ def check_version(version: str) -> None:
     >>> check_version("0.99.1")
     Traceback (most recent call last):
     ...
-    pdcluster_worker.errors.ConfigError: vLLM 0.99.1 is not known local: use 0.32
+    pdcluster_worker.errors.ConfigError: vLLM 0.99.1 is not known here: use 0.32
     """
     parts = version.split(".")[:2]
     known = tuple(int(part) if part.isdigit() else -1 for part in parts)
