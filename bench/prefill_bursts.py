@@ -20,7 +20,6 @@ from pathlib import Path
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.messages.engine import Submit, Tokens
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
@@ -29,6 +28,7 @@ from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import make_runner
 from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 BLOCK_SIZE, BUDGET, MAX_SEQUENCES, NUM_BLOCKS = 16, 256, 64, 2048

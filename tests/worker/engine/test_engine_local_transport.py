@@ -3,11 +3,11 @@
 import pytest
 
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import TransferTarget
 from pdcluster_worker.testing import FakeClock, FakeRunner
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["delivered", "lost"])

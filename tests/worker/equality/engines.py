@@ -18,7 +18,6 @@ from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.kv_transfer.carriers import TransportName
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
 from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
 from pdcluster_worker.messages.engine import (
@@ -44,6 +43,7 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.system.native_dtype import DType
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.kept_answer import keep_answer
 
 BLOCK_SIZE = 16

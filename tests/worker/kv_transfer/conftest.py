@@ -13,10 +13,10 @@ import pytest
 
 from pdcluster_worker.engine.ports import TransferEvent
 from pdcluster_worker.kv_transfer import wire
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
 from pdcluster_worker.kv_transfer.tcp import TcpTransport
 from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
 from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.transports import need_transport
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
 from pdcluster_worker.kv_transfer import head_shards
 from pdcluster_worker.kv_transfer.head_shards import routes, shares
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
 
 SIZES = [1, 2, 4]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferRoute
-from pdcluster_worker.kv_transfer.local import LocalFabric, LocalTransport
+from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
 
 class Memory:
