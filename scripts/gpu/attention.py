@@ -113,7 +113,7 @@ def _flash_attention_3(cache: Tensor) -> dict[str, Attend]:
         count, rows = len(plan.firsts), len(qkv) // len(plan.firsts)
         starts = torch.arange(count + 1, dtype=torch.int32, device=DEVICE) * rows
         width = -(-plan.longest // BLOCK_SIZE)
-        table = plan.tables[plan.seats.long()][:, :width].contiguous()
+        table = plan.tables[plan.table_rows.long()][:, :width].contiguous()
         none = None
         return torch.ops._vllm_fa3_C.fwd(
             *(query, keys, values, none, none, none, torch.empty_like(query), starts, none, none),

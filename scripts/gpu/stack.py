@@ -162,8 +162,8 @@ def plan_of(contexts: list[int], rows: int) -> StepPlan:
     count, width = len(contexts), -(-max(contexts) // BLOCK_SIZE)
     tables = torch.arange(count * width, dtype=torch.int32).view(count, width)
     positions = torch.cat([torch.arange(context - rows, context) for context in contexts])
-    seats = torch.arange(count, dtype=torch.int32)
-    blocks = tables[seats.long().repeat_interleave(rows), positions // BLOCK_SIZE].long()
+    table_rows = torch.arange(count, dtype=torch.int32)
+    blocks = tables[table_rows.long().repeat_interleave(rows), positions // BLOCK_SIZE].long()
     return StepPlan(
         num_tokens=count * rows,
         num_decodes=count if rows == 1 else 0,
@@ -171,10 +171,10 @@ def plan_of(contexts: list[int], rows: int) -> StepPlan:
         token_ids=torch.randint(4096, (count * rows,)),
         positions=positions,
         slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
-        firsts=seats * rows,
+        firsts=table_rows * rows,
         lengths=torch.full((count,), rows, dtype=torch.int32),
         contexts=torch.tensor(contexts, dtype=torch.int32),
-        seats=seats,
+        table_rows=table_rows,
         tables=tables,
         sample_at=torch.arange(1, count + 1) * rows - 1,
     )

@@ -24,5 +24,5 @@ def test_a_change_of_the_messages_is_a_new_version() -> None:
     text = json.dumps(_without_words(said), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    # Where the digest is another one, raise head_line.wire.VERSION, and put both here.
+    # Where the digest is another one, raise headless.protocol.VERSION, and put both here.
     assert (digest, VERSION) == ("14af17a4d636e63e", 5)

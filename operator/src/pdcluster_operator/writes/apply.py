@@ -6,7 +6,7 @@ keep their order, each pair for itself: a CA has to be there before a certificat
 has signed: with a CA that is refused that is not written.
 
 One object that is refused does not stop the others, but for a ServiceAccount,
-a Secret or a NetworkPolicy that pods need (`held_back`).  While a Service is not as
+a Secret or a NetworkPolicy that pods need (`blocked`).  While a Service is not as
 it should be nothing is deleted, since requests may still go to what would be
 deleted.  One that is to be made and gets no answer, as behind a webhook that hangs,
 is a failure like a refusal: it does not stop the StatefulSets, nor the status.

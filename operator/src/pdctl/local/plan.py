@@ -1,7 +1,7 @@
 """The plan of one machine: which worker processes a PDCluster becomes.
 
 Pure: the same spec and machine give the same plan.  Paths, certificates and
-etcd endpoints are for `local.site` to fill in; Kubernetes workloads are planned from
+etcd endpoints are for `local.run_files` to fill in; Kubernetes workloads are planned from
 the same spec elsewhere.
 """
 

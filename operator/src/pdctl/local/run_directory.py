@@ -130,7 +130,7 @@ class RunDirectory:
         return _read_json(self.path / "remarks.json") or {}
 
     def write_transfers(self, content: dict[str, Any]) -> None:
-        """Replace what is known of the KV transfers; see `local.verified`."""
+        """Replace what is known of the KV transfers; see `local.verification`."""
         replace_file(self.path / "transfers.json", json.dumps(content, indent=2) + "\n")
 
     def read_transfers(self) -> dict[str, Any]:

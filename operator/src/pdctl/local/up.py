@@ -51,7 +51,7 @@ class UpRequest:
     source:     the file that `cluster` came from
     port:       0 = any free one
     model_path: the model's folder, whatever the object says; None = see `local.model`
-    vllm:       program of stock engines, likewise; None = see `local.stock_engine`
+    vllm:       program of stock engines, likewise; None = see `local.vllm_engine`
     """
 
     source: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.errors import InvalidObjectError, StartError
+from pdcluster_api.errors import IncompleteAnswerError, InvalidObjectError, StartError
 from pdcluster_api.schema.load import parse
 from pdctl.bench import autotune as autotune_module
 from pdctl.bench.autotune import (
@@ -47,7 +47,7 @@ class Echo:
 
 class Refusing:
     async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
-        raise autotune_module.IncompleteAnswerError("HTTP 400")
+        raise IncompleteAnswerError("HTTP 400")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Listen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """See `kv_slice.SlicePort`, as the messages below."""
+    """See `head_shards.ShardPort`, as the messages below."""
 
     epoch: bytes
     block_ids: list[int]
@@ -89,7 +89,7 @@ class EpochOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShardSendDone(msgspec.Struct, frozen=True, tag=True):
-    """As `kv_slice.SliceSent`."""
+    """As `head_shards.ShardSent`."""
 
     epoch: bytes
     first_head: int
@@ -101,7 +101,7 @@ class ShardSendDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShardSendEnded(msgspec.Struct, frozen=True, tag=True):
-    """As `kv_slice.SliceEnded`."""
+    """As `head_shards.ShardEnded`."""
 
     epoch: bytes
     first_head: int

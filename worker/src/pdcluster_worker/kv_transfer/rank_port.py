@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankPort:
-    """`kv_slice.SlicePort` of another rank, whose line this is.
+    """`head_shards.ShardPort` of another rank, whose line this is.
 
     Raises ConfigError where its port cannot be bound, EngineBrokenError where it is gone.
     """
@@ -50,13 +50,13 @@ class RankPort:
         threading.Thread(target=self._read, name=f"kv-rank-{heads.start}", daemon=True).start()
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See kv_slice.SlicePort; waits until the rank has done it."""
+        """See head_shards.ShardPort; waits until the rank has done it."""
         self._send(rank_ipc.Open(epoch, list(block_ids), verify))
         if not self._opened.get():
             raise self._gone()
 
     def fence(self, epoch: bytes) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._send(rank_ipc.Fence(epoch))
 
     def write(
@@ -68,7 +68,7 @@ class RankPort:
         *,
         verify: bool = False,
     ) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         heads = part.heads
         self._send(
             rank_ipc.Write(
@@ -77,15 +77,15 @@ class RankPort:
         )
 
     def forget(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._send(rank_ipc.Forget(part.epoch, part.heads.start, part.heads.stop))
 
     def cancel(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._send(rank_ipc.Cancel(part.epoch, part.heads.start, part.heads.stop))
 
     def poll(self) -> list[ShardEvent]:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         return self._events.poll()
 
     def close(self) -> None:

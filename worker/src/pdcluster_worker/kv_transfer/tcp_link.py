@@ -48,8 +48,9 @@ class LinkSettings:
     connect_seconds: to be connected and accepted.
     stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
     idle_seconds:    since the last byte was sent, after which a connection is written on no more.
-                     Half of what a KV port allows (`seats.PortLimits`): it has never closed a
-                     connection that we still write on, so closing idle ones costs no transfer.
+                     Half of what a KV port allows (`connection_limiter.PortLimits`): it has never
+                     closed a connection that we still write on, so closing idle ones costs no
+                     transfer.
     clock:           monotonic seconds.
     """
 

@@ -51,7 +51,7 @@ class TcpSettings:
 
 
 class TcpPort:
-    """`kv_slice.SlicePort`; listens from construction to `close`.
+    """`head_shards.ShardPort`; listens from construction to `close`.
 
     Raises ConfigError if the port cannot be bound, or this process has not the transport.
     """
@@ -105,14 +105,14 @@ class TcpPort:
         return self._carriers.requested or "tcp"
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See kv_slice.SlicePort; blocks must be written in this order.
+        """See head_shards.ShardPort; blocks must be written in this order.
 
         Raises ValueError on a block that another epoch has open.
         """
         self._inbox.open(epoch, block_ids, verify=verify)
 
     def fence(self, epoch: bytes) -> None:
-        """See kv_slice.SlicePort; never waits for a peer: bytes that still arrive are read away."""
+        """See head_shards.ShardPort; never waits for a peer: bytes that still arrive go."""
         self._inbox.fence(epoch)
 
     def write(
@@ -124,25 +124,25 @@ class TcpPort:
         *,
         verify: bool = False,
     ) -> None:
-        """See kv_slice.SlicePort; address is "host:port", an IPv6 host in brackets."""
+        """See head_shards.ShardPort; address is "host:port", an IPv6 host in brackets."""
         self._sender.write(part, (engine_id, address), pairs, verify=verify)
 
     def forget(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._outbox.forget(part)
 
     def cancel(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort; a frame that is half sent is finished first, in its
+        """See head_shards.ShardPort; a frame that is half sent is finished first, in its
         own thread.
         """
         self._outbox.cancel(part)
 
     def poll(self) -> list[ShardEvent]:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         return self._events.poll()
 
     def close(self) -> None:
-        """See kv_slice.SlicePort; joins the threads, in a bounded time."""
+        """See head_shards.ShardPort; joins the threads, in a bounded time."""
         self._sender.close()
         self._receiver.close()
         self._carriers.close()

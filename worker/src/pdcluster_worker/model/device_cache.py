@@ -66,7 +66,7 @@ def open_cache(
     """The KV cache of an engine.  Raises ModelError where it does not fit.
 
     weight_bytes: of the model, which is not on the device yet.
-    drafts_for: see `runner_opening.open_runner`.
+    drafts_for: see `runner_loader.open_runner`.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":

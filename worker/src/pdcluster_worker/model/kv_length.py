@@ -29,7 +29,7 @@ def fit_length(
     Raises ModelError with the bytes needed where engine.maxModelLen asks for more, and where it
     asks for nothing and the pool holds no request of `LEAST_TOKENS`.
 
-    drafts_for: see `runner_opening.open_runner`.  The length that is asked of that engine is the
+    drafts_for: see `runner_loader.open_runner`.  The length that is asked of that engine is the
                 draft model's too, and lowered where its pool holds less.
     """
     is_draft = drafts_for is not None
@@ -97,6 +97,6 @@ class _BlockPool:
         )
 
     def raised(self, num_tokens: int) -> str:
-        """See `pool_fix.raised`."""
+        """See `kv_size_advice.raised`."""
         needed = self.needed(num_tokens)
         return raised(self.engine, needed, self.block_bytes, is_draft=self.is_draft)

@@ -44,7 +44,7 @@ def check_num_blocks(
 ) -> None:
     """Raise ModelError for fewer than `LEAST_BLOCKS`, with those that a request needs.
 
-    drafts_for: see `runner_opening.open_runner`.
+    drafts_for: see `runner_loader.open_runner`.
     """
     if num_blocks >= LEAST_BLOCKS:
         return

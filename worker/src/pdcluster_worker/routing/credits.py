@@ -2,7 +2,7 @@
 
 A request of a peer goes want -> unused grant -> work in hand -> gone.  Wants
 are granted by priority, and within one by turns of the peers in tokens
-(`fair_line`), while outstanding tokens (unused grants and work in hand) stay
+(`fair_queue`), while outstanding tokens (unused grants and work in hand) stay
 within the limit; with nothing outstanding the next is granted whatever its
 size, so a prompt over the limit goes alone.  Nothing overtakes the next one
 for its size, so no want starves behind smaller ones of its priority.  With a

@@ -30,7 +30,7 @@ class OffloadFacts:
     transfer_seconds: that the KV is expected to take to here from the nearest prefill worker;
                       0 = not measured yet.
     local_seconds, remote_seconds: until the first token, were it computed here or at a prefill
-                      worker, by what was measured (`side_costs`); 0 = not measured yet.
+                      worker, by what was measured (`ttft_estimates`); 0 = not measured yet.
     """
 
     prompt_tokens: int

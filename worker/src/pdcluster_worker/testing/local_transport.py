@@ -102,7 +102,7 @@ class LocalFabric:
 
 
 class LocalPort:
-    """`kv_slice.SlicePort` over a LocalFabric."""
+    """`head_shards.ShardPort` over a LocalFabric."""
 
     port = 0
 
@@ -123,11 +123,11 @@ class LocalPort:
         self.outbox = Outbox(verify, self._events.put, clock)
 
     def fence(self, epoch: bytes) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._inbox.fence(epoch)
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self._inbox.open(epoch, block_ids, verify=verify)
 
     def write(
@@ -139,7 +139,7 @@ class LocalPort:
         *,
         verify: bool = False,
     ) -> None:
-        """See kv_slice.SlicePort; the bytes are read before this returns."""
+        """See head_shards.ShardPort; the bytes are read before this returns."""
         peer = (engine_id, address)
         self.outbox.write(part, peer, pairs, verify=verify)
         while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
@@ -165,15 +165,15 @@ class LocalPort:
         return None if self._inbox.complete(arriving, target, write_block) else DEAD_EPOCH
 
     def forget(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         self.outbox.forget(part)
 
     def cancel(self, part: HeadShard) -> None:
-        """See kv_slice.SlicePort; writes already on the wire may still arrive."""
+        """See head_shards.ShardPort; writes already on the wire may still arrive."""
         self.outbox.cancel(part)
 
     def poll(self) -> list[ShardEvent]:
-        """See kv_slice.SlicePort."""
+        """See head_shards.ShardPort."""
         return self._events.poll()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
 
-A request that may generate has a journey from here on (`traces.journey`), in
+A request that may generate has a trace from here on (`tracing.request_trace`), in
 the trace whose W3C context its headers name.  The prefill worker that an endpoint picker
 has chosen is that of the header `x-prefiller-host-port`.  One with the header
 `x-pdcluster-route` is answered with that header: why it went where it went.

@@ -18,7 +18,7 @@ PATH = "/debug/requests"
 
 
 def add_trace_route(app: FastAPI, traces: RecentTraces, tenant_of: TenantOfKey) -> None:
-    """Serve what `traces.recent` keeps."""
+    """Serve what `tracing.recent_traces` keeps."""
 
     @app.get(f"{PATH}/{{request_id}}", include_in_schema=False)
     async def trace(request_id: str, request: Request) -> dict[str, Any]:
