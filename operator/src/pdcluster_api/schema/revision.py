@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from pdcluster_api.schema.canonical import canonical, in_order
-from pdcluster_api.schema.engine import BY_DEVICE
+from pdcluster_api.schema.engine import BY_DEVICE, EngineSpec
 from pdcluster_api.schema.names import REVISION_LENGTH
 from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_api.schema.placement import PlacementSpec
@@ -109,8 +109,8 @@ def _template_hash(same: _Same, *, is_router: bool) -> str:
 
 
 def _hash(content: Any) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:REVISION_LENGTH]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_LENGTH]
 
 
 def _shared(spec: PDClusterSpec) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _roles(
     return {
         name: {
             "engine": _set_fields(spec.engine_of(name))
-            | (_by_device(spec, name) if knows_devices else {}),
+            | (_by_device(spec.engine_of(name)) if knows_devices else {}),
             "resources": _set_fields(role.resources),
             "podTemplate": role.pod_template,
         }
@@ -140,11 +140,10 @@ def _roles(
     }
 
 
-def _by_device(spec: PDClusterSpec, role: str) -> dict[str, Any]:
+def _by_device(engine: EngineSpec) -> dict[str, Any]:
     """Given values that are a CPU's default, while an accelerator has another: whichever pools
     there are, so that a pool of either can come and go.
     """
-    engine = spec.engine_of(role)
     return engine.model_dump(include=set(BY_DEVICE & engine.model_fields_set))
 
 

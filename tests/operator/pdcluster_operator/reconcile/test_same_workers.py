@@ -172,7 +172,7 @@ def test_a_size_of_a_cpu_that_was_given_on_accelerators_keeps_its_older_revision
     now, before = written_names(spec().spec)
     assert now != before
     with monkeypatch.context() as older:
-        older.setattr(revision, "_by_device", lambda spec, role: {})
+        older.setattr(revision, "_by_device", lambda engine: {})
         children = of_older_operator(spec())
         assert written_revision(spec().spec) == before
     upgraded = workloads(live(children), spec())
