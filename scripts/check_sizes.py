@@ -43,9 +43,7 @@ def check_file(path: Path) -> Iterator[str]:
     if num_lines > MAX_FILE_LINES:
         yield f"{path}:1: file has {num_lines} lines, limit {MAX_FILE_LINES}: split it by idea"
     if not ast.get_docstring(tree):
-        yield (
-            f"{path}:1: no module docstring: say what the module does, guarantees and does not know"
-        )
+        yield f"{path}:1: no module docstring: say in one to three lines what the module does"
     methods = set(_bound_methods(tree))
     for node in ast.walk(tree):
         if isinstance(node, Function):
