@@ -1,3 +1,1 @@
-"""The command pdctl, which is `kubectl pd` too: clusters on this machine, previews, explanations,
-replays and benches.
-"""
+"""The command pdctl (also `kubectl pd`): local clusters, previews, explanations, replays, bench."""

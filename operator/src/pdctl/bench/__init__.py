@@ -1,3 +1,1 @@
-"""Measures a server as its clients see it: loads, times, figures, and the search for a
-configuration.
-"""
+"""Benchmarks of a server as its clients see it, and the search for engine sizes."""

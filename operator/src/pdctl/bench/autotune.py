@@ -1,7 +1,6 @@
-"""`pdctl bench autotune`: runs the trials that the search asks for, on the real cluster under load.
+"""`pdctl bench autotune`: runs the trials that `tuning` asks for on a real cluster under load.
 
-A cluster is started once for trials of the same sizes that follow each other.
-It decides nothing: `tuning` does.
+A cluster is started once for consecutive trials of the same sizes.
 """
 
 import math
@@ -36,8 +35,6 @@ held to.
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Fields to tune, and the load."""
-
     local: LocalCluster
     limits: LatencyTargets
     lengths: Lengths
@@ -50,10 +47,7 @@ class Tuning:
 
 
 def start_sizes(cluster: PDCluster) -> Sizes:
-    """Those of `spec.engine`.
-
-    Raises InvalidObjectError where a role has its own, which go over them.
-    """
+    """Raises InvalidObjectError where a role has sizes of its own: they override `spec.engine`."""
     faults = [
         Fault(
             f"spec.roles.{role}.engine.{field}",
@@ -71,7 +65,6 @@ def start_sizes(cluster: PDCluster) -> Sizes:
 
 
 def engine_values(sizes: Sizes, limits: LatencyTargets) -> dict[str, Any]:
-    """Values of FIELDS; None = left out."""
     slo = round(TBT_SHARE * limits.itl_p99_ms, 3) if sizes.scheduler == "sarathi" else None
     return {
         "maxBatchedTokens": sizes.max_batched_tokens,
@@ -82,10 +75,7 @@ def engine_values(sizes: Sizes, limits: LatencyTargets) -> dict[str, Any]:
 
 
 async def autotune(tuning: Tuning, start: Sizes, echo: Callable[[str], None]) -> SearchResult:
-    """Search until it ends.
-
-    echo: a line for each trial.  Raises StartError when a cluster does not start.
-    """
+    """echo: gets a line for each trial.  Raises StartError when a cluster does not start."""
     steps = search(start, tuning.rate, tuning.limits, tuning.max_trials)
     async with AsyncExitStack() as stack:
         target: LoadTarget | None = None
@@ -136,7 +126,7 @@ async def _load(tuning: Tuning, target: LoadTarget, trial: Trial, number: int) -
 
 
 def result_of(run: LoadResult) -> TrialResult:
-    """The two latencies of a run.  Raises StartError when no answer was complete."""
+    """Raises StartError when no answer was complete."""
     latencies = run.latencies_seconds
     if not latencies["ttft"]:
         raise StartError(f"no answer was complete, the first: {run.failures[0]}", exit_code=1)
@@ -147,7 +137,6 @@ def result_of(run: LoadResult) -> TrialResult:
 
 
 def trial_line(number: int, trial: Trial, result: TrialResult, limits: LatencyTargets) -> str:
-    """Trials and their results."""
     sizes = trial.sizes
     verdict = "inside the limits" if result.meets(limits) else "over"
     failed = f", {result.num_failed} failed" if result.num_failed else ""
@@ -160,7 +149,6 @@ def trial_line(number: int, trial: Trial, result: TrialResult, limits: LatencyTa
 
 
 def result_text(found: SearchResult, limits: LatencyTargets) -> str:
-    """The section to paste, or how near the nearest came."""
     if found.best is None:
         near = found.closest(limits)
         return (

@@ -1,8 +1,4 @@
-"""The requests of a load: random token ids, or prompts of a file.
-
-Everything follows from the seed.  A file is read whole and checked before
-anything is sent; its faults name the line, what is wrong and the fix.
-"""
+"""The requests of a load: random token ids, or prompts of a file, all drawn from one seed."""
 
 import json
 import random
@@ -23,8 +19,8 @@ FIRST_PLAIN_TOKEN = 256
 class Lengths:
     """Lengths of random requests, in tokens.
 
-    prefix_len:  of all prompts, the same tokens first; they come on top of input_len
-    range_ratio: lengths are drawn from length x (1 - r) to length x (1 + r)
+    prefix_len:  tokens that all prompts share, on top of input_len
+    range_ratio: lengths are uniform in length x (1 - r) to length x (1 + r)
     """
 
     input_len: int
@@ -34,7 +30,6 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """Prompt and output together, at most."""
         return self.prefix_len + sum(
             _bounds(length, self.range_ratio)[1] for length in (self.input_len, self.output_len)
         )
@@ -42,8 +37,6 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSampling:
-    """The same for every request."""
-
     temperature: float = 0.0
     ignore_eos: bool = True
 
@@ -51,7 +44,6 @@ class DatasetSampling:
 def random_requests(
     count: int, lengths: Lengths, vocab_size: int, seed: str, sampling: DatasetSampling
 ) -> list[BenchRequest]:
-    """Prompts of uniformly random token ids."""
     source = random.Random(f"random dataset {seed}")
 
     def tokens(length: int) -> list[int]:
@@ -73,19 +65,17 @@ def random_requests(
 
 
 def _bounds(length: int, ratio: float) -> tuple[int, int]:
-    """Least and greatest, at least a token each."""
     return max(1, int(length * (1 - ratio))), max(1, int(length * (1 + ratio)))
 
 
 def file_requests(
     path: Path, name: Name, count: int, output_len: int, sampling: DatasetSampling
 ) -> list[BenchRequest]:
-    """The first `count` prompts of a file, from its start again where it has fewer.
+    """The first `count` prompts of a file, repeated where it has fewer.
 
-    custom:   JSON lines, each `{"prompt": TEXT}` with `"output_tokens": N` where it differs from
-              output_len
-    sharegpt: a JSON list of `{"conversations": [{"value": TEXT}, ...]}`, whose first text is sent
-    Raises InvalidTraceError.
+    custom:   JSON lines, each `{"prompt": TEXT}` with an optional `"output_tokens": N`
+    sharegpt: a JSON list of `{"conversations": [{"value": TEXT}, ...]}`; the first text is sent
+    Raises InvalidTraceError with the line of each fault before anything is sent.
     """
     try:
         text = path.read_text(encoding="utf-8")

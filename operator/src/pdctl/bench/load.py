@@ -1,8 +1,6 @@
-"""The load generator: sends requests to one target at their times and records what a client sees.
+"""The load generator: sends requests to one target on schedule and records what a client sees.
 
-Every answer is checked: complete, with the expected number of tokens; a failure
-is recorded with its reason.  Time and count are bounded.  It does not know what
-the target is: a server behind HTTP, or a child process.
+A failed answer, also one with fewer tokens than asked for, is kept with its reason.
 """
 
 import asyncio
@@ -25,12 +23,7 @@ OnChunk = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request.
-
-    prompt:            token ids, or text
-    num_output_tokens: at most so many; with `ignore_eos` exactly so many
-    seed:              of a draw; None = the server's
-    """
+    """prompt: token ids, or text.  num_output_tokens: a maximum; exact with `ignore_eos`."""
 
     prompt: list[int] | str
     num_output_tokens: int
@@ -41,19 +34,16 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of one answer, as the server counts them."""
-
     num_output_tokens: int
     num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals of requests.
+    """Schedule of a load.
 
-    arrivals_seconds: of each request, from the start; None = as soon as there is room
-    max_concurrency:  so many at a time; None = no limit
-    limit_seconds:    for one answer, from when the request leaves
+    arrivals_seconds: of each request from the start; None = as soon as concurrency allows
+    limit_seconds:    timeout of one answer, from when its request is sent
     """
 
     arrivals_seconds: Sequence[float] | None = None
@@ -62,17 +52,13 @@ class Arrivals:
 
 
 class LoadTarget(Protocol):
-    """Anything that answers a prompt."""
-
     async def send(self, request: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
-        """Answer it; call on_chunk as each chunk arrives.  Raises IncompleteAnswerError."""
+        """Calls on_chunk as each chunk arrives.  Raises IncompleteAnswerError."""
         ...
 
 
 def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
-    """Seconds from the start to each request: exponential gaps, scaled so that the mean rate is
-    exact.
-    """
+    """Seconds from the start: exponential gaps, scaled so that the mean rate is exact."""
     source = random.Random(f"arrivals {seed}")
     times = list(accumulate(source.expovariate(rate) for _ in range(count)))
     scale = count / rate / times[-1]
@@ -82,11 +68,7 @@ def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
 async def run_load(
     target: LoadTarget, requests: Sequence[BenchRequest], pace: Arrivals
 ) -> LoadResult:
-    """Send all and wait for every answer.
-
-    A request is due at its arrival time, also where it then waits for room;
-    without arrival times it is due when there is room for it.
-    """
+    """Latencies count from a request's arrival time, also where it waits for concurrency."""
     cpu_seconds, start = time.process_time(), time.monotonic()
     slots = asyncio.Semaphore(pace.max_concurrency) if pace.max_concurrency else nullcontext()
 
@@ -134,7 +116,6 @@ async def _send(
 
 
 def _shortfall(request: BenchRequest, num_tokens: int, num_chunks: int) -> str | None:
-    """Fault of an answer that ended well; None where it is as asked for."""
     is_complete = num_tokens == request.num_output_tokens or (not request.ignore_eos and num_tokens)
     if is_complete and num_chunks:
         return None

@@ -1,8 +1,4 @@
-"""The measurements of `pdctl bench`: of a server that is up, and of a cluster that is started for
-one.
-
-Each is a load and what it showed; what is printed and written is `result`'s.
-"""
+"""The measurements of `pdctl bench`, of a running server or of a cluster started for one."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,7 +17,7 @@ from pdctl.bench.started import started_cluster
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Address of a server.  model: as clients call it; None = the first that the server names"""
+    """model: None = the first that the server lists."""
 
     base_url: str
     model: str | None = None
@@ -30,8 +26,6 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """A cluster to start: a PDCluster's file and its model's folder."""
-
     file: Path
     model: Path
 
@@ -44,7 +38,7 @@ answers.
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
-    """A target for load.  Raises StartError when the server does not answer."""
+    """Raises StartError when the server does not answer."""
     async with http_session() as session:
         base_url = server.base_url.rstrip("/").removesuffix("/v1")
         model = server.model or await _first_model(session, base_url)
@@ -53,7 +47,6 @@ async def connected(server: Server) -> AsyncIterator[OpenAIServer]:
 
 @asynccontextmanager
 async def started(local: LocalCluster) -> AsyncIterator[OpenAIServer]:
-    """The same of a cluster that is up for so long."""
     async with started_cluster(local.file, local.model) as cluster, http_session() as session:
         yield OpenAIServer(session, cluster.base_url, cluster.model)
 
@@ -79,10 +72,7 @@ async def warm_up(
     requests: Sequence[BenchRequest],
     limit_seconds: float = REQUEST_LIMIT_SECONDS,
 ) -> None:
-    """Send these, one at a time, each with this limit.
-
-    Raises StartError for the first failure: a load would only repeat it.
-    """
+    """Send one request after the other.  Raises StartError for the first failure."""
     run = await run_load(target, requests, Arrivals(max_concurrency=1, limit_seconds=limit_seconds))
     if run.failures:
         raise StartError(f"the first request failed: {run.failures[0]}", exit_code=1)
@@ -91,7 +81,7 @@ async def warm_up(
 async def batch_latencies(
     target: LoadTarget, batch: BatchPrompts, num_warmup: int, num_iters: int, pace: Arrivals
 ) -> list[float]:
-    """Seconds of each iteration: all requests of a batch at once, to the end of the last answer.
+    """Seconds of each iteration: a batch sent at once, until its last answer.
 
     Raises StartError when an answer fails.
     """
@@ -104,7 +94,7 @@ async def batch_latencies(
 
 
 def checked(run: LoadResult) -> LoadResult:
-    """The run.  Raises StartError when an answer failed."""
+    """Raises StartError when an answer failed."""
     if run.failures:
         count = f"{len(run.failures)} of {len(run.results)} requests failed"
         raise StartError(f"{count}, the first: {run.failures[0]}", exit_code=1)
@@ -112,7 +102,7 @@ def checked(run: LoadResult) -> LoadResult:
 
 
 def vocab_size(model: Path) -> int:
-    """Read from a model's folder.  Raises StartError where its config does not have it."""
+    """Raises StartError where the model's config has none."""
     path = model / "config.json"
     try:
         return int(json.loads(path.read_text())["vocab_size"])

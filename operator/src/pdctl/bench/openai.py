@@ -1,9 +1,6 @@
-"""A server with OpenAI's API as a target of load: streamed completions and chat completions over
-HTTP.
+"""A server with OpenAI's API as a target of load: streamed completions and chat completions.
 
-Every answer is checked: 200, `[DONE]`, and usage with the number of tokens.  It
-sends what each server takes; `ignore_eos` is a field that vLLM, SGLang and
-PDCluster have beyond OpenAI's.
+`ignore_eos` is an extension that vLLM, SGLang and PDCluster share.
 """
 
 import json
@@ -23,10 +20,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 @asynccontextmanager
 async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session without limits of its own: the load generator has them.
-
-    Sends OPENAI_API_KEY where it is set.
-    """
+    """Without connection limits: the load generator has its own.  Sends OPENAI_API_KEY if set."""
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None)
@@ -38,7 +32,7 @@ async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIServer:
-    """One model of one server.  base_url: without the endpoint, as `http://127.0.0.1:8000`"""
+    """base_url: without the endpoint, such as `http://127.0.0.1:8000`."""
 
     session: aiohttp.ClientSession
     base_url: str
@@ -46,14 +40,12 @@ class OpenAIServer:
     endpoint: str = COMPLETIONS
 
     async def send(self, request: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
-        """See `load.Target`."""
         try:
             return await self._stream(self.body(request), on_chunk)
         except aiohttp.ClientError as e:
             raise IncompleteAnswerError(f"connection failed: {e!r}") from e
 
     def body(self, request: BenchRequest) -> dict[str, Any]:
-        """The request's JSON."""
         text = (
             {"messages": [{"role": "user", "content": request.prompt}]}
             if self.endpoint == CHAT
@@ -101,10 +93,7 @@ class OpenAIServer:
 
 
 def _event(data: bytes) -> dict[str, Any]:
-    """An event with `choices`.
-
-    Raises IncompleteAnswerError for an error event, or what is no event of this API.
-    """
+    """Raises IncompleteAnswerError for an error event, or one of another API."""
     try:
         event: dict[str, Any] = json.loads(data)
     except ValueError as e:
@@ -117,9 +106,7 @@ def _event(data: bytes) -> dict[str, Any]:
 
 
 def _shows_output(choice: dict[str, Any]) -> bool:
-    """Text of each chunk of a completion; of a chat, of one with text: its first chunk has only
-    the role.
-    """
+    """The first chunk of a chat has only the role."""
     if "delta" not in choice:
         return True
     delta = choice["delta"]
@@ -127,7 +114,7 @@ def _shows_output(choice: dict[str, Any]) -> bool:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, however the bytes were cut on their way."""
+    """Data of each server-sent event, however the bytes were split."""
     rest = b""
     async for piece in content.iter_any():
         *events, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")

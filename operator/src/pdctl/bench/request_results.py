@@ -1,8 +1,6 @@
-"""Records of a load generator, and figures of them: pure functions over times.
+"""Records of a load and figures of them, in seconds of the load generator's monotonic clock.
 
-Times are seconds of one monotonic clock, the load generator's.  A failed answer
-stays in every count that speaks of requests and is left out of the latencies
-only; nothing is dropped.  It does not know servers, loads or HTTP.
+Failed answers count as requests and are left out of latencies.
 
     TTFT   scheduled arrival to first chunk
     TPOT   per request, (e2e - TTFT) / (output tokens - 1); undefined for one token
@@ -17,14 +15,11 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """Limits of a good answer, in seconds; None = no limit."""
-
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     e2e_seconds: float | None = None
 
     def is_met_by(self, result: "RequestResult") -> bool:
-        """Complete and inside every limit; a single token has no TPOT to meet."""
         if result.failure is not None:
             return False
         pairs = (
@@ -40,10 +35,9 @@ class RequestResult:
     """One request as its client saw it.
 
     scheduled_seconds: when it should have been sent; started_seconds: when it was.
-    chunk_seconds:     arrival of each chunk that showed output.
-    num_tokens:        output tokens, as the server itself counts them.
-    failure:           None for a complete answer, else why it is not one.
-    num_prompt_tokens: as the server counts them, or as they were sent; 0 where neither is known.
+    chunk_seconds:     arrival of each chunk with output.
+    num_tokens:        output tokens by the server's count.
+    num_prompt_tokens: by the server's count, else as sent; 0 where unknown.
     """
 
     scheduled_seconds: float
@@ -55,34 +49,26 @@ class RequestResult:
 
     @property
     def ttft_seconds(self) -> float:
-        """Scheduled arrival to first chunk; the answer has one."""
         return self.chunk_seconds[0] - self.scheduled_seconds
 
     @property
     def tpot_seconds(self) -> float | None:
-        """(e2e - TTFT) / (output tokens - 1), None for a single token."""
         if self.num_tokens < 2:
             return None
         return (self.chunk_seconds[-1] - self.chunk_seconds[0]) / (self.num_tokens - 1)
 
     @property
     def e2e_seconds(self) -> float:
-        """Scheduled arrival to last chunk; the answer has one."""
         return self.chunk_seconds[-1] - self.scheduled_seconds
 
     @property
     def gaps_seconds(self) -> list[float]:
-        """The gaps between its chunks."""
         return [after - before for before, after in pairwise(self.chunk_seconds)]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Every request of one load on one server.
-
-    duration_seconds:   start of the load to the end of the last answer.
-    client_cpu_seconds: processor time of the load generator in it.
-    """
+    """client_cpu_seconds: processor time of the load generator during the load."""
 
     results: tuple[RequestResult, ...]
     duration_seconds: float
@@ -90,19 +76,15 @@ class LoadResult:
 
     @property
     def complete(self) -> list[RequestResult]:
-        """The answers without a failure."""
         return [result for result in self.results if result.failure is None]
 
     @property
     def failures(self) -> list[str]:
-        """Errors of the other answers."""
         return [result.failure for result in self.results if result.failure is not None]
 
     @property
     def latencies_seconds(self) -> dict[str, list[float]]:
-        """By name (ttft, tpot, itl, e2el, as in the module's text): all values of the complete
-        answers.
-        """
+        """By name (ttft, tpot, itl, e2el), of the complete answers."""
         complete = self.complete
         return {
             "ttft": [result.ttft_seconds for result in complete],
@@ -112,7 +94,6 @@ class LoadResult:
         }
 
     def num_good(self, slo: LatencyLimits) -> int:
-        """Answers that meet the limits."""
         return sum(slo.is_met_by(result) for result in self.results)
 
 

@@ -1,7 +1,4 @@
-"""Results as JSON and as text, with the key names of vLLM's results where the figure is the same.
-
-Times in keys ending in `_ms` are milliseconds, all others seconds.  Pure.
-"""
+"""Results as JSON and as text, with the keys of vLLM's results; `_ms` keys are milliseconds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +19,11 @@ LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """Result of `serve`.
+    """Contents of a result.
 
-    metrics:     of NAMES
-    percentiles: of each, beside mean, median and standard deviation
-    slo:         for the goodput; None = none asked for
-    detailed:    a list with a value for each request, too
+    percentiles: of each metric, beside mean, median and standard deviation
+    slo:         limits of the goodput
+    detailed:    adds lists with a value for each request
     """
 
     metrics: Sequence[str] = ("ttft", "tpot", "itl")
@@ -39,7 +35,6 @@ class Reporting:
 def serve_result(
     run: LoadResult, setting: Mapping[str, Any], reporting: Reporting
 ) -> dict[str, Any]:
-    """The result of a load.  setting: what it was, put first."""
     seconds = run.duration_seconds
     num_input = sum(each_result.num_prompt_tokens for each_result in run.complete)
     num_output = sum(each_result.num_tokens for each_result in run.complete)
@@ -74,7 +69,7 @@ def _spread(name: str, seconds: Sequence[float], percentiles: Sequence[float]) -
 
 
 def _details(run: LoadResult) -> dict[str, Any]:
-    """Lists in the order of the requests; of a failed one: no times, and its error."""
+    """Lists in the order of the requests; a failed one has its error and no times."""
     return {
         "input_lens": [each_result.num_prompt_tokens for each_result in run.results],
         "output_lens": [each_result.num_tokens for each_result in run.results],
@@ -86,7 +81,6 @@ def _details(run: LoadResult) -> dict[str, Any]:
 
 
 def serve_text(result: Mapping[str, Any], failures: Sequence[str]) -> str:
-    """The result as a table for a terminal, and each reason of a failure once."""
     rows: list[tuple[str, float]] = [
         ("Successful requests:", result["completed"]),
         ("Failed requests:", result["failed"]),
@@ -122,7 +116,7 @@ def _line(title: str, value: float) -> str:
 
 
 def latency_result(seconds: Sequence[float]) -> dict[str, Any]:
-    """Result of whole batches, an iteration each, as vLLM's `bench latency` writes it."""
+    """Keys of vLLM's `bench latency`."""
     return {
         "avg_latency": fmean(seconds),
         "latencies": list(seconds),
@@ -131,7 +125,7 @@ def latency_result(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def throughput_result(run: LoadResult) -> dict[str, Any]:
-    """As vLLM's `bench throughput` writes it, and the output tokens by themselves."""
+    """Keys of vLLM's `bench throughput`, and the output tokens alone."""
     num_output = sum(each_result.num_tokens for each_result in run.complete)
     num_tokens = num_output + sum(each_result.num_prompt_tokens for each_result in run.complete)
     return {

@@ -1,6 +1,4 @@
-"""A cluster that a measurement starts for itself: `pdctl up FILE` as a child process, from its
-start to its last process.
-"""
+"""A cluster that a measurement starts for itself: `pdctl up FILE` as a child process."""
 
 import asyncio
 import json
@@ -35,7 +33,7 @@ class StartedCluster:
 
     base_url:      of its ingress, without a path
     start_seconds: from the command to ready
-    state:         pdctl's state file, as it was then
+    state:         the state file of the run, at that time
     """
 
     base_url: str
@@ -44,7 +42,6 @@ class StartedCluster:
 
     @property
     def model(self) -> str:
-        """The name that clients call the model by."""
         return str(self.state["model"])
 
 
@@ -52,10 +49,9 @@ class StartedCluster:
 async def started_cluster(
     file: Path, model: Path, engine: Mapping[str, Any] | None = None
 ) -> AsyncIterator[StartedCluster]:
-    """`pdctl up FILE` on a free port; state and logs are in a folder that goes with it.
+    """`pdctl up FILE` on a free port, with state and logs in a temporary folder.
 
-    model:  the model's folder
-    engine: fields of `spec.engine` that replace those of the file
+    engine: fields that replace those of `spec.engine`
     Raises StartError with its output when it does not start.
     """
     with tempfile.TemporaryDirectory(
@@ -88,8 +84,7 @@ async def started_cluster(
 
 
 def with_engine(text: str, engine: Mapping[str, Any]) -> str:
-    """A file's YAML with other values in the `spec.engine` of its PDCluster; other objects stay as
-    they are.
+    """Override fields of `spec.engine` in a file of YAML; other objects are kept.
 
     >>> with_engine("kind: PDCluster\\nspec: {engine: {threads: 2}}", {"maxSequences": 8})
     'kind: PDCluster\\nspec:\\n  engine:\\n    threads: 2\\n    maxSequences: 8\\n'
@@ -102,7 +97,6 @@ def with_engine(text: str, engine: Mapping[str, Any]) -> str:
 
 
 async def end_process(process: Process) -> None:
-    """Ask it to end with SIGTERM, kill it when it takes too long."""
     if process.returncode is None:
         process.terminate()
     try:

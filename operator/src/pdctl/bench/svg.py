@@ -1,7 +1,4 @@
-"""Curves as an SVG picture, by itself: panels below each other, each with its own axes.
-
-Pure; needs no plot library.
-"""
+"""Curves as an SVG picture without a plotting library: panels below each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +11,13 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points from left to right."""
-
     name: str
     points: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One diagram; both axes begin at 0.  title: of the diagram, x: of its lower axis."""
+    """Both axes begin at 0.  x: title of the lower one."""
 
     title: str
     x: str
@@ -30,7 +25,7 @@ class Panel:
 
 
 def distribution(name: str, values: Sequence[float]) -> Curve:
-    """Cumulative share of values: which are at most so large.
+    """Cumulative distribution of the values.
 
     >>> distribution("TTFT", [3.0, 1.0]).points
     [(1.0, 0.5), (3.0, 1.0)]
@@ -40,7 +35,6 @@ def distribution(name: str, values: Sequence[float]) -> Curve:
 
 
 def picture(title: str, panels: Sequence[Panel]) -> str:
-    """The whole file."""
     height = _TOP + len(panels) * (_HEIGHT + _GAP)
     parts = [_panel(panel, _TOP + index * (_HEIGHT + _GAP)) for index, panel in enumerate(panels)]
     head = (

@@ -1,12 +1,8 @@
-"""The search for engine sizes under latency limits: which trial comes next, and what was found.
-Pure.
+"""The search for engine sizes under latency limits: a hill climb, without running anything.
 
-It climbs: from the sizes that the file has, to another scheduler and then to a
-neighbour (budget or sequences doubled or halved) that holds a higher request
-rate inside the limits, until no neighbour does or the trials are used up.  A
-neighbour is asked first whether it holds a bit more than the best so far; where
-it does not, one trial was enough.  Another scheduler has to hold what the one
-of the file does not.  It does not know how a trial is run.
+It starts from the sizes of the file, tries the other schedulers, then neighbours (budget or
+sequences doubled or halved) that hold a higher request rate within the limits, until none does
+or the trials are used up.
 """
 
 from collections.abc import Generator, Sequence
@@ -30,15 +26,13 @@ SCHEDULERS: tuple[SchedulerName, ...] = ("continuous", "sarathi", "simple-chunki
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Values that are tuned."""
-
     max_batched_tokens: int
     max_sequences: int
     scheduler: SchedulerName = "continuous"
 
     @property
     def is_valid(self) -> bool:
-        """Inside the bounds of the search, and a step has a token for each sequence."""
+        """Within bounds, with a token a step for each sequence."""
         return (
             MIN_BATCHED_TOKENS <= self.max_batched_tokens <= MAX_BATCHED_TOKENS
             and MIN_SEQUENCES <= self.max_sequences <= MAX_SEQUENCES
@@ -46,13 +40,10 @@ class Sizes:
         )
 
     def rivals(self) -> list["Sizes"]:
-        """The same with the other schedulers."""
         return [replace(self, scheduler=name) for name in SCHEDULERS if name != self.scheduler]
 
     def neighbours(self) -> list["Sizes"]:
-        """Those that a doubling or halving of one value gives; the larger budget first, it
-        gains most often.
-        """
+        """The larger budget first: it gains most often."""
         found = [
             replace(self, max_batched_tokens=self.max_batched_tokens * 2),
             replace(self, max_batched_tokens=self.max_batched_tokens // 2),
@@ -64,30 +55,23 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTargets:
-    """In milliseconds."""
-
     ttft_p90_ms: float
     itl_p99_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A load to run: Poisson arrivals, `rate` a second."""
-
     sizes: Sizes
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """Result of a trial.  num_failed: answers that were not complete"""
-
     ttft_p90_ms: float
     itl_p99_ms: float
     num_failed: int = 0
 
     def meets(self, limits: LatencyTargets) -> bool:
-        """Every answer was complete, and both latencies are inside."""
         return self.num_failed == 0 and self.excess(limits) <= 1.0
 
     def excess(self, limits: LatencyTargets) -> float:
@@ -97,21 +81,16 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTrial:
-    """A trial and what it showed."""
-
     trial: Trial
     result: TrialResult
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The end of a search.  best: None = no trial met the limits"""
-
     best: CompletedTrial | None
     tried: Sequence[CompletedTrial]
 
     def closest(self, limits: LatencyTargets) -> CompletedTrial:
-        """The trial that missed the limits least."""
         return min(self.tried, key=lambda one: (one.result.num_failed, one.result.excess(limits)))
 
 
@@ -119,10 +98,9 @@ Search = Generator[Trial, TrialResult, SearchResult]
 
 
 def search(start: Sizes, rate: float, limits: LatencyTargets, max_trials: int) -> Search:
-    """Yield trials, be sent what each showed, return what was found.
+    """A generator: yields trials, is sent their results, returns the best.
 
-    rate: of the first trial, a second; a trial more often of the same sizes comes right after the
-          one before
+    Trials of the same sizes follow each other, so that one cluster serves them.
     """
     climb = _Climb(limits, max_trials)
     yield from climb.settle(start, rate)
@@ -141,8 +119,6 @@ def search(start: Sizes, rate: float, limits: LatencyTargets, max_trials: int) -
 
 
 class _Climb:
-    """The best so far, and every trial."""
-
     def __init__(self, limits: LatencyTargets, max_trials: int) -> None:
         self.best: CompletedTrial | None = None
         self.tried: list[CompletedTrial] = []
@@ -150,11 +126,10 @@ class _Climb:
 
     @property
     def is_spent(self) -> bool:
-        """No further trial may run."""
         return len(self.tried) >= self._max_trials
 
     def settle(self, sizes: Sizes, rate: float) -> Generator[Trial, TrialResult, None]:
-        """The first sizes: down until a rate holds, then up from there."""
+        """Lower the rate until it holds, then raise it."""
         while not (yield from self._holds(Trial(sizes, rate))):
             rate /= 2
             if self.is_spent or rate < LEAST_RATE:
@@ -163,15 +138,15 @@ class _Climb:
             yield from self._rise(sizes)
 
     def challenge(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:
-        """Other sizes: only what holds more than the best is looked into."""
+        """Try sizes at a rate above the best; stop at once where it does not hold."""
         assert self.best is not None
         if (yield from self._holds(Trial(sizes, self.best.trial.rate * GAIN))):
             yield from self._rise(sizes)
 
     def compete(self, rival: Sizes) -> Generator[Trial, TrialResult, None]:
-        """Another scheduler: it is taken where it holds a rate that the best does not.
+        """Take another scheduler only where it holds a rate that the best so far does not.
 
-        The best has to hold what the rival holds, since its own rate is a step away from its limit.
+        The best runs at that rate too: its own rate is up to a step below its limit.
         """
         assert self.best is not None
         while not self.is_spent:

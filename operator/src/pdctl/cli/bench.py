@@ -1,6 +1,4 @@
-"""`pdctl bench` and its commands `latency`, `throughput` and `autotune`: figures of a cluster that
-is started for them on this machine.
-"""
+"""`pdctl bench latency`, `throughput` and `autotune`, on a cluster started for the measurement."""
 
 from typing import Annotated
 

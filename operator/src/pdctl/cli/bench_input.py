@@ -1,4 +1,4 @@
-"""Check the options of `pdctl bench`: each error names the flag, the limit and the fix."""
+"""Options of `pdctl bench` and their checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,16 +58,14 @@ _LIMITS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2e_seconds"
 
 @dataclass(frozen=True)
 class Checked:
-    """A cluster to start for a measurement, and its model's folder."""
-
     cluster: PDCluster
     local: LocalCluster
 
 
 def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -> Checked:
-    """Read the file and find its model.  Raises InvalidObjectError, StartError.
+    """lengths: of random requests, which have to fit `maxModelLen`; None = not known.
 
-    lengths: of random requests, which have to fit into the model's context
+    Raises InvalidObjectError, StartError.
     """
     cluster = load(file)
     limit = cluster.spec.engine.max_model_len
@@ -81,7 +79,7 @@ def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -
 
 
 def slo_of(pairs: Sequence[str]) -> LatencyLimits | None:
-    """Parse `ttft:2000`, several in one text too.  Raises StartError.
+    """Parse `ttft:2000`; one text may hold several.  Raises StartError.
 
     >>> slo_of(["ttft:2000 tpot:100"])
     LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1, e2e_seconds=None)
@@ -127,7 +125,6 @@ def metrics_of(text: str) -> list[str]:
 
 
 def required(path: Path | None) -> Path:
-    """A dataset's path.  Raises StartError without one."""
     if path is None:
         message = (
             "--dataset-path: not given; give the file of the prompts, or --dataset-name random"

@@ -1,4 +1,4 @@
-"""Common ends of the commands of `pdctl bench`: errors, results as JSON, pictures."""
+"""Errors, signals, JSON and pictures, common to the commands of `pdctl bench`."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def reported(source: Path | str) -> Iterator[None]:
-    """Errors on stderr, with their exit codes; what they speak of is named first."""
+    """Prints errors with `source` and exits with their code."""
     try:
         yield
     except (InvalidObjectError, InvalidTraceError) as e:
@@ -33,9 +33,7 @@ def reported(source: Path | str) -> Iterator[None]:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run it to its end; Ctrl-C, SIGTERM or SIGHUP ends what it started, and the command with
-    130.
-    """
+    """Run until done; SIGINT, SIGTERM and SIGHUP cancel it, and the command exits with 130."""
     try:
         return asyncio.run(_ended_by_signals(work))
     except (KeyboardInterrupt, asyncio.CancelledError) as e:
@@ -44,7 +42,6 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _ended_by_signals(work: Coroutine[Any, Any, Result]) -> Result:
-    """Cancel it at SIGTERM and SIGHUP, so that it ends what it started."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -53,20 +50,17 @@ async def _ended_by_signals(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:
-    """As JSON, where a path was given."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=4) + "\n")
 
 
 def draw(path: Path | None, title: str, panels: list[Panel]) -> None:
-    """As SVG, where a path was given."""
     if path is not None:
         path.write_text(picture(title, panels))
 
 
 def latency_panels(whole: LoadResult) -> list[Panel]:
-    """Distributions of the three latencies."""
     return [
         Panel(
             f"{name.upper()}: share of values at most so long",

@@ -1,6 +1,4 @@
-"""`pdctl bench serve`: load for any server with OpenAI's API, with the flags of vLLM's command
-of this name.
-"""
+"""`pdctl bench serve`: load for any server with OpenAI's API, with vLLM's flags."""
 
 import math
 from dataclasses import dataclass, replace
@@ -47,8 +45,6 @@ FileName = Annotated[str | None, typer.Option(help="of the JSON; else of date an
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests to send: so many of a dataset."""
-
     dataset: Name
     path: Path | None
     lengths: Lengths
@@ -133,7 +129,6 @@ def serve_command(
 async def _measure(
     server: Server, first: list[BenchRequest], bench_requests: list[BenchRequest], pace: Arrivals
 ) -> tuple[LoadResult, str]:
-    """The run, and the model's name."""
     async with connected(server) as target:
         await warm_up(target, first, pace.limit_seconds)
         return await run_load(target, bench_requests, pace), target.model
@@ -156,7 +151,6 @@ def _pace(rate: float, max_concurrency: int | None, count: int, seed: int) -> Ar
 def _setting(
     endpoint: str, model: str, count: int, rate: float, most: int | None
 ) -> dict[str, Any]:
-    """The load in vLLM's words."""
     return {
         "endpoint_type": "openai-chat" if endpoint == CHAT else "openai",
         "backend": "openai",

@@ -1,4 +1,4 @@
-"""The commands that explain: why, plan and autoscale replay.  They change nothing."""
+"""`pdctl why`, `plan` and `autoscale replay`; they change nothing."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,9 +148,7 @@ def plan_command(
 
 
 def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDCluster, Preview]:
-    """State in the namespace of the options, the file, or the context; and the object as it
-    would be.
-    """
+    """Preview against the cluster, with the namespace of the options, the file or the context."""
     given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
     try:
         if given is not None and kube_context.namespace not in (None, given):
@@ -181,7 +179,7 @@ def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDClust
 
 @autoscale.callback()
 def _group() -> None:
-    """Keeps `replay` a command of its own while it is the only one."""
+    """Keeps `replay` a subcommand while it is the only one."""
 
 
 @autoscale.command("replay")

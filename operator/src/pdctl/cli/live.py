@@ -1,6 +1,4 @@
-"""One PDCluster and its children from the API server of a kubeconfig, as kubectl
-would choose it.
-"""
+"""Reads one PDCluster and its children through a kubeconfig."""
 
 import asyncio
 import os
@@ -37,20 +35,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class KubeContext:
-    """Kubernetes context and namespace.
-
-    None = as kubectl has it: KUBECONFIG or ~/.kube/config, its current context and namespace.
-    """
+    """None = kubectl's default: KUBECONFIG or ~/.kube/config, its current context and namespace."""
 
     kubeconfig: Path | None = None
     context: str | None = None
     namespace: str | None = None
 
     def file(self) -> Path:
-        """The kubeconfig, which may be several with ':' between them.
-
-        Raises StartError (exit code 2) when there is none.
-        """
+        """One path, or several with ':' between them.  Raises StartError where none exists."""
         if self.has_file():
             return self._file()
         message = (
@@ -60,7 +52,6 @@ class KubeContext:
         raise StartError(message, exit_code=2)
 
     def has_file(self) -> bool:
-        """Return whether there is a kubeconfig."""
         return any(Path(part).is_file() for part in str(self._file()).split(os.pathsep))
 
     def _file(self) -> Path:
@@ -69,10 +60,7 @@ class KubeContext:
         )
 
     def in_namespace(self) -> str:
-        """The namespace.
-
-        Raises StartError (exit code 2) when the kubeconfig cannot be read or has no such context.
-        """
+        """Raises StartError when the kubeconfig cannot be read or has no such context."""
         if self.namespace is not None:
             return self.namespace
         file = self.file()
@@ -98,19 +86,12 @@ class KubeContext:
 
 
 def read_object(kube_context: KubeContext, name: str) -> Body | None:
-    """The PDCluster; None = there is none.
-
-    Raises StartError when the API server cannot be asked.
-    """
     namespace = kube_context.in_namespace()
     return with_client(kube_context, lambda client: client.find(PDCLUSTER, namespace, name))
 
 
 def read_live(kube_context: KubeContext, name: str) -> Live | None:
-    """The PDCluster and the children that sizes and revisions follow from; None = there is none.
-
-    Raises StartError as above.
-    """
+    """None = no such PDCluster.  Raises StartError when the API server cannot be reached."""
     namespace = kube_context.in_namespace()
 
     async def read(client: ApiClient) -> Live | None:
@@ -131,8 +112,6 @@ def read_live(kube_context: KubeContext, name: str) -> Live | None:
 def with_client(
     kube_context: KubeContext, call: Callable[[ApiClient], Awaitable[Result]]
 ) -> Result:
-    """The answer of the API server.  Raises StartError when it cannot be asked."""
-
     async def connected() -> Result:
         connection = await connect(kube_context.file(), kube_context.context)
         async with ApiClient(connection, ApiMetrics(CollectorRegistry()), _LIMITS) as client:

@@ -1,4 +1,4 @@
-"""The cluster that a command is about: one that runs on this machine, or one in Kubernetes."""
+"""Decides whether a command means a cluster of this machine or one in Kubernetes."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ LocalRun = tuple[RunDirectory, dict[str, Any]]
 
 
 def find_local_run(state_dir: Path, name: str | None, kube_context: KubeContext) -> LocalRun | None:
-    """The run of that name, or the only one; None = the cluster is one in Kubernetes.
+    """None = Kubernetes is meant: an option of it is given, or no run here matches.
 
-    kube_context: a cluster in Kubernetes is meant if any of it is given.  Raises StartError where
-    neither a run here nor a kubeconfig is there to be meant, and for no name where several are.
+    Raises StartError where neither a matching run nor a kubeconfig exists, and without a name
+    where several run.
     """
     if kube_context != KubeContext():
         return None

@@ -1,7 +1,6 @@
 """The commands of pdctl.
 
-Exit codes: 0 = done; 1 = something here failed; 2 = the user's input is wrong
-(every fault on a line of its own, on stderr).
+Exit codes: 0 = done; 1 = something failed; 2 = invalid input (each fault on a line of stderr).
 """
 
 from pathlib import Path
@@ -130,5 +129,4 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Entry point of `pdctl`, and of `kubectl pd`."""
     app()

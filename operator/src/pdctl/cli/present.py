@@ -1,7 +1,6 @@
-"""Present state of a PDCluster, beside the autoscaler's decisions: sizes, bounds, obstacles.
+"""The present state in `pdctl why`: sizes, bounds and conditions of a PDCluster.
 
-From the object as it is written, which may be old, half of it or by hand: what
-cannot be read is left out.
+Objects may be old, partial or written by hand: fields that cannot be read are left out.
 """
 
 import textwrap
@@ -28,19 +27,13 @@ _BELOW = (words.DISCOVERY_READY, *words.ROLE_READY.values())
 def present_lines(
     body: Mapping[str, Any], records: Sequence[ScalingDecision], now: datetime
 ) -> list[str]:
-    """A table of the pools, then what stands in the way; empty where the status says nothing.
-
-    now: for schedules
-    """
+    """A table of pools, then conditions that explain it.  now: for schedules."""
     rows = list(_rows(body, records, now))
     lines = table(_COLUMNS, rows, right=range(1, 1 + len(_SHOWN))) if rows else []
     return [*lines, *_blockers(body)]
 
 
 def _blockers(body: Mapping[str, Any]) -> list[str]:
-    """Obstacles of the autoscaler, desired workers and draining pods, by the conditions'
-    messages.
-    """
     conditions = Previous(_section(body, "status")).conditions()
     of_scaling = [
         each
@@ -110,10 +103,7 @@ def _bounds(spec: PDClusterSpec | None, key: PoolKey, now: datetime) -> str:
 
 
 def _last_change(key: PoolKey, records: Sequence[ScalingDecision]) -> str:
-    """The newest decision, of those that are remembered, that gave a pool another size.
-
-    records: the newest first
-    """
+    """records: the newest first."""
     for number, record in enumerate(records, start=1):
         steps = [step for step in record.steps if step.subject == "/".join(key)]
         if steps and steps[0].before != steps[-1].after:

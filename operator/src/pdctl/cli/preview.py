@@ -1,4 +1,4 @@
-"""`pdctl plan`: what applying a file would do, in words and tables."""
+"""`pdctl plan`: the effect of applying a file, as text and tables."""
 
 import json
 import textwrap
@@ -24,12 +24,11 @@ _STRATEGIES = {
 
 
 def preview_of_files(new: PDCluster, old: PDCluster) -> Preview:
-    """Against a file, as if all were as that file says."""
     return preview(new, old, steady_state(old), _now())
 
 
 def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str | None]:
-    """Against what runs, and a remark where the object that is there can no longer be read."""
+    """The preview, and a note where the existing object is not valid."""
     if live is None:
         return preview(new, None, None, _now()), None
     remark = None
@@ -51,7 +50,6 @@ def _now() -> str:
 
 
 def render_preview(cluster: PDCluster, found: Preview) -> str:
-    """Paragraphs and tables; what is refused is for the caller."""
     title = f"{cluster.metadata.name} (namespace {cluster.metadata.namespace})"
     if found.before is None:
         blocks = [f"{title} would be made, with revision {found.after}."]
@@ -117,9 +115,7 @@ def _pools(found: Preview) -> str:
 
 
 def _scaling(found: Preview) -> str:
-    """The owner of sizes from then on, and obstacles of the autoscaler; empty = unchanged,
-    without one.
-    """
+    """Owner of pool sizes from then on, and what limits the autoscaler; empty = no change."""
     before, after = found.mode
     if after == "On":
         text = (

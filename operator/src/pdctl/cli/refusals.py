@@ -1,4 +1,4 @@
-"""Errors on stderr, and the exit codes that go with them."""
+"""Errors on stderr, and their exit codes."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from pdcluster_api.schema.pdcluster import PDCluster
 
 
 def load_file(file: Path) -> PDCluster:
-    """The PDCluster of a file; exits with 2 and a line for each fault where it is not valid."""
+    """Exits with 2 and a line for each fault where the file is not valid."""
     try:
         return load(file)
     except InvalidObjectError as e:
@@ -19,13 +19,11 @@ def load_file(file: Path) -> PDCluster:
 
 
 def refused(file: Path, faults: Iterable[Fault]) -> typer.Exit:
-    """A line for each fault, and exit code 2."""
     for fault in faults:
         typer.echo(f"error: {file}: {fault}", err=True)
     return typer.Exit(2)
 
 
 def failed(error: StartError) -> typer.Exit:
-    """The error, and its exit code."""
     typer.echo(f"error: {error}", err=True)
     return typer.Exit(error.exit_code)

@@ -1,6 +1,4 @@
-"""`pdctl autoscale replay`: a trace through the autoscaler, figures to the screen, a table and
-a picture to a folder.
-"""
+"""`pdctl autoscale replay`: figures to the screen, a table, decisions and a picture to a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from pdctl.replay.trace import read_trace
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Inputs of a replay.  out: a folder for the files; None = figures only"""
+    """out: folder for the files; None = figures only."""
 
     trace: Path
     cluster: PDCluster
@@ -29,10 +27,7 @@ class ReplayRequest:
 
 
 def run_replay(request: ReplayRequest) -> list[str]:
-    """Replay, write the files, and return what to print.
-
-    Raises InvalidTraceError, InvalidObjectError, StartError.
-    """
+    """The lines to print.  Raises InvalidTraceError, InvalidObjectError, StartError."""
     if request.out is not None and request.with_plot:
         require_matplotlib()
     spec = request.cluster.spec
@@ -51,7 +46,7 @@ def run_replay(request: ReplayRequest) -> list[str]:
 
 
 def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
-    """That a speed is an estimate for another accelerator than the first pool of its role has."""
+    """Warns where a default speed was estimated for another accelerator than the first pool's."""
     defaults = Speeds()
     decode = (speeds.step_seconds, speeds.stream_seconds, speeds.kv_tokens)
     is_default = {

@@ -1,6 +1,4 @@
-"""Choose the workers for `pdctl why --request`: one address, a local cluster, or one in
-Kubernetes.
-"""
+"""`pdctl why --request`: chooses the workers to ask."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from pdctl.local.run_directory import runs
 
 @dataclass(frozen=True)
 class TraceQuery:
-    """A request, and what narrows the search.  name: of a cluster; url: of one worker."""
+    """name: of a cluster; url: of one worker."""
 
     request_id: str
     name: str | None
@@ -25,7 +23,7 @@ class TraceQuery:
 
 
 def render_request(query: TraceQuery, kube_context: KubeContext) -> str:
-    """Journeys of the request, by worker.  Raises StartError when no worker knows it."""
+    """Raises StartError when no worker knows the request."""
     traces = known(_worker_traces(query, kube_context), query.request_id)
     return "\n\n".join("\n".join(trace_lines(worker, trace)) for worker, trace in traces)
 

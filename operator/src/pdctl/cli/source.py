@@ -9,7 +9,7 @@ STDIN = Path("-")
 
 
 def read_text(path: Path) -> str:
-    """All of it.  Raises StartError (exit code 2) when it cannot be read."""
+    """Raises StartError (exit code 2) when it cannot be read."""
     try:
         return sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
     except OSError as e:

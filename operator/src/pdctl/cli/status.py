@@ -1,4 +1,4 @@
-"""`pdctl status`: find the run that is meant and put its state file in words."""
+"""`pdctl status`: the state file of a local run as text."""
 
 import json
 from collections import Counter
@@ -15,12 +15,10 @@ _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 
 
 def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
-    """State of the running cluster; see `find_directory`."""
     return find_directory(state_dir, name)[1]
 
 
 def local_names(state_dir: Path) -> list[str]:
-    """Names of the clusters that run here."""
     return sorted({state["name"] for _, state in _running(state_dir, None)})
 
 
@@ -33,10 +31,7 @@ def _running(state_dir: Path, name: str | None) -> list[tuple[RunDirectory, dict
 
 
 def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dict[str, Any]]:
-    """Folder and state of the running cluster of that name (of any name, if only one runs).
-
-    Raises StartError when none or several do.
-    """
+    """Without a name: the only run.  Raises StartError where there is none, or several."""
     running = _running(state_dir, name)
     names = sorted({state["name"] for _, state in running})
     if not running:
@@ -51,7 +46,6 @@ def find_directory(state_dir: Path, name: str | None) -> tuple[RunDirectory, dic
 
 
 def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> str:
-    """State of a run and of its KV transfers as JSON, or as aligned columns."""
     if output == "json":
         return json.dumps(state, indent=2)
     rows = [
@@ -77,7 +71,6 @@ def render_status(state: dict[str, Any], output: Literal["table", "json"]) -> st
 
 
 def transfer_line(status: Mapping[str, Any]) -> list[str]:
-    """The condition KVTransferVerified of a status in a line; empty where there is none."""
     found = Previous(status).condition(words.KV_TRANSFER_VERIFIED)
     if not found:
         return []
@@ -85,9 +78,6 @@ def transfer_line(status: Mapping[str, Any]) -> list[str]:
 
 
 def _ready(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Ready workers of each role and how many there should be, as the columns of
-    `kubectl get pdc`.
-    """
     desired = Counter(worker["role"] for worker in workers)
     ready = Counter(worker["role"] for worker in workers if worker["state"] == "ready")
     return "ready: " + ", ".join(
@@ -96,7 +86,7 @@ def _ready(workers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _disaggregation(found: dict[str, Any] | None) -> list[str]:
-    """State of disaggregation; empty for mixed workers, or for an older `pdctl up`."""
+    """Empty for mixed workers."""
     return (
         [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"]
         if found

@@ -15,7 +15,7 @@ def table(
     right: Sequence[int] = (),
     width: int = WIDTH,
 ) -> list[str]:
-    """The lines of a table.  right: columns of numbers, which end at the right.
+    """right: columns aligned to the right.
 
     >>> print(*table(("POOL", "NOW"), [("decode/b300", "8")], right=[1]), sep="\\n")
     POOL         NOW

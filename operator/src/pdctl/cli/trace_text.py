@@ -1,6 +1,4 @@
-"""The journey of a request in words: when what was decided, by which worker, and by
-which numbers.
-"""
+"""The trace of a request as text: its events, the workers that decided them, and the figures."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,7 +12,7 @@ TraceBody = Mapping[str, Any]
 
 
 def trace_lines(worker: str, trace: TraceBody) -> Iterator[str]:
-    """One worker's journey of a request: a line, and a table of its events.
+    """A header line, and a table of events.
 
     >>> event = {"name": "decode", "seconds": 0.0015, "worker": "", "facts": {"worker": "d1",
     ...     "cost": 2.0}}

@@ -1,8 +1,6 @@
-"""`pdctl why --request`: asks the workers which of them knows a request, and what they noted of it.
+"""Reads a request's traces from workers, by address or through the API server's pod proxy.
 
-Asked are one address, the workers of a cluster on this machine, or the pods of
-one in Kubernetes, through its API server.  A worker that does not answer is
-skipped, and named where none knows the request.
+Workers that do not answer are skipped, and listed where none knows the request.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ TraceBody = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class WorkerTraces:
-    """Answer of one worker: its journeys of the request, or the error why it has none."""
+    """problem: why the worker has no trace; None with no traces = it does not know the request."""
 
     worker: str
     traces: tuple[TraceBody, ...] = ()
@@ -40,7 +38,7 @@ class WorkerTraces:
 def of_addresses(
     addresses: Mapping[str, str], request_id: str, api_key: str | None
 ) -> list[WorkerTraces]:
-    """Ask workers at base URLs, by name."""
+    """addresses: base URLs by name."""
 
     async def ask_all() -> list[WorkerTraces]:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -68,10 +66,7 @@ async def _of_address(
 
 
 def of_cluster(kube_context: KubeContext, name: str, request_id: str) -> list[WorkerTraces]:
-    """Ask the worker pods of a cluster through the API server.
-
-    Raises StartError when that cannot be asked.
-    """
+    """Raises StartError when the API server cannot be reached."""
     namespace = kube_context.in_namespace()
 
     async def ask_pods(client: ApiClient) -> list[WorkerTraces]:
@@ -102,10 +97,7 @@ async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) 
 
 
 def known(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[str, TraceBody]]:
-    """(worker, journey) of those that know the request, where it came in first.
-
-    Raises StartError (exit code 1) when none does.
-    """
+    """(worker, trace), the ingress first.  Raises StartError (exit code 1) when there is none."""
     traces = [(each.worker, trace) for each in found for trace in each.traces]
     if traces:
         return sorted(

@@ -1,7 +1,7 @@
-"""`pdctl verify`: verify the KV transfers of a cluster now, here or in Kubernetes, and show them.
+"""`pdctl verify`: verifies the KV transfers of a local run, or asks the operator to.
 
-Of one in Kubernetes the operator is asked, by an annotation of the object, so that it needs no more
-than the right to edit that; its answer is in the status.
+The operator is asked by an annotation and answers in the status: it takes no right beyond editing
+the object.
 """
 
 import asyncio
@@ -43,12 +43,7 @@ _NOTHING = "has no prefill workers, so that no KV moves between its workers"
 
 @dataclass(frozen=True)
 class VerifyTimeouts:
-    """Time for an answer, in seconds.
-
-    operator: for every outcome of one in Kubernetes, which asks its workers
-    worker:   for one of each pair of a run here, while no worker gives one
-    poll:     between two looks
-    """
+    """Seconds: of the operator's answer, of a local worker's, and between two polls."""
 
     operator: float = TOTAL_SECONDS + 30.0
     worker: float = 30.0
@@ -103,9 +98,9 @@ def verify_command(
 async def verify_run(
     run: RunDirectory, request: str, patience: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
-    """Ask the workers of a run until each pair has an outcome; returns what its status would have.
+    """Poll until each pair has an outcome; returns it as a status.
 
-    Raises StartError when some pair has none in time.
+    Raises StartError when a pair has none in time.
     """
     patience = patience or VerifyTimeouts()
     if not has_prefill(run.read_state() or {"workers": ()}):
@@ -124,9 +119,9 @@ async def verify_run(
 def verify_object(
     kube_context: KubeContext, name: str, request: str, patience: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
-    """Annotate the PDCluster and wait for the operator's answer; returns the status then.
+    """Annotate the PDCluster and wait for the operator; returns the status.
 
-    Raises StartError when there is no such object, or not every pair has an outcome in time.
+    Raises StartError when there is no such object, or a pair has no outcome in time.
     """
     namespace, waiting = kube_context.in_namespace(), patience or VerifyTimeouts()
 
@@ -162,7 +157,6 @@ def is_answered(status: Mapping[str, Any], request: str) -> bool:
 
 
 def rendered(status: Mapping[str, Any]) -> list[str]:
-    """A line for each pair, and the condition."""
     lines = table(_HEADER, _rows(_pairs(status)), right=_NUMBERS, width=_WIDTH)
     return [*lines, *transfer_line(status)]
 
@@ -198,11 +192,9 @@ def _status(body: Body) -> Mapping[str, Any]:
 
 
 def _not_verified(status: Mapping[str, Any]) -> StartError:
-    """Error of pairs without an outcome; its message has what is known of them."""
     known = transfer_line(status) or ["no operator has said anything of its transfers"]
     return StartError(f"not every pair of pools was verified in time; {known[0]}", exit_code=1)
 
 
 def _new_request() -> str:
-    """Value of the annotation that no earlier one had."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,6 +1,4 @@
-"""`pdctl why`: what is there now, and the autoscaler's decisions, from metric values over rules
-to replicas.
-"""
+"""`pdctl why`: the present state and the autoscaler's decisions, from metrics to replicas."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ Body = Mapping[str, Any]
 
 
 class _TextTimes(yaml.SafeLoader):
-    """SafeLoader that leaves times as they are written, quoted or not."""
+    """SafeLoader that keeps timestamps as text."""
 
 
 _TextTimes.yaml_implicit_resolvers = {
@@ -32,7 +30,7 @@ _TextTimes.yaml_implicit_resolvers = {
 
 
 def object_of_cluster(kube_context: KubeContext, name: str) -> Body:
-    """The PDCluster of a name.  Raises StartError when there is none."""
+    """Raises StartError when there is none."""
     body = read_object(kube_context, name)
     if body is None:
         namespace = kube_context.in_namespace()
@@ -45,10 +43,7 @@ def object_of_cluster(kube_context: KubeContext, name: str) -> Body:
 
 
 def object_of_file(path: Path, name: str | None) -> Body:
-    """A PDCluster, or its status alone, from a file of YAML or JSON (- = stdin).
-
-    Raises StartError (exit code 2).
-    """
+    """A PDCluster, or its status alone.  Raises StartError (exit code 2)."""
     try:
         found = yaml.load(read_text(path), _TextTimes)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as e:
@@ -73,10 +68,7 @@ def object_of_file(path: Path, name: str | None) -> Body:
 
 
 def render_why(body: Body, last: int, now: datetime) -> str:
-    """Present state and obstacles, then the newest decisions.
-
-    now: for schedules.  Raises StartError where there is no decision, with what to do about it.
-    """
+    """Raises StartError where there is no decision, with the reason.  now: for schedules."""
     written = _section(body, "status", "autoscaling")
     mode = _section(body, "spec", "autoscale").get("mode") or written.get("mode")
     decisions = list(_decisions(written))
@@ -103,7 +95,6 @@ def render_why(body: Body, last: int, now: datetime) -> str:
 
 
 def render_why_local(state: Mapping[str, Any]) -> str:
-    """Explanation of the pools of a run of this machine, from its state file."""
     sizes = Counter((worker["role"], worker["pool"]) for worker in state["workers"])
     return "\n".join(
         [
@@ -116,7 +107,7 @@ def render_why_local(state: Mapping[str, Any]) -> str:
 
 
 def _decisions(written: Body) -> Iterator[tuple[ScalingDecision, object]]:
-    """Decisions with the mode that they were taken in, the newest first; None = not known."""
+    """Decisions, the newest first, with the mode of that time; None = not known."""
     entries = written.get("lastDecisions")
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
         record = read_record(entry)
@@ -151,10 +142,7 @@ def _nothing(name: str, mode: object) -> str:
 
 
 def record_lines(name: str, mode: object, record: ScalingDecision) -> Iterator[str]:
-    """One decision: a line with its time and what changed, and the table.
-
-    mode: that it was taken in, None = not known
-    """
+    """mode: of the time of the decision; None = not known."""
     manner = {"On": "carried out", "Advise": "advice only"}.get(str(mode), "")
     changed = summary(record) or "no pool changes"
     yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"

@@ -1,3 +1,1 @@
-"""The process back end of `pdctl up`: etcd and workers as child processes of one machine, and
-nothing left behind.
-"""
+"""The process back end of `pdctl up`: etcd and workers as child processes of one machine."""

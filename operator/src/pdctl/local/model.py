@@ -1,6 +1,4 @@
-"""Find the folder of a PDCluster's model on this machine, wherever Kubernetes would take it
-from.
-"""
+"""Find the folder of a PDCluster's model on this machine."""
 
 import sys
 from dataclasses import dataclass
@@ -13,30 +11,26 @@ from pdcluster_api.schema.sections import ModelSpec
 
 @dataclass(frozen=True)
 class FoundModel:
-    """path: its Hugging Face folder.  origin: why this one, in words."""
+    """origin: the source of the path, as text."""
 
     path: Path
     origin: str
 
 
 def default_cache_dir() -> Path:
-    """Folder where `make model` leaves the sample model, and where models are found by name."""
     return Path.home() / ".cache" / "pdcluster"
 
 
 def cached_model(model: ModelSpec) -> Path:
-    """The cache's folder for a model's name, whether it is there or not; `/` in a name becomes
-    `--`.
-    """
     return default_cache_dir() / model.name.replace("/", "--")
 
 
 def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundModel:
-    """The model's folder: the one that is given, else the object's own path, else the cache's by
-    the model's name.
+    """`given`, else the object's path, else the cache's folder of the model's name.
 
-    source: the PDCluster's file, from whose folder a relative path is taken; `~` is the home folder
-    Raises StartError for a given folder that is not there, InvalidObjectError where none is found.
+    source: the PDCluster's file; a relative path is relative to its folder
+    Raises StartError for a given folder that does not exist, InvalidObjectError where none is
+    found.
     """
     model = cluster.spec.model
     if given is not None:
@@ -61,7 +55,6 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
 
 
 def _no_folder(path: Path) -> str:
-    """Reason why a path is no model folder, and the fix."""
     if not path.is_file():
         return f"no folder at {path}; correct the path"
     if path.suffix != ".gguf":
@@ -74,7 +67,7 @@ def _no_folder(path: Path) -> str:
 
 
 def _own_path(model: ModelSpec, source: Path) -> Path | None:
-    """The object's path, where that can be on this machine; one below a volume cannot."""
+    """None for a path in a volume or an image."""
     if model.path is None or model.pvc is not None:
         return None
     return source.absolute().parent / Path(model.path).expanduser()

@@ -1,9 +1,4 @@
-"""The plan of one machine: which worker processes a PDCluster becomes.
-
-Pure: the same spec and machine give the same plan.  Paths, certificates and
-etcd endpoints are for `local.run_files` to fill in; Kubernetes workloads are planned from
-the same spec elsewhere.
-"""
+"""The worker processes of a PDCluster on one machine; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +19,9 @@ MAX_PROCESSES = 64  # each loads the model again; more is a slip of the pen rath
 
 @dataclass(frozen=True)
 class CpuShare:
-    """A worker's place among those that lend each other their cores while they are idle.
+    """A worker among those that use each other's cores while idle.
 
-    place: in `threads`, which are each one's own.  cores: of all of them together.
+    place: its index in `threads`, the threads of each.  cores: of all of them together.
     """
 
     place: int
@@ -36,10 +31,10 @@ class CpuShare:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One worker process.  http_port 0 = any free port; gRPC and KV ports are always any free port.
+    """One worker process.  http_port 0 = any free port, as its gRPC and KV ports always are.
 
-    owns_cores: its threads have cores that no other worker's threads are planned on.
-    shared_cores: None where it always has its own threads.
+    owns_cores:   no other worker's threads are planned on its cores.
+    shared_cores: None = it uses its own threads only.
     """
 
     name: str
@@ -54,7 +49,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """Every process of one revision; `ingress` is the one at the service's port."""
+    """ingress: the process at the service's port."""
 
     revision: str
     processes: tuple[ProcessSpec, ...]
@@ -62,10 +57,9 @@ class LocalPlan:
 
 
 def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
-    """Plan the processes of a cluster on a machine with so many cores.
+    """port: of the first ingress worker; 0 = any free port.
 
-    port: where the first ingress worker serves; 0 = any free port
-    Raises InvalidObjectError for a spec that is right but cannot run on one machine.
+    Raises InvalidObjectError for a spec that cannot run on one machine.
     """
     _check_runs_locally(cluster)
     slots = [
@@ -103,9 +97,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
 
 
 def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
-    """The engine with its share of the machine's cores, at most what a spec may say, unless the
-    spec says how many threads; 0 = a router's, which computes nothing.
-    """
+    """share: cores for each worker; 0 = a router, which computes nothing."""
     if engine.threads or not share:
         return engine
     return engine.model_copy(update={"threads": min(share, MAX_THREADS)})
@@ -114,9 +106,7 @@ def _with_threads(engine: EngineSpec, share: int) -> EngineSpec:
 def _shared_cores(
     cluster: PDCluster, engines: Mapping[Slot, EngineSpec], cores: int
 ) -> dict[Slot, CpuShare]:
-    """Places of the workers that share cores: those with one engine of ours, of one process, whose
-    spec leaves the number of threads to us.
-    """
+    """Only of workers with one engine process of ours and no `threads` in the spec."""
     sharing = {
         slot: engine.threads
         for slot, engine in engines.items()

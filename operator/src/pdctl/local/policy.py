@@ -1,9 +1,8 @@
-"""Policy edits while a cluster runs: the PDCluster file is looked at once a second.
+"""Applies edits of the PDCluster file to a running cluster.
 
-A valid edit of the policy part (routing, qos, and cors, limits and sharedPrefixCache of service)
-reaches the workers through the policy file; a new placement.minTransferGBps counts at once.  An
-edit of what has no effect here is ignored.  Any other edit, and any invalid one, is refused with
-the reason and the last good policy stays.
+Policy (routing, qos, and cors, limits and sharedPrefixCache of service) goes to the workers' policy
+file, placement.minTransferGBps takes effect here; edits without an effect here are ignored, and
+any other or invalid edit is refused while the last good policy stays.
 """
 
 import asyncio
@@ -25,8 +24,6 @@ _Stamp = tuple[int, int, int]
 
 
 class PolicyWatcher:
-    """Carries policy edits from the PDCluster file to the workers' policy file."""
-
     def __init__(
         self,
         source: Path,
@@ -36,7 +33,7 @@ class PolicyWatcher:
         *,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make one.  taken: called after `cluster` has become another one."""
+        """on_change: called after `cluster` was replaced."""
         self.cluster = cluster
         self._source = source
         self._on_change = on_change
@@ -46,13 +43,11 @@ class PolicyWatcher:
         self._seen: _Stamp | None = None
 
     async def run(self) -> None:
-        """Look once a second, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             self.poll()
 
     def poll(self) -> None:
-        """Take in an edit, if there is one."""
         stamp = _stamp(self._source)
         # missing: an editor may be putting the new one in place
         if stamp is None or stamp == self._seen:
@@ -91,7 +86,7 @@ class PolicyWatcher:
 
 
 def restart_fields(running: PDCluster, edited: PDCluster) -> list[str]:
-    """Paths of the fields that differ and that a running cluster cannot take in."""
+    """Paths of changed fields that need a restart."""
     return list(_differences(_fixed_part(running), _fixed_part(edited), ""))
 
 
@@ -122,7 +117,6 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Changes whenever the file does; None while there is no file."""
     try:
         status = path.stat()
     except OSError:

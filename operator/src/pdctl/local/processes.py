@@ -1,8 +1,7 @@
-"""Child processes: each in its own session, logging to its own file, ended with everything that it
-started.
+"""Child processes, each in a session of its own and logging to its own file.
 
-A session is named by its leader's pid, and that number is not reused while any
-member lives, so ending a session can never hit a stranger.
+A session is named by its leader's pid, which is not reused while a member lives: killing a session
+never hits another process.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ _TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class Launch:
-    """Command to run: program and arguments, environment over ours, and the file for its output."""
+    """environment: over ours."""
 
     name: str
     command: tuple[str, ...]
@@ -31,10 +30,7 @@ class Launch:
 
 
 async def spawn(launch: Launch) -> asyncio.subprocess.Process:
-    """Start a process that leads its own session and dies with us.
-
-    Raises OSError when it cannot be started.
-    """
+    """Raises OSError when it cannot be started."""
     with launch.log.open("ab") as log:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid())),
@@ -48,14 +44,11 @@ async def spawn(launch: Launch) -> asyncio.subprocess.Process:
 
 
 def session_members(leader: int) -> list[int]:
-    """Pids of the live processes in the session of `leader`."""
     return [pid for pid in psutil.pids() if _session_of(pid) == leader]
 
 
 def kill_session(leader: int) -> int:
-    """SIGKILL everything that is left in the session of `leader`; returns how many processes
-    that were.
-    """
+    """SIGKILL to all members; returns how many there were."""
     members = session_members(leader)
     for pid in members:
         with contextlib.suppress(ProcessLookupError):
@@ -64,7 +57,7 @@ def kill_session(leader: int) -> int:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last non-empty lines of a log file; none when it cannot be read."""
+    """Without empty lines; none when the file cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -1,8 +1,6 @@
-"""Remarks of a run's workers on themselves: what makes them slower, or their context shorter, than
-a user may expect.
+"""Limitations that workers report at /version, such as a slower model path.
 
-Each worker says them at /version; `pdctl up` shows them once, and `pdctl status` from the run's
-folder.
+`pdctl up` prints them once; `pdctl status` reads them from the run's folder.
 """
 
 import asyncio
@@ -20,7 +18,6 @@ _SECONDS = 10.0
 async def watch_remarks(
     run: RunDirectory, ready: asyncio.Event, echo: Callable[[str], None]
 ) -> None:
-    """Once every worker is ready, say and keep what they remark."""
     await ready.wait()
     state = run.read_state() or {"workers": ()}
     addresses = {worker["name"]: worker["http"] for worker in state["workers"] if worker["http"]}
@@ -33,7 +30,7 @@ async def watch_remarks(
 
 
 async def _version(session: aiohttp.ClientSession, address: str) -> Mapping[str, Any]:
-    """Answer of a worker's /version; empty where it gives none: nothing is known then."""
+    """Empty where the worker gives none."""
     try:
         async with session.get(f"http://{address}/version") as response:
             body = json.loads(await response.read())
@@ -43,7 +40,7 @@ async def _version(session: aiohttp.ClientSession, address: str) -> Mapping[str,
 
 
 def remarks_of(versions: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each remark, with the workers that make it.
+    """A line for each remark, with its workers.
 
     >>> slow = {"device": {"model_code": "transformers"}}
     >>> remarks_of({"a": slow, "b": slow, "c": {"max_model_len": 9, "note": "no room"}})[0]

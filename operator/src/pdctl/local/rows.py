@@ -1,7 +1,6 @@
-"""State of each worker now: its process beside its record in etcd.
+"""State of each worker: its process and its record in etcd, which outlives it by up to a lease.
 
-Pure.  A record outlives its worker by up to a lease, so one that was first seen
-in an earlier life of the process says nothing about this one.
+A record first seen in an earlier run of the process says nothing about this one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,9 @@ from pdctl.local.managed_process import ManagedProcess
 class Row:
     """One worker.
 
-    state:     starting, ready, unregistered (it runs, but etcd has lost its record), draining,
+    state:     starting, ready, unregistered (running without a record in etcd), draining,
                drained, restarting, failed or stopped
-    addresses: host:port of http, grpc and kv; empty until it has announced them
-    disaggregation: what its record says of it; None = nothing yet
+    addresses: host:port of http, grpc and kv; empty until registered
     """
 
     name: str
@@ -35,15 +33,14 @@ class Row:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it takes requests."""
         return self.state == "ready"
 
 
 class RestartLedger:
-    """Engine ids by life of each process; lives count from 1."""
+    """The starts of each process at which an engine id was first seen; starts count from 1."""
 
     def __init__(self, left_over: Mapping[str, RegisteredWorker]) -> None:
-        """left_over: records of an earlier run, found before any process was started."""
+        """left_over: records of an earlier run."""
         self._starts: dict[str, dict[str, int]] = {
             name: {record.engine_id: 0} for name, record in left_over.items()
         }
@@ -51,7 +48,7 @@ class RestartLedger:
     def current(
         self, name: str, record: RegisteredWorker | None, start: int
     ) -> RegisteredWorker | None:
-        """The record if it was first seen in this life of its process, else None."""
+        """The record if it was first seen at this start of its process, else None."""
         # none, or one whose engine has not loaded: it says "starting" in any life
         if record is None or not record.engine_id:
             return record
@@ -62,7 +59,6 @@ class RestartLedger:
         )
 
     def has_announced(self, name: str, start: int) -> bool:
-        """Return whether a loaded engine was ever announced in this life."""
         return start in self._starts.get(name, {}).values()
 
 
@@ -71,7 +67,6 @@ def make_rows(
     records: Mapping[str, RegisteredWorker],
     ledger: RestartLedger,
 ) -> tuple[Row, ...]:
-    """One row per (role, pool, keeper); `records` is by process name."""
     return tuple(
         _row(role, pool, managed, records.get(managed.launch.name), ledger)
         for role, pool, managed in workers

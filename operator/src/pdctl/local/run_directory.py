@@ -1,12 +1,10 @@
-"""The files of one run: state, configuration, certificates, etcd's data and logs, under the user's
-state folder.
+"""The files of one run, under the user's state folder.
 
-    STATE_DIR/NAME/lock            locked by the run of that name, while it lives
+    STATE_DIR/NAME/lock            held by the running pdctl of that name
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
                                    config/  certificates/  etcd/  logs/
 
-A run's folder outlives it, so that its logs can be read; the next run of the
-same name removes it.  Folders of runs that are still alive are left alone.
+A run's folder stays for its logs until the next run of the same name removes it.
 """
 
 import contextlib
@@ -28,13 +26,11 @@ from pdcluster_api.errors import StartError
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run's folder."""
-
     path: Path
 
     @classmethod
     def create(cls, state_dir: Path, name: str) -> "RunDirectory":
-        """Make a fresh folder, for this user only; remove those of ended runs.
+        """A fresh folder with mode 0700; removes those of ended runs.
 
         Raises StartError when it cannot be written.
         """
@@ -54,10 +50,7 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def name_taken(state_dir: Path, name: str, port: int) -> Iterator[None]:
-        """Hold the name of a run, which serves at that port.
-
-        Raises StartError when another one holds it, or it cannot be written.
-        """
+        """Hold the name of a run.  Raises StartError when another run holds it."""
         path = state_dir / name / "lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,72 +73,60 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """Engine files and the policy file."""
         return self.path / "config"
 
     @property
     def certificates(self) -> Path:
-        """PEM files."""
         return self.path / "certificates"
 
     @property
     def logs(self) -> Path:
-        """One file per process."""
         return self.path / "logs"
 
     @property
     def etcd_data(self) -> Path:
-        """etcd's data, when it is ours."""
         return self.path / "etcd"
 
     @property
     def policy(self) -> Path:
-        """The policy file that every worker watches."""
         return self.config / "policy.yaml"
 
     @property
     def pid(self) -> int:
-        """Process id of the pdctl that made it."""
+        """Process id of the pdctl that made the folder."""
         return int(self.path.name.split("-")[1])
 
     @property
     def is_alive(self) -> bool:
-        """Return whether that pdctl still runs."""
         return psutil.pid_exists(self.pid)
 
     def write_state(self, state: dict[str, Any]) -> None:
-        """Replace the state file."""
         replace_file(self.path / "state.json", json.dumps(state, indent=2) + "\n")
 
     def read_state(self) -> dict[str, Any] | None:
-        """The state file; None until it is written."""
+        """None until it is written."""
         return _read_json(self.path / "state.json")
 
     def write_remarks(self, remarks: list[str]) -> None:
-        """Replace what workers remark on themselves; see `local.remarks`."""
         replace_file(self.path / "remarks.json", json.dumps({"remarks": remarks}) + "\n")
 
     def read_remarks(self) -> dict[str, Any]:
-        """Those remarks, under this name; empty until workers were asked."""
         return _read_json(self.path / "remarks.json") or {}
 
     def write_transfers(self, content: dict[str, Any]) -> None:
-        """Replace what is known of the KV transfers; see `local.verification`."""
         replace_file(self.path / "transfers.json", json.dumps(content, indent=2) + "\n")
 
     def read_transfers(self) -> dict[str, Any]:
-        """Everything that is known of the KV transfers; empty until one was looked at."""
         return _read_json(self.path / "transfers.json") or {}
 
 
 def default_state_dir() -> Path:
-    """$XDG_STATE_HOME/pdcluster, by default ~/.local/state/pdcluster."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "pdcluster"
 
 
 def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
-    """Runs of a cluster (of every cluster), the newest last."""
+    """The newest last."""
     return [
         RunDirectory(path)
         for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)
@@ -160,12 +141,11 @@ def _cannot_write(folder: Path, error: OSError) -> StartError:
 
 
 def write_yaml(path: Path, content: dict[str, Any]) -> None:
-    """Replace a YAML file at once: a reader sees the old or the new one."""
     replace_file(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old or the new one, also of two writers."""
+    """Atomic, also with two writers."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.write_text(text)
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Write what the worker processes of one run read, and say how each is started."""
+"""Writes the files that worker processes read."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -19,9 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings to start the processes of one run.  command: the worker program,
-    without its files.
-    """
+    """command: the worker program, without its files."""
 
     run: RunDirectory
     model_path: Path
@@ -31,7 +29,6 @@ class RunSettings:
 
 
 def write_policy(cluster: PDCluster, site: RunSettings) -> None:
-    """Write the policy file that all processes share."""
     write_yaml(site.run.policy, policy_file(cluster))
 
 
@@ -60,7 +57,7 @@ def write_process(cluster: PDCluster, process: ProcessSpec, site: RunSettings) -
 
 
 def _shared_cores(process: ProcessSpec, site: RunSettings) -> dict[str, str]:
-    """Environment of an engine that lends its cores in this run (docs/design/lent-cores.md)."""
+    """Environment of an engine that shares its cores (docs/design/lent-cores.md)."""
     if process.shared_cores is None:
         return {}
     place = {"path": str(site.run.path / "cores"), **asdict(process.shared_cores)}

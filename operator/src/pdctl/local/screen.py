@@ -1,7 +1,4 @@
-"""Output of a run: a live table of workers on a terminal, plain lines in pipes and logs.
-
-Both say the same things through `show` and `echo`; colours follow NO_COLOR.
-"""
+"""Output of a run: a live table on a terminal, plain lines in pipes and logs."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -25,18 +22,14 @@ _COLORS = {
 
 
 class Screen(Protocol):
-    """Function that takes an event of a cluster."""
-
     def show(self, rows: Sequence[Row]) -> None:
-        """All workers, after a change."""
+        pass
 
     def echo(self, text: str) -> None:
-        """One piece of news; may hold several lines."""
+        pass
 
 
 class PlainScreen:
-    """A line for every change of a worker's state."""
-
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._states: dict[str, str] = {}
@@ -53,20 +46,16 @@ class PlainScreen:
         return None
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Print the workers whose state is another than last time."""
         for row in rows:
             if self._states.get(row.name) != row.state:
                 self._states[row.name] = row.state
                 self.echo(f"{row.name}: {row.state}{_where(row)}")
 
     def echo(self, text: str) -> None:
-        """Print it."""
         self._console.print(text)
 
 
 class LiveScreen:
-    """A table that is redrawn in place, news scrolling above it."""
-
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False)
@@ -84,16 +73,13 @@ class LiveScreen:
         self._live.__exit__(kind, error, trace)
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Redraw the table."""
         self._live.update(_table(rows), refresh=True)
 
     def echo(self, text: str) -> None:
-        """Print it above the table."""
         self._console.print(text)
 
 
 def make_screen(*, progress: bool) -> PlainScreen | LiveScreen:
-    """A live screen when asked for and possible, else a plain one."""
     return LiveScreen() if progress and Console().is_terminal else PlainScreen()
 
 

@@ -1,7 +1,4 @@
-"""The state file of a run: what `pdctl status` and tests read.
-
-Its writer is `pdctl up`, at every change.
-"""
+"""The state file of a run, for `pdctl status`."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +18,7 @@ def make_state(
     etcd_pid: int | None,
     rows: Sequence[Row],
 ) -> dict[str, Any]:
-    """State as JSON data.  etcd_pid: None when the etcd is not ours."""
+    """etcd_pid: None where the etcd is not ours."""
     placement = cluster.spec.placement
     return {
         "name": cluster.metadata.name,

@@ -1,6 +1,4 @@
-"""The worker processes of one cluster: kept running together, drained together, ended without a
-remainder.
-"""
+"""Supervises the worker processes of one cluster: starts, drains and kills them together."""
 
 import asyncio
 import time
@@ -16,7 +14,7 @@ CONFIGURATION_ERROR = 2
 
 
 class Supervisor:
-    """Keeps one process per launch; `managed_processes` are in the order of the launches."""
+    """`managed_processes` are in the order of the launches."""
 
     def __init__(
         self,
@@ -40,14 +38,13 @@ class Supervisor:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def start(self) -> None:
-        """Start every process; they are kept until `stop`."""
         self._tasks = tuple(
             asyncio.create_task(managed.run(), name=managed.launch.name)
             for managed in self.managed_processes
         )
 
     async def rolled_back(self) -> ManagedProcess | None:
-        """Return the first keeper that gives up, None when all were stopped.
+        """The first process that fails for good; None when all were stopped.
 
         Raises OSError when a process cannot be started.
         """
@@ -62,9 +59,7 @@ class Supervisor:
         return None
 
     async def stop(self, hurry: asyncio.Event, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Drain every process with SIGTERM; kill what is left when `hurry` is set or the time
-        is over.
-        """
+        """SIGTERM to all; SIGKILL to the rest when `hurry` is set or after `drain_seconds`."""
         for managed in self.managed_processes:
             managed.stop()
         if not await self._ended(hurry, drain_seconds):
@@ -77,7 +72,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ended(self, hurry: asyncio.Event, seconds: float) -> bool:
-        """Return whether every process ended by itself before `hurry` and the time limit."""
+        """False where `hurry` was set or the time was over first."""
         ended = asyncio.ensure_future(asyncio.wait(self._tasks))
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({ended, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,7 @@
-"""`pdctl up`: a PDCluster as processes of this machine, from the checked file to the last process's
-end.
+"""`pdctl up`: runs a PDCluster as processes of this machine.
 
-The order is: check what needs no process, etcd, workers, ready, serve until a
-signal, drain, etcd.  Whatever goes wrong on the way, what was started is ended
-before the error is shown.
+In order: checks without processes, etcd, workers, ready, serve until a signal, drain, stop etcd.
+On an error all that was started is stopped before the error is shown.
 """
 
 import asyncio
@@ -48,10 +46,9 @@ WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
 class UpRequest:
     """Options of a run.
 
-    source:     the file that `cluster` came from
+    source:     the file of `cluster`
     port:       0 = any free one
-    model_path: the model's folder, whatever the object says; None = see `local.model`
-    vllm:       program of stock engines, likewise; None = see `local.vllm_engine`
+    model_path: overrides the object's model; vllm: overrides its engine's program
     """
 
     source: Path
@@ -65,8 +62,6 @@ class UpRequest:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Results of the checks before anything starts."""
-
     request: UpRequest
     plan: LocalPlan
     model: FoundModel
@@ -74,8 +69,6 @@ class PreparedRun:
 
 @dataclass(frozen=True)
 class _Components:
-    """Parts that work while the cluster runs."""
-
     run: RunDirectory
     supervisor: Supervisor
     watcher: Watcher
@@ -84,14 +77,14 @@ class _Components:
 
 @dataclass(frozen=True)
 class _Signals:
-    """stop: end in good order; hurry: now."""
+    """stop: drain; hurry: kill."""
 
     stop: asyncio.Event
     hurry: asyncio.Event
 
 
 def up(request: UpRequest, screen: Screen) -> None:
-    """Run a cluster until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
+    """Run until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
     prepared = prepare(request)
     name, port = request.cluster.metadata.name, prepared.plan.ingress.http_port
     with RunDirectory.name_taken(request.state_dir, name, port):
@@ -99,10 +92,9 @@ def up(request: UpRequest, screen: Screen) -> None:
 
 
 def prepare(request: UpRequest) -> PreparedRun:
-    """Check all that needs no process.  Raises InvalidObjectError or StartError.
+    """All checks that need no process.  Raises InvalidObjectError or StartError.
 
-    Port 0 becomes a port here, once: a worker that is restarted then serves
-    again at the address that was announced.
+    Port 0 is resolved here, so that a restarted worker keeps its announced address.
     """
     port = request.port or free_port()
     plan = plan_local(request.cluster, cores=available_cores(), port=port)
@@ -174,7 +166,6 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
 async def _run_workers(
     prepared: PreparedRun, components: _Components, signals: _Signals, screen: Screen
 ) -> None:
-    """Start the workers, announce them, serve until stopped, drain."""
     workers = [
         (process.role, process.pool.name, managed)
         for process, managed in zip(
@@ -227,7 +218,7 @@ async def _prime(watcher: Watcher) -> None:
 
 
 async def _first_of(tasks: set[asyncio.Task[Any]]) -> None:
-    """Wait for one to end.  Raises its error, if that is how it ended."""
+    """Wait for the first to end; raises its error."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
@@ -254,7 +245,7 @@ def _announcement(cluster: PDCluster, address: str) -> str:
 
 
 def _listen_to_signals() -> _Signals:
-    """SIGINT and SIGTERM: the first stops, any later one hurries."""
+    """The first SIGINT or SIGTERM stops, a later one hurries."""
     signals = _Signals(asyncio.Event(), asyncio.Event())
 
     def on_signal() -> None:
@@ -269,7 +260,7 @@ def _listen_to_signals() -> _Signals:
 async def _etcd(
     cluster: PDCluster, run: RunDirectory, screen: Screen
 ) -> AsyncIterator[tuple[tuple[str, ...], ManagedProcess | None]]:
-    """Endpoints to use, and the keeper of our own etcd if none were given.
+    """Endpoints, and our own etcd's process if none were given.
 
     Raises StartError when they do not answer.
     """

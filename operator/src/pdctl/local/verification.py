@@ -1,8 +1,4 @@
-"""Verifications of the KV transfers between the pools of one run, as the operator's of a PDCluster.
-
-The run's folder is their memory: `pdctl up` verifies what is due now and then, `pdctl verify` all
-at once, and `pdctl status` shows what is known.
-"""
+"""Verification of the KV transfers of one run, with the run's folder as its status."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -34,16 +30,16 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunTransfers:
-    """Those of one run.  now: wall-clock time, in UTC"""
+    """now: wall-clock time in UTC."""
 
     run: RunDirectory
     verifier: Verifier
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def verify_due(self, request: str = "") -> Transfers:
-        """Verify what is due, one pair after the other; write and return what is known.
+        """Verify what is due, one pair after the other; write and return the results.
 
-        request: another value than the last one makes every pair due, busy or not
+        request: a new value makes every pair due, busy or not
         """
         state = self.run.read_state()
         if state is None or not has_prefill(state):
@@ -62,7 +58,7 @@ class RunTransfers:
         return found
 
     async def watch(self, echo: Callable[[str], None]) -> None:
-        """Look now and then until cancelled.  say: called when KV does not move, or does again."""
+        """Verify periodically until cancelled.  echo: called when transfers fail, or work again."""
         last = "True"
         while True:
             condition = (await self.verify_due()).condition
@@ -95,19 +91,17 @@ class RunTransfers:
 async def watch_transfers(
     run: RunDirectory, ready: asyncio.Event, echo: Callable[[str], None]
 ) -> None:
-    """Verify what is due from the time that every worker is ready, until cancelled."""
     await ready.wait()
     async with Verifier() as verifier:
         await RunTransfers(run, verifier).watch(echo)
 
 
 def has_prefill(state: State) -> bool:
-    """Return whether any KV moves: mixed workers have none to send."""
     return any(worker["role"] == PREFILL for worker in state["workers"])
 
 
 def pairs_of(state: State) -> Pairs:
-    """Pairs of pools of a run, with the ready decode workers of each."""
+    """Pairs of pools, with the ready decode workers of each."""
     ready: dict[tuple[str, str], list[str]] = {}
     for worker in state["workers"]:
         names = ready.setdefault((worker["role"], worker["pool"]), [])
@@ -124,7 +118,7 @@ def pairs_of(state: State) -> Pairs:
 
 
 def content_of(found: Transfers) -> dict[str, Any]:
-    """Return it as a PDCluster's status has it."""
+    """As in a PDCluster's status."""
     condition = found.condition
     if condition is None:
         return {}

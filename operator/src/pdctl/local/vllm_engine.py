@@ -1,4 +1,4 @@
-"""Find the program of a stock engine on this machine, and free ports for each worker's."""
+"""Programs and ports of vLLM engines on this machine."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from pdctl.local.plan import LocalPlan, ProcessSpec
 
 
 def with_programs(plan: LocalPlan, source: Path, given: Path | None) -> LocalPlan:
-    """The plan with the path of the program of each worker that has a stock engine.
+    """Resolve the program of each worker with a vLLM engine.
 
-    source: the PDCluster's file, from whose folder a relative path is taken; `~` is the home folder
-    given:  goes over the program of every `engine.command`
-    Raises StartError for a given program that is not there, InvalidObjectError where none is found.
+    source: the PDCluster's file; a relative path is relative to its folder
+    given:  overrides the program of every `engine.command`
+    Raises StartError for a given program that does not exist, InvalidObjectError where none is
+    found.
     """
     processes = {process.name: _with_program(process, source, given) for process in plan.processes}
     return replace(plan, processes=tuple(processes.values()), ingress=processes[plan.ingress.name])
 
 
 def vllm_settings() -> VllmSettings:
-    """Listeners of one engine that its worker starts, on free loopback ports."""
     http, kv_events, side_channel = _free_ports(3)
     return VllmSettings(http=http, kv_events=kv_events, side_channel=side_channel, is_process=True)
 
@@ -61,7 +61,7 @@ def _found(program: str, source: Path) -> str | None:
 
 
 def _free_ports(count: int) -> Iterator[int]:
-    """So many different ones: each is held until all are known."""
+    """Held until all are known, so that they differ."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket()) for _ in range(count)]
         for each in sockets:

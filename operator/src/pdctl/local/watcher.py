@@ -1,7 +1,7 @@
-"""Look at every worker a few times a second, process and etcd record together, until stopped.
+"""Polls process and etcd record of every worker a few times a second.
 
-A plain read each time, not a watch: there are a handful of keys, and a read
-needs no care after etcd was away.  While it is away the last records stay.
+Reads instead of an etcd watch: there are few keys, and a read needs no care after an outage, in
+which the last records stay.
 """
 
 import asyncio
@@ -17,9 +17,7 @@ _STEADY_SECONDS = 1.0
 
 
 class Watcher:
-    """Calls `changed` with all rows whenever one differs; `all_ready` is set when every worker
-    has been ready at once.
-    """
+    """`changed` gets all rows when one differs; `all_ready` is set once all workers are ready."""
 
     def __init__(
         self, endpoints: Sequence[str], prefix: str, changed: Callable[[Sequence[Row]], None]
@@ -33,21 +31,20 @@ class Watcher:
         self._rows: tuple[Row, ...] = ()
 
     async def prime(self) -> None:
-        """Note what an earlier run left in etcd; call it before any process starts.
+        """Read records of an earlier run, before any process starts.
 
         Raises EtcdUnreachableError.
         """
         self._ledger = RestartLedger(await read_workers(self._endpoints, self._prefix))
 
     async def run(self, workers: Sequence[tuple[str, str, ManagedProcess]]) -> None:
-        """Look until cancelled at workers given as (role, pool, keeper)."""
+        """workers: (role, pool, process) of each."""
         while True:
             await self.refresh()
             self.poll(workers)
             await asyncio.sleep(_STEADY_SECONDS if self.all_ready.is_set() else _STARTING_SECONDS)
 
     def poll(self, workers: Sequence[tuple[str, str, ManagedProcess]]) -> None:
-        """Compare with the rows reported last."""
         rows = make_rows(workers, self._records, self._ledger)
         if rows != self._rows:
             self._rows = rows
@@ -56,15 +53,14 @@ class Watcher:
             self.all_ready.set()
 
     def report(self) -> None:
-        """Call `changed` with the rows as they were reported last."""
         self._changed(self._rows)
 
     def http_address(self, name: str) -> str:
-        """HTTP address of a ready worker, as host:port."""
+        """As host:port, of a ready worker."""
         return next(row.addresses["http"] for row in self._rows if row.name == name)
 
     async def refresh(self) -> None:
-        """Read the records again; keep the old ones when etcd does not answer."""
+        """Keeps the old records when etcd does not answer."""
         try:
             self._records = await read_workers(self._endpoints, self._prefix)
         except EtcdUnreachableError:

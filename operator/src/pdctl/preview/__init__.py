@@ -1,4 +1,1 @@
-"""Preview of applying a file: its effects by the planner itself, on what runs or on another file.
-
-Pure.
-"""
+"""Preview of applying a file by the planner itself, on a live cluster or another file; pure."""

@@ -11,7 +11,7 @@ Differing = tuple[str, Any, Any]
 
 
 def changed_fields(old: PDCluster, new: PDCluster) -> list[Differing]:
-    """Every field whose value differs, in the order of the sections; pools are matched by name."""
+    """In the order of the sections; pools are matched by name."""
     before, after = dict(_leaves("", _document(old))), dict(_leaves("", _document(new)))
     paths = list(dict.fromkeys([*before, *after]))
     differing = [
@@ -23,7 +23,7 @@ def changed_fields(old: PDCluster, new: PDCluster) -> list[Differing]:
 
 
 def _newly_given(old: EngineSpec, new: EngineSpec) -> Iterator[Differing]:
-    """Sizes that are the same on a CPU, and that one engine gives and the other leaves out."""
+    """Sizes that are equal on a CPU, given by one engine and left out by the other."""
     before, after = _sizes(old, old.model_fields_set), _sizes(new, new.model_fields_set)
     same = _sizes(old, BY_DEVICE).items() & _sizes(new, BY_DEVICE).items()
     for name in sorted(dict(same).keys() & (before.keys() ^ after.keys())):
@@ -35,7 +35,7 @@ def _sizes(engine: EngineSpec, fields: Set[str]) -> dict[str, Any]:
 
 
 def _document(cluster: PDCluster) -> dict[str, Any]:
-    """Fill in every default, except in a role's engine, whose values override `spec.engine`."""
+    """With defaults, except in a role's engine, whose values override `spec.engine`."""
     document = cluster.model_dump(mode="json", by_alias=True)
     for name, role in cluster.spec.roles.present().items():
         document["spec"]["roles"][name]["engine"] = role.engine.model_dump(
@@ -59,7 +59,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_named(value: Any) -> bool:
-    """Return whether it is a list of entries with names, as pools; not of a pod template."""
+    """A list of entries with names, such as pools; not in a pod template."""
     return (
         isinstance(value, list)
         and bool(value)

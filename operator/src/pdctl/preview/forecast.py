@@ -1,7 +1,6 @@
-"""Preview the autoscaler's first decision, whatever the load is: bounds, schedules, budget, ratio.
+"""Preview of the autoscaler's first decision without load: bounds, schedules, budget, ratio.
 
-For previews.  Nothing is known of the load, so every role keeps the size that it
-has as far as these allow; what pods hold and whether nodes have room is left out.
+Pods and nodes are not considered: every role keeps its size as far as these allow.
 """
 
 from collections.abc import Iterator
@@ -23,10 +22,7 @@ from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
 
 
 def forecast(cluster: PDCluster, observed: Observed, now: str) -> Observed:
-    """The observation with the decision that it leads to; as it is unless the mode is On.
-
-    now: RFC 3339
-    """
+    """`observed` with that decision, unless the mode is not On.  now: RFC 3339."""
     if cluster.spec.autoscale.mode != ON:
         return observed
     wall = datetime.fromisoformat(now)
@@ -36,7 +32,7 @@ def forecast(cluster: PDCluster, observed: Observed, now: str) -> Observed:
 
 
 def _steady_facts(size: PoolSize) -> PoolFacts:
-    """Facts of a pool at the size that is asked for, without numbers of its workers."""
+    """A pool at its requested size, without metrics."""
     role, pool = size.key
     return PoolFacts(
         role,
@@ -50,10 +46,7 @@ def _steady_facts(size: PoolSize) -> PoolFacts:
 
 
 def upcoming_conflicts(spec: PDClusterSpec, now: str) -> Iterator[Problem]:
-    """Bounds that conflict when a schedule begins, within a week; each schedule's first.
-
-    now: RFC 3339
-    """
+    """Bounds that conflict when a schedule begins within a week.  now: RFC 3339."""
     if spec.autoscale.mode == OFF:
         return
     wall, roles = datetime.fromisoformat(now), spec.roles.present()
@@ -82,7 +75,7 @@ def _beginnings(schedule: ScheduleSpec, wall: datetime) -> Iterator[datetime]:
 
 
 def why_resized(record: ScalingDecision | None, size: PoolSize) -> str | None:
-    """Reason why the autoscaler gives a pool another size than it had; None = it does not."""
+    """None = the autoscaler keeps the pool's size."""
     steps = () if record is None else record.steps
     subject = "/".join(size.key)
     mine = [step for step in steps if step.subject == subject and step.before != step.after]

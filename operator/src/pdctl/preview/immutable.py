@@ -1,4 +1,4 @@
-"""Changes that the API server refuses in an object that exists: the CRD's rules, checked early."""
+"""Changes that the CRD's rules refuse in an existing object, checked early."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,6 @@ _NEW_CLUSTER = "make a new PDCluster"
 
 
 def immutable_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
-    """Every change that would be refused."""
     return (*_etcd(old, new), *_pools(old, new), *_accelerators(old, new))
 
 
@@ -70,12 +69,11 @@ def _accelerators(old: PDCluster, new: PDCluster) -> Iterator[Fault]:
 
 
 def _place(definition: AcceleratorSpec) -> tuple[str | None, dict[str, str]]:
-    """The part of a definition that pods are made of; its numbers may change."""
+    """The part of a definition that pods are made of."""
     return definition.resource, definition.node_labels
 
 
 def identity_faults(old: PDCluster, new: PDCluster) -> tuple[Fault, ...]:
-    """Reason why two files are not of one object."""
     found = []
     for field in ("name", "namespace"):
         before, after = getattr(old.metadata, field), getattr(new.metadata, field)

@@ -1,8 +1,6 @@
-"""Preview of applying an object: fields, revision, accelerators, pools, and refusals.
+"""Preview of applying an object: fields, revision, accelerators, pools and refusals.
 
-Pure, and made of the planner itself: the plan for the new object on what is
-there, beside what is there.  Values that are the default do not differ from
-values that are left out.
+It compares the plan of the new object with what is there; a default equals a value left out.
 """
 
 from collections import Counter
@@ -33,8 +31,6 @@ _UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
 
 
 class Effect(Enum):
-    """Time and scope of a changed field's effect."""
-
     REVISION = "new workers: a new revision"
     ROUTERS = "routers: one after another, no other worker is replaced"
     NONE = "nothing: no worker gets another value"
@@ -78,7 +74,7 @@ _EFFECTS = (
 
 @dataclass(frozen=True)
 class Change:
-    """One field with another value.  None = it is not given."""
+    """None = not given."""
 
     path: str
     before: Any
@@ -88,11 +84,7 @@ class Change:
 
 @dataclass(frozen=True)
 class PoolChange:
-    """Workers of a pool before and after; None = there is no such pool.
-
-    gpu:  accelerators of each, as text
-    note: remark on the size.
-    """
+    """Workers before and after; None = no such pool.  gpu: accelerators of each, as text."""
 
     key: PoolKey
     gpu: str
@@ -103,7 +95,7 @@ class PoolChange:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Accelerators of one type: held now, at most on the way, and afterwards."""
+    """Accelerators of one type: now, at most during the rollout, and afterwards."""
 
     gpu: str
     now: int
@@ -112,18 +104,17 @@ class Accelerators:
 
     @property
     def extra(self) -> int:
-        """Accelerators that must be free on top of those held now."""
         return max(0, self.meanwhile - self.now)
 
 
 @dataclass(frozen=True)
 class Preview:
-    """All of it.
+    """Effects of applying an object.
 
-    before:   the revision that is declared, or serves, now; None = there is no object
-    mode:     autoscale.mode now (None = there is no object, or it cannot be read) and afterwards
-    problems: what would stand in the autoscaler's way, as (condition, message)
-    refused:  what the API server would refuse; then nothing of the rest would happen
+    before:   the present revision; None = no object yet
+    mode:     autoscale.mode before (None = no readable object) and after
+    problems: limits of the autoscaler, as (condition, message)
+    refused:  what the API server would refuse; nothing else would happen then
     """
 
     before: str | None
@@ -138,12 +129,11 @@ class Preview:
 
     @property
     def is_rollout(self) -> bool:
-        """Return whether workers that run are replaced."""
         return self.before is not None and self.before != self.after
 
 
 def steady_state(cluster: PDCluster) -> Observed:
-    """State of a cluster that is as declared: all workers ready, all scalers at `replicas`."""
+    """A cluster that is as declared: all workers ready, all scalers at `replicas`."""
     revision, pools = revision_of(cluster.spec), _declared(cluster.spec)
     states = [
         WorkloadState(WorkloadId(cluster.metadata.name, *key, revision), size, size, size, size)
@@ -169,8 +159,8 @@ def steady_state(cluster: PDCluster) -> Observed:
 def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, now: str) -> Preview:
     """Preview applying `new`.
 
-    old:      the object as it is; None = there is none, or it cannot be read
-    observed: what runs; None = nothing does
+    old:      None = there is none, or it cannot be read
+    observed: None = nothing runs
     now:      RFC 3339 in UTC
     """
     if old is not None and template_hash(old.spec) == template_hash(new.spec):
@@ -222,13 +212,12 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
 
 
 def _is_of_routers(path: str, old: PDCluster, new: PDCluster) -> bool:
-    """Return whether a changed field gives routers, and them alone, other pods."""
+    """Return whether a changed field replaces routers only."""
     hashes = {template_hash(each.spec, ROUTER) for each in (old, new)}
     return path.startswith(f"spec.roles.{ROUTER}.") and len(hashes) > 1
 
 
 def effect_of(path: str) -> Effect:
-    """Effect of a change of the field at a path."""
     if path.startswith("spec.roles.") and ".pools[" in path:
         return Effect.BOUNDS if path.endswith(("minReplicas", "maxReplicas")) else Effect.POOLS
     if path.startswith("spec.accelerators.") and path.endswith(NUMBERS):
@@ -245,7 +234,7 @@ def _declared(spec: PDClusterSpec) -> dict[PoolKey, PoolSpec]:
 
 
 def _running(observed: Observed, revision: str) -> dict[PoolKey, int]:
-    """Workers of each pool of the revision that serves, or else of any."""
+    """Workers of each pool, of the serving revision if there is one."""
     serving = observed.service_revision or revision
     living = [state for state in observed.workloads if not state.gone]
     chosen = [state for state in living if state.id.revision == serving] or living
@@ -271,7 +260,7 @@ def _pools(
 
 
 def _ignored(spec: PDClusterSpec, size: PoolSize) -> str | None:
-    """Reason why the `replicas` of a file do not count; None = they do."""
+    """Reason why a pool's `replicas` are ignored; None = they count."""
     if size.desired == size.pool.replicas:
         return None
     if spec.autoscale.mode == "On":
@@ -282,7 +271,6 @@ def _ignored(spec: PDClusterSpec, size: PoolSize) -> str | None:
 
 
 def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]:
-    """Accelerators by type: now, at most until all is as declared, and in the end."""
     now, after = Counter[str](), Counter[str]()
     for state in there.workloads:
         number = state.current if state.gone else max(state.current, state.desired)
@@ -296,16 +284,13 @@ def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]
 
 
 def _over_budget(status: Mapping[str, Any]) -> Iterator[Problem]:
-    """Accelerators of a roll out that the budget does not have."""
     condition = Previous(status).condition(words.ROLLOUT_OVER_BUDGET)
     if condition:
         yield Problem(words.ROLLOUT_OVER_BUDGET, str(condition["message"]))
 
 
 def _typed(observed: Observed, old: PDCluster | None) -> Observed:
-    """With the accelerators of workers that do not have them written on them: as the object that
-    is there declares its pools.
-    """
+    """Adds missing accelerator types of workers from the existing object's pools."""
     if old is None:
         return observed
     known = _declared(old.spec)

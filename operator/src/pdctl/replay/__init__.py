@@ -1,3 +1,1 @@
-"""The autoscaler over a trace: a simulated cluster in place of a real one, and the decisions of
-`plan.autoscale` on it.
-"""
+"""The autoscaler over a load trace, on a simulated cluster."""

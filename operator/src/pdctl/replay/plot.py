@@ -1,8 +1,4 @@
-"""A replay as a picture: demand, queues, signals beside their thresholds, and workers of each role.
-
-The only module that needs matplotlib, which the extra `replay` installs; it is
-imported when a picture is made.
-"""
+"""A replay as a picture; needs matplotlib of the extra `replay`, imported when one is drawn."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -34,7 +30,6 @@ def require_matplotlib() -> None:
 
 
 def draw(moments: Sequence[Moment], spec: AutoscaleSpec, title: str, path: Path) -> None:
-    """Write a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image

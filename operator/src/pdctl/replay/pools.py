@@ -1,8 +1,4 @@
-"""Simulated pools: workers by ordinal that start, serve, drain and go, as those of a StatefulSet
-do.
-
-There are nodes for every worker; only budget and bounds of the spec limit them.
-"""
+"""Simulated pools: workers by ordinal, as of a StatefulSet; nodes are unlimited."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +10,6 @@ from pdctl.replay.streams import Streams
 
 
 class WorkerPhase(Enum):
-    """State of one worker."""
-
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -23,11 +17,7 @@ class WorkerPhase(Enum):
 
 @dataclass
 class SimulatedWorker:
-    """One worker.
-
-    since: when it came into its state, in seconds; streams: of a decode worker, the requests that
-    it runs
-    """
+    """since: second of its last change of state; streams: requests that it decodes."""
 
     ordinal: int
     state: WorkerPhase
@@ -35,17 +25,12 @@ class SimulatedWorker:
     streams: Streams = field(default_factory=Streams)
 
     def go(self, state: WorkerPhase, now: float) -> None:
-        """Into another state."""
         self.state, self.since = state, now
 
 
 @dataclass
 class SimulatedPool:
-    """One pool.
-
-    speed: of its workers, over one of the role's first pool; replicas: what was last decided;
-    gpus_per_replica: accelerators of each
-    """
+    """speed: relative to the role's first pool; gpus_per_replica: accelerators of each."""
 
     role: str
     name: str
@@ -62,19 +47,16 @@ class SimulatedPool:
 
     @property
     def key(self) -> PoolKey:
-        """(role, pool)."""
         return self.role, self.name
 
     def ready(self) -> Sequence[SimulatedWorker]:
-        """The workers that take new requests."""
         return self.having(WorkerPhase.READY)
 
     def having(self, state: WorkerPhase) -> Sequence[SimulatedWorker]:
-        """The workers in a state, by ordinal."""
         return [worker for worker in self.workers if worker.state is state]
 
     def facts(self) -> PoolFacts:
-        """As the operator would see it."""
+        """As the operator observes it."""
         ready, ending = len(self.ready()), len(self.having(WorkerPhase.DRAINING))
         return PoolFacts(
             self.role,
@@ -88,9 +70,7 @@ class SimulatedPool:
         )
 
     def scale(self, replicas: int, now: float) -> None:
-        """Carry out a decision: the highest ordinals drain; a worker that drains is taken back
-        before a new one starts.
-        """
+        """The highest ordinals drain; draining workers are reused before new ones start."""
         self.replicas = replicas
         there = {worker.ordinal: worker for worker in self.workers}
         for ordinal in range(replicas):
@@ -107,10 +87,7 @@ class SimulatedPool:
     def pass_time(
         self, now: float, start_seconds: float, drain_timeout_seconds: float | None
     ) -> float:
-        """Let workers become ready, and drained ones go.
-
-        Returns the streams that a time limit cut.
-        """
+        """Make workers ready and remove drained ones; returns the streams cut by the timeout."""
         cut = 0.0
         staying = []
         for worker in self.workers:
@@ -130,6 +107,5 @@ class SimulatedPool:
 
 
 def carry_out(pools: Iterable[SimulatedPool], replicas: Mapping[PoolKey, int], now: float) -> None:
-    """Every pool to its decided size."""
     for pool in pools:
         pool.scale(replicas[pool.key], now)

@@ -1,10 +1,8 @@
-"""A fluid model of the two phases: a queue of prompts that all prefill workers serve, and streams
-that decode on one worker each.
+"""A fluid model of both phases: one queue of prompts for all prefill workers, and streams that
+decode on one worker each.
 
-Requests are amounts, not events: 0.3 of a request can arrive.  Prompts are served
-in order of arrival.  A stream begins with room for its prompt and half its
-answer in the KV cache of a worker, and a place in its batch; without, it waits.  A step of
-a worker takes longer the more streams it has.  What waits is never lost.
+Requests are amounts: 0.3 of one can arrive.  A stream needs KV cache for its prompt and half its
+answer, and a place in the batch, else it waits; decode steps slow down with more streams.
 """
 
 import math
@@ -23,7 +21,7 @@ _MOMENT_SECONDS = 2.0
 
 @dataclass
 class PromptBatch:
-    """Requests that arrived together.  since: when, in seconds"""
+    """since: arrival in seconds."""
 
     number: float
     input_tokens: float
@@ -33,10 +31,7 @@ class PromptBatch:
 
 @dataclass
 class PrefillPhase:
-    """The queue of prompts.
-
-    engine_busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served
-    """
+    """engine_busy_ratio, tokens, ttft: of the last interval; ttft None = no prompt was served."""
 
     speeds: Speeds
     queue: deque[PromptBatch] = field(default_factory=deque)
@@ -46,21 +41,16 @@ class PrefillPhase:
 
     @property
     def num_requests(self) -> float:
-        """That wait."""
         return sum(batch.number for batch in self.queue)
 
     @property
     def num_tokens(self) -> float:
-        """That the prompts which wait have."""
         return sum(batch.number * batch.input_tokens for batch in self.queue)
 
     def serve(
         self, load: TraceLoad, pools: Sequence[SimulatedPool], seconds: float
     ) -> list[PromptBatch]:
-        """One interval: the load arrives, and the ready workers take what they can.
-
-        Returns the requests whose prompts are done.
-        """
+        """One interval; returns the requests whose prefill is done."""
         if load.requests_per_second > 0.0:
             self.queue.append(
                 PromptBatch(
@@ -89,7 +79,7 @@ class PrefillPhase:
 
 
 def _take_tokens(queue: deque[PromptBatch], tokens: float) -> PromptBatch:
-    """The first batch of the queue, or as much of it as the tokens are enough for."""
+    """The first batch of the queue, or as much of it as the tokens suffice for."""
     first = queue[0]
     number = (
         first.number if first.number * first.input_tokens <= tokens else tokens / first.input_tokens
@@ -102,10 +92,7 @@ def _take_tokens(queue: deque[PromptBatch], tokens: float) -> PromptBatch:
 
 @dataclass
 class DecodePhase:
-    """Streams on workers, and requests that wait for room.
-
-    tokens: by worker, of the last interval; max_sequences: of one worker
-    """
+    """tokens: by worker, of the last interval; max_sequences: of one worker."""
 
     speeds: Speeds
     max_sequences: int
@@ -114,15 +101,12 @@ class DecodePhase:
 
     @property
     def num_requests_waiting(self) -> float:
-        """Requests that wait for room."""
         return sum(batch.number for batch in self.waiting)
 
     def serve(
         self, arrived: Sequence[PromptBatch], pools: Sequence[SimulatedPool], seconds: float
     ) -> None:
-        """One interval, in a few moments: what arrived is given to ready workers as far as
-        there is room, then all decode.
-        """
+        """One interval in a few substeps: admit arrivals as capacity allows, then decode."""
         moments = math.ceil(seconds / _MOMENT_SECONDS)
         self.tokens = {}
         for _ in range(moments):
@@ -145,21 +129,17 @@ class DecodePhase:
             self.waiting.popleft()
 
     def usage(self, worker: SimulatedWorker) -> float:
-        """Share of a worker's KV cache that is held."""
         return min(1.0, worker.streams.held_tokens / self.speeds.kv_tokens)
 
     def step_seconds(self, worker: SimulatedWorker, speed: float) -> float:
-        """Seconds of one step with the streams that the worker has: the time per output token."""
+        """The time per output token."""
         return (
             self.speeds.step_seconds
             + self.speeds.stream_seconds * max(0.0, worker.streams.number - 1.0)
         ) / speed
 
     def _spread(self, batch: PromptBatch, workers: Sequence[SimulatedWorker]) -> float:
-        """Give a batch to workers in proportion to their room.
-
-        Returns how many of its requests found some.
-        """
+        """Spread a batch by free capacity; returns how many requests were admitted."""
         capacities = [self._free_capacity(worker, batch) for worker in workers]
         capacity = sum(capacities)
         given = min(batch.number, capacity)
@@ -171,9 +151,7 @@ class DecodePhase:
         return given
 
     def _free_capacity(self, worker: SimulatedWorker, batch: PromptBatch) -> float:
-        """Requests of a batch that a worker can take; one that is longer than the whole cache
-        counts as just as long.
-        """
+        """In requests; one that is longer than the whole cache counts as just that long."""
         need = min(batch.input_tokens + batch.output_tokens / 2.0, self.speeds.kv_tokens)
         by_tokens = (
             (self.speeds.kv_tokens - worker.streams.held_tokens) / need
@@ -183,7 +161,7 @@ class DecodePhase:
         return max(0.0, min(by_tokens, self.max_sequences - worker.streams.number))
 
     def _decode(self, worker: SimulatedWorker, speed: float, seconds: float) -> float:
-        """Let a worker decode for an interval.  Returns the tokens that it wrote."""
+        """Returns the tokens decoded."""
         return (
             0.0
             if worker.state is WorkerPhase.STARTING
@@ -192,6 +170,5 @@ class DecodePhase:
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of (weight, value); None = there are none."""
     weight = sum(each for each, _ in weighted)
     return sum(each * value for each, value in weighted) / weight if weight > 0.0 else None

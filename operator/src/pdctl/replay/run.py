@@ -1,9 +1,7 @@
-"""Run a trace through the autoscaler: an interval of load, a round of scrapes, a decision, and so
-on.
+"""Runs a trace through the autoscaler: load, scrape, decide, interval after interval.
 
-The decisions are those of `plan.autoscale.decide`, unchanged; only the cluster is
-simulated.  Second 0 is midnight in UTC between a Sunday and a Monday, for
-schedules.  A decision takes effect with the next interval.
+Only the cluster is simulated; a decision takes effect in the next interval.  Second 0 is midnight
+UTC between a Sunday and a Monday, for schedules.
 """
 
 from collections import deque
@@ -30,9 +28,7 @@ MAX_INTERVALS = 500_000
 
 @dataclass(frozen=True)
 class PoolMoment:
-    """A pool after an interval.  replicas: asked for during it; ready, draining: workers;
-    accelerators: that its workers hold
-    """
+    """replicas: requested during the interval; accelerators: held by its workers."""
 
     role: str
     gpu: str
@@ -44,18 +40,14 @@ class PoolMoment:
 
 @dataclass(frozen=True)
 class Moment:
-    """One interval, as it ended.
+    """One interval, as it ended; latencies in seconds, None = nothing was served.
 
-    demand:            workers that the load alone keeps busy, by role, of the first pool's kind
-    prefill_queue_requests:    of the prefill queue
-    engine_busy_ratio:        mean of the prefill workers
-    num_requests_waiting:       requests that wait in decode engines
-    kv_cache_usage_ratio:    mean of the decode workers
-    latencies in seconds, None = nothing was served
-    over:              roles with a signal over its threshold
-    record:            the decision that was made, where it changed replicas
-    problems:          reasons that stood in the way
-    num_cut:           streams that `drainTimeoutSeconds` cut
+    demand:               busy workers that the load needs, by role, of the first pool's kind
+    engine_busy_ratio:    mean of the prefill workers
+    kv_cache_usage_ratio: mean of the decode workers
+    over:                 roles with a signal over its threshold
+    record:               the decision, where it changed replicas
+    num_cut:              streams that `drainTimeoutSeconds` cut
     """
 
     load: TraceLoad
@@ -75,8 +67,6 @@ class Moment:
 
 @dataclass
 class _Simulation:
-    """The simulated cluster, and what the autoscaler carries along."""
-
     spec: PDClusterSpec
     pools: Sequence[SimulatedPool]
     prefill: PrefillPhase
@@ -90,11 +80,9 @@ class _Simulation:
 
 
 def replay(spec: PDClusterSpec, trace: Trace, speeds: Speeds) -> Iterator[Moment]:
-    """Every interval of the trace, of `autoscale.intervalSeconds` each; `autoscale.mode` is not
-    looked at.
+    """Every interval of the trace; `autoscale.mode` is ignored.
 
-    Raises InvalidObjectError for the role mixed, InvalidTraceError for a trace of too many
-    intervals.
+    Raises InvalidObjectError for the role mixed, InvalidTraceError for too many intervals.
     """
     interval = float(spec.autoscale.interval_seconds)
     if spec.roles.mixed is not None:
@@ -199,8 +187,8 @@ def _decided(scene: _Simulation, load: TraceLoad, interval: float) -> Outcome:
 
 
 def _demand(scene: _Simulation, load: TraceLoad) -> Mapping[str, float]:
-    """Prefill: prompt tokens per second over the speed; decode: of streams, by Little's law, the
-    share of a KV cache or of a batch.
+    """Prefill: prompt tokens a second over the speed; decode: by Little's law, the share of a KV
+    cache or of a batch.
     """
     speeds = scene.speeds
     prefill = load.requests_per_second * load.input_tokens / speeds.prefill_tokens_per_second
@@ -223,7 +211,7 @@ def _kv_usage(scene: _Simulation) -> float:
 
 
 def _tpot(scene: _Simulation) -> float | None:
-    """The mean over streams."""
+    """Mean over streams."""
     found = [
         (worker.streams.number, scene.decode.step_seconds(worker, pool.speed))
         for pool in scene.of("decode")

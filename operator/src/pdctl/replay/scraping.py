@@ -1,4 +1,4 @@
-"""Metrics of simulated workers, as a scrape would show them: one round of every pool."""
+"""Metrics of simulated workers, as one scrape of every pool."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,10 +16,8 @@ def scraped(
     load: TraceLoad,
     seconds: float,
 ) -> Mapping[PoolKey, PoolSample]:
-    """The samples of an interval that has just ended.
-
-    The prefill queue is shown by the decode workers, where requests wait for a credit: so it is
-    seen without any prefill worker too.
+    """The prefill queue is reported by decode workers, where requests wait for credits: it is seen
+    without prefill workers too.
     """
     now = load.seconds + seconds
     num_ingress = sum(len(pool.ready()) for pool in pools if pool.role == "decode")

@@ -1,9 +1,8 @@
-"""Speed of one simulated worker, and how it differs by accelerator.
+"""Speed of one simulated worker, and its ratio between accelerators.
 
-The defaults are estimates for a model of 70 billion parameters in bfloat16, from
-data sheets: half of a B200's arithmetic for prefill, four fifths of a B300's
-memory bandwidth for decode, 120 GiB of KV cache.  They were not measured; a
-replay is as good as the numbers that it is given.
+The defaults are estimates from data sheets for a bfloat16 model of 70 billion parameters, not
+measurements: half of a B200's arithmetic for prefill, four fifths of a B300's memory bandwidth for
+decode, 120 GiB of KV cache.
 """
 
 from dataclasses import dataclass, fields
@@ -19,14 +18,12 @@ ESTIMATED = {"prefill": "B200", "decode": "B300"}
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds of one worker of the first pool of its role.
+    """One worker of the first pool of its role.
 
-    prefill_tokens_per_second: of a busy prefill worker
-    step_seconds:              of a decode step with one stream: the time per output token of an
-                               idle worker
-    stream_seconds:            that each further stream adds to the step
-    kv_tokens:                 that a decode worker's KV cache holds
-    start_seconds:             from the decision until a new worker is ready
+    step_seconds:   of a decode step with one stream
+    stream_seconds: that each further stream adds to a step
+    kv_tokens:      capacity of a decode worker's KV cache
+    start_seconds:  from the decision until a new worker is ready
     """
 
     prefill_tokens_per_second: float = 8_000.0
@@ -53,6 +50,6 @@ class Speeds:
 
 
 def share_of_first(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
-    """Speed of a worker of a pool over one of the role's first pool, by accelerators.yaml."""
+    """Speed relative to the role's first pool, by accelerators.yaml."""
     first = spec.roles.present()[role].pools[0]
     return worker_weight(spec, role, pool) / worker_weight(spec, role, first)

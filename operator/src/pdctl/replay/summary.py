@@ -1,4 +1,4 @@
-"""Figures of a whole replay: what it took, how often it was too little, how often it changed."""
+"""Figures of a whole replay."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +14,11 @@ ROLES = ("prefill", "decode")
 class Summary:
     """Figures over all intervals.
 
-    accelerator_hours: by type, what starts and drains included
-    fixed_hours:       what the greatest size of each pool would have taken, had it been kept all
-                       the time; by type
+    accelerator_hours: by type, including starting and draining workers
+    fixed_hours:       of each pool at its greatest size all the time, by type
     over_ratio:        by role, share of time with a signal over its threshold
-    num_changes:       decisions that changed the replicas
-    unserved:          requests that still wait at the end
+    num_changes:       decisions that changed replicas
+    unserved:          requests that wait at the end
     """
 
     hours: float
@@ -36,12 +35,10 @@ class Summary:
 
     @property
     def changes_per_hour(self) -> float:
-        """Decisions that changed something, per hour of the trace."""
         return self.num_changes / self.hours
 
 
 def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
-    """The figures of at least one interval."""
     step_hours = interval_seconds / 3600.0
     used, most = Counter[str](), dict[PoolKey, tuple[str, int]]()
     for moment in moments:
@@ -78,7 +75,6 @@ def summarize(moments: Sequence[Moment], interval_seconds: float) -> Summary:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """The figures as lines of text."""
     lines = [
         f"{summary.hours:.1f} hours, {summary.num_requests:.0f} requests",
         "accelerator hours    "

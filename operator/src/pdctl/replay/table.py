@@ -24,9 +24,6 @@ _PLAIN = (
 
 
 def write_table(moments: Sequence[Moment], file: TextIO) -> None:
-    """Demand, queues, then replicas, ready and draining workers of each pool, the decision and what
-    stood in its way.
-    """
     pools = list(moments[0].pools)
     writer = csv.writer(file, lineterminator="\n")
     of_pools = [

@@ -1,4 +1,4 @@
-"""A trace of load from a CSV file: every fault at once, each with its line and column.
+"""A load trace from a CSV file.
 
 The columns, in any order, further ones ignored:
     seconds              when the row begins; the first row is the start of the replay
@@ -27,8 +27,6 @@ _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 @dataclass(frozen=True)
 class TraceLoad:
-    """Load from `seconds` on."""
-
     seconds: float
     requests_per_second: float
     input_tokens: float
@@ -43,13 +41,10 @@ class Trace:
 
     @property
     def duration_seconds(self) -> float:
-        """From the first row to the end of the last."""
         return 2.0 * self.loads[-1].seconds - self.loads[-2].seconds
 
     def every(self, seconds: float) -> Iterator[TraceLoad]:
-        """The load of each interval of that length, the means where rows change within one;
-        `seconds` is its beginning.
-        """
+        """Mean load of each interval; `seconds` is its start."""
         position = 0
         for number in range(math.ceil(self.duration_seconds / seconds - 1e-9)):
             begin = number * seconds
@@ -75,7 +70,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace.  Raises InvalidTraceError with every fault (the first 20 of many)."""
+    """Raises InvalidTraceError with every fault (the first 20 of many)."""
     lines = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -103,7 +98,7 @@ def read_trace(path: Path) -> Trace:
 
 
 class _TraceReader(Protocol):
-    """Rows of `csv.reader`.  line_num: of the line that was read last"""
+    """The part of `csv.reader` that is used."""
 
     @property
     def line_num(self) -> int: ...
@@ -174,7 +169,6 @@ def _parse(reader: _TraceReader) -> Trace:
 
 
 def _too_long(line: int, cells: int, names: int) -> Fault:
-    """Fault of a row with more values than there are names."""
     reason = f"has {cells} values, and line 1 has {names} names"
     return Fault(
         f"line {line}",
@@ -232,7 +226,7 @@ def _row(
 
 
 def _wrong(text: str) -> str | None:
-    """Reason why a cell is no number that counts; None = it is one."""
+    """Reason why a cell is not valid; None = it is."""
     if not text:
         return "is empty"
     try:
