@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import (
     Manifest,
     Owner,
@@ -90,7 +89,6 @@ def everything(namespace: str, change: Change) -> Iterator[Manifest]:
     owner = Owner(cluster.metadata.name, namespace, UID)
     yield from render_tls_secrets(
         owner,
-        child_names(owner.name),
         {"tls.crt": b"c", "tls.key": b"k"},
         {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"},
     )

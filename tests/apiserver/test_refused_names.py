@@ -1,20 +1,14 @@
-"""Foreign names hold back what would use them; an older operator's names stay while in use."""
+"""Foreign names hold back what would use them."""
 
 from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.child_names import older_names
-from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.render import render_record
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import passes_over
-from tests.apiserver.plain_api import Body, PlainApi
+from tests.apiserver.plain_api import PlainApi
 from tests.system.waiting import wait_for
 
 FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -93,51 +87,3 @@ async def test_nothing_of_what_runs_is_changed_or_deleted_for_a_foreign_object(
     wait_for(
         lambda: before not in scene.children("StatefulSet"), DEADLINE_SECONDS, f"{before} goes"
     )
-
-
-def recorded_before(scene: Scene, body: Body) -> list[Body]:
-    """The records of all workloads as an older operator made them."""
-    cluster, owner = parse(body), Owner(scene.name, scene.namespace, body["metadata"]["uid"])
-    ids = [
-        WorkloadId(scene.name, role, "cpu", revision_of(cluster.spec))
-        for role in ("prefill", "decode")
-    ]
-    return [
-        render_record(cluster, each, owner, "example/worker:1", names=older_names(scene.name))
-        for each in ids
-    ]
-
-
-async def test_what_an_older_operator_has_recorded_keeps_its_service_account_and_secrets(
-    control_plane: ControlPlane, scene: Scene
-):
-    body = scene.create()
-    for record in recorded_before(scene, body):
-        scene.api.create(scene.path("ControllerRevision"), record)
-    await pass_over(control_plane, scene)
-    assert set(scene.children("ServiceAccount")) == {"chat", "chat-pdc"}
-    assert set(scene.children("Secret")) == {"chat-ca", "chat-tls", "chat-pdc-ca", "chat-pdc-tls"}
-    for role in ("prefill", "decode"):
-        made = scene.children("StatefulSet")[scene.workload(role)]["spec"]["template"]["spec"]
-        assert made["serviceAccountName"] == "chat"
-        assert {"chat-tls"} == {
-            each["secret"]["secretName"] for each in made["volumes"] if "secret" in each
-        }
-    generations = {
-        name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()
-    }
-    await pass_over(control_plane, scene)
-    assert {
-        name: made["metadata"]["generation"] for name, made in scene.children("StatefulSet").items()
-    } == generations
-
-    old = scene.workload("decode")
-    scene.change(rollout={"strategy": "Recreate"}, engine={"maxModelLen": 1024})
-    for _ in range(3):  # the old ones go, then their records, then what only they used
-        await pass_over(control_plane, scene)
-    assert old not in scene.children("StatefulSet")
-    assert set(scene.children("ServiceAccount")) == {"chat-pdc"}
-    assert set(scene.children("Secret")) >= {
-        "chat-ca",
-        "chat-tls",
-    }  # there is no right to delete a Secret

@@ -107,10 +107,7 @@ def test_chart_defaults_are_those_of_settings() -> None:
     }
     required = {
         name: given[f"PDCLUSTER_{name}"]
-        for name in (
-            *("WORKER_IMAGE", "SERVER_IMAGE", "ETCD_IMAGE", "LEASE_NAME"),
-            "REMOVE_OLDER_MONITORS",
-        )
+        for name in ("WORKER_IMAGE", "SERVER_IMAGE", "ETCD_IMAGE", "LEASE_NAME")
     }
 
     assert required == {
@@ -118,7 +115,6 @@ def test_chart_defaults_are_those_of_settings() -> None:
         "SERVER_IMAGE": "pdcluster-server:0.1.0",
         "ETCD_IMAGE": "quay.io/coreos/etcd:v3.6.6",
         "LEASE_NAME": f"{RELEASE}-pdcluster",
-        "REMOVE_OLDER_MONITORS": "true",  # as long as there may be some of a chart before
     }
     assert Settings.from_environment(given) == Settings.from_environment(
         {f"PDCLUSTER_{name}": value for name, value in required.items()}

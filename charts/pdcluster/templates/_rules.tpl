@@ -42,10 +42,6 @@ it makes what is missing.  A right that is not in this list is one that the code
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   verbs: [get, list, watch, create, patch, delete]
-# Removing those that an older version made for each PDCluster; the chart makes one of each for all.
-- apiGroups: [monitoring.coreos.com]
-  resources: [podmonitors, prometheusrules]
-  verbs: [list, delete]
 # To find why a worker is not ready.
 - apiGroups: [""]
   resources: [pods]

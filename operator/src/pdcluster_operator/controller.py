@@ -28,7 +28,6 @@ from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
-from pdcluster_operator.reconcile.older_monitors import remove_older_monitors
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
@@ -54,7 +53,6 @@ class ControllerSettings:
     watch_silence_seconds: float = SILENCE_SECONDS
     concurrency: int = 4
     worker_port: int = HTTP_PORT
-    remove_older_monitors: bool = False
     is_in_pod: bool = True
 
 
@@ -74,8 +72,6 @@ class Controller:
         self.cache = Cache()
         self.metrics = ControllerMetrics(registry)
         self.is_filled = False
-        self._client, self._namespaces = client, settings.namespaces
-        self._removes_older_monitors = settings.remove_older_monitors
         self._progress = QueueHealth(settings.resync_seconds, time.monotonic())
         self._runner = QueueRunner(
             self._work, self.metrics.reconcile_errors.inc, settings.concurrency
@@ -120,8 +116,6 @@ class Controller:
         }
         async with self._scraper, self._verifier:
             tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-            # beside the work: the kinds are another operator's, and their API may be slow
-            removing = asyncio.create_task(self._remove_older_monitors(), name="older monitors")
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -131,9 +125,9 @@ class Controller:
                         f"ended without a stop: {', '.join(task.get_name() for task in done)}"
                     )
             finally:
-                for task in (*tasks, removing):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, removing, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """Take no further key."""
@@ -162,10 +156,6 @@ class Controller:
             time.monotonic() - started,
         )
         return done
-
-    async def _remove_older_monitors(self) -> None:
-        if self._removes_older_monitors:
-            await remove_older_monitors(self._client, self._namespaces)
 
     def _windows(self) -> Iterator[Windows]:
         for session in self._sessions:

@@ -250,6 +250,5 @@ def _controller_settings(settings: Settings) -> ControllerSettings:
         resync_seconds=settings.resync_seconds,
         watch_silence_seconds=settings.watch_silence_seconds,
         concurrency=settings.concurrency,
-        remove_older_monitors=settings.remove_older_monitors,
         is_in_pod=settings.kubeconfig is None,
     )

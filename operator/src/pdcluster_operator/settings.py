@@ -46,7 +46,6 @@ class Settings:
     watch_namespaces: where PDClusters are served; empty = everywhere
     watch_silence_seconds: silence after which a watch is opened again
     resync_seconds:   how often everything is listed and looked at again
-    remove_older_monitors: the chart has monitors of all PDClusters, so those of each are removed
     concurrency:      PDClusters worked on at once at most: another is begun only beside one that
                       writes no objects, or waits
     http_port:        of probes and metrics; 0 = any, for tests
@@ -64,7 +63,6 @@ class Settings:
     watch_namespaces: tuple[str, ...] = ()
     watch_silence_seconds: float = 70.0
     resync_seconds: float = 300.0
-    remove_older_monitors: bool = False
     concurrency: int = 4
     http_port: int = 8080
     log_level: int = logging.INFO
@@ -122,9 +120,6 @@ class Settings:
             log_format=reader.read("LOG_FORMAT", "text", _one_of(FORMATS), "text or json"),
             leader_election=reader.read(
                 "LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"
-            ),
-            remove_older_monitors=reader.read(
-                "REMOVE_OLDER_MONITORS", "false", _one_of(_BOOLEANS), "true or false"
             ),
             kubeconfig=_kubeconfig(environment),
         )

@@ -8,7 +8,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.manifests.render import RenderSettings
-from pdcluster_operator import controller as room
 from pdcluster_operator.controller import Controller, ControllerSettings
 
 SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")
@@ -17,7 +16,7 @@ SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Controller:
     """One that has nothing to do, and so needs no API server."""
-    settings = ControllerSettings(SITE, "operator-0", remove_older_monitors=True)
+    settings = ControllerSettings(SITE, "operator-0")
     found = Controller(None, None, settings, CollectorRegistry())
     monkeypatch.setattr(found._watches, "run", asyncio.Event().wait)
     return found
@@ -29,50 +28,6 @@ async def test_it_works_until_it_is_stopped(loop: Controller):
     loop.stop()
     async with asyncio.timeout(10):
         await running
-
-
-async def test_no_pdcluster_waits_for_what_an_older_version_has_left(
-    loop: Controller, monkeypatch: pytest.MonkeyPatch
-):
-    """As where the API server converts these kinds by a webhook that does not answer."""
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(*_: object) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async def nothing() -> None:
-        return None
-
-    monkeypatch.setattr(room, "remove_older_monitors", hang)
-    monkeypatch.setattr(loop._resync, "fill", nothing)
-    async with asyncio.timeout(10):
-        await loop.fill()
-        running = asyncio.create_task(loop.run())
-        await begun.wait()
-        loop.stop()
-        await running
-    assert (loop.is_filled, ended.is_set()) == (True, True)
-
-
-async def test_a_new_image_with_the_chart_of_before_removes_no_monitors(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """That chart makes none for all PDClusters."""
-    removed = list[object]()
-
-    async def remove(*arguments: object) -> None:
-        removed.append(arguments)
-
-    monkeypatch.setattr(room, "remove_older_monitors", remove)
-    for is_set in (False, True):
-        settings = ControllerSettings(SITE, "operator-0", remove_older_monitors=is_set)
-        found = Controller(None, None, settings, CollectorRegistry())
-        await found._remove_older_monitors()
-        assert len(removed) == is_set
 
 
 @pytest.mark.parametrize("part", ["_watches", "_resync", "_sessions", "_runner"])

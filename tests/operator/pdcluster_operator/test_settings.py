@@ -28,7 +28,7 @@ def test_defaults_are_those_of_an_installation_for_the_whole_cluster():
     assert settings.log_format == "text"
     assert (settings.lease_name, settings.cluster_domain) == ("pdcluster-operator", "cluster.local")
     assert (settings.resync_seconds, settings.concurrency, settings.http_port) == (300.0, 4, 8080)
-    assert (settings.watch_silence_seconds, settings.remove_older_monitors) == (70.0, False)
+    assert settings.watch_silence_seconds == 70.0
     assert (settings.log_level, settings.leader_election, settings.kubeconfig) == (
         logging.INFO,
         True,
@@ -42,7 +42,6 @@ def test_every_variable_counts():
         "PDCLUSTER_WATCH_NAMESPACES": "a, b,,",
         "PDCLUSTER_RESYNC_SECONDS": "1.5",
         "PDCLUSTER_WATCH_SILENCE_SECONDS": "5",
-        "PDCLUSTER_REMOVE_OLDER_MONITORS": "true",
         "PDCLUSTER_CONCURRENCY": "8",
         "PDCLUSTER_HTTP_PORT": "0",
         "PDCLUSTER_LOG_LEVEL": "Debug",
@@ -58,7 +57,7 @@ def test_every_variable_counts():
         1.5,
         8,
     )
-    assert (settings.watch_silence_seconds, settings.remove_older_monitors) == (5.0, True)
+    assert settings.watch_silence_seconds == 5.0
     assert (settings.http_port, settings.log_level, settings.leader_election) == (
         0,
         logging.DEBUG,

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from pdcluster_api.manifests.child_names import ChildNames
 from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
@@ -37,15 +36,12 @@ def render_record(
     image: str,
     *,
     etcd_client_certificate: bool = True,
-    names: ChildNames | None = None,
 ) -> Manifest:
     """The ControllerRevision of a workload of the cluster's newest revision.
 
     image:                   the worker image, resolved
     etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key
                              as well as ca.crt
-    names:                   of the children that its pods use; None = those of everything that is
-                             made now
     """
     assert workload.revision == revision_of(cluster.spec), (
         "a record is made of the newest spec only"
@@ -60,9 +56,7 @@ def render_record(
         "pool": _pool(cluster, workload.role, pool),
         "statefulSet": {
             "metadata": {"labels": labels},
-            "spec": _stateful_set(
-                workload, worker_pod(cluster, workload, pool, image, labels, names=names)
-            ),
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
         },
         "engineConfig": {
             "metadata": {"labels": labels},

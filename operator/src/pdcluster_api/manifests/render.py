@@ -4,11 +4,10 @@ Pure: the same arguments give equal manifests.  Workloads are recorded when
 they are first made (`record`), everything else follows the newest spec.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.disruption_budget import workload_budget
 from pdcluster_api.manifests.engine_container import has_engine_container
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
@@ -60,7 +59,6 @@ def render_shared(
     serving_role: str | None = None,
     records: Iterable[Mapping[str, Any]] = (),
     budgets: Mapping[WorkloadId, int] = NO_BUDGETS,
-    service_accounts: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
     """All that the workloads of a cluster share, Secrets and scalers aside; the ingress Service
     comes last.
@@ -72,16 +70,12 @@ def render_shared(
              result, is made from its own
     budgets: of each workload that serves, how many of its workers a drain of nodes has to leave
              ready
-    service_accounts: names of those that pods use; none = that of everything that is made now
     """
     role = serving_role or cluster.spec.ingress_role
     records = list(records)
     has_stock_engines = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
     return (
-        *(
-            service_account(cluster, owner, name)
-            for name in service_accounts or (child_names(owner.name).service_account,)
-        ),
+        service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),

@@ -5,7 +5,7 @@ what workers mount.
 import base64
 from collections.abc import Mapping
 
-from pdcluster_api.manifests.child_names import ChildNames
+from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object
 from pdcluster_api.schema.labels import cluster_labels
 
@@ -14,7 +14,6 @@ _NO_ANNOTATIONS: Mapping[str, str] = {}
 
 def render_tls_secrets(
     owner: Owner,
-    names: ChildNames,
     ca: Mapping[str, bytes],
     tls: Mapping[str, bytes],
     *,
@@ -26,6 +25,7 @@ def render_tls_secrets(
     ca:  tls.crt and tls.key of the authority, PEM
     tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers, PEM
     """
+    names = child_names(owner.name)
     return _secret(owner, names.authority, ca, ca_annotations), _secret(
         owner, names.certificates, tls, tls_annotations
     )

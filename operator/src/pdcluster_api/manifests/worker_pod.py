@@ -9,7 +9,7 @@ them to nodes with their accelerator.
 
 from typing import Any
 
-from pdcluster_api.manifests.child_names import TLS_VOLUME, ChildNames, child_names
+from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.engine_config import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
@@ -59,13 +59,10 @@ def worker_pod(
     pool: PoolSpec,
     image: str,
     labels: dict[str, str],
-    *,
-    names: ChildNames | None = None,
 ) -> Manifest:
     """The pod template of a workload.
 
     labels: those of its pods, which no template of the user's overrides
-    names:  of the children that it uses; None = those of everything that is made now
     """
     rendered = {
         "metadata": {
@@ -76,7 +73,7 @@ def worker_pod(
                 GPUS_PER_REPLICA: str(cluster.spec.gpus_per_replica(workload.role, pool)),
             },
         },
-        "spec": _spec(cluster, workload, pool, image, names or child_names(workload.cluster)),
+        "spec": _spec(cluster, workload, pool, image),
     }
     merged = with_templates(rendered, cluster.spec, workload.role)
     return {
@@ -100,13 +97,11 @@ def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
     return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
 
 
-def _spec(
-    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, names: ChildNames
-) -> Manifest:
+def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
     model = worker_model(cluster, workload.role, image)
-    files = _files(cluster, workload, names)
+    files = _files(cluster, workload)
     spec: Manifest = {
-        "serviceAccountName": names.service_account,
+        "serviceAccountName": child_names(workload.cluster).service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": cluster.spec.rollout.grace_period_seconds,
@@ -247,7 +242,7 @@ def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
     }
 
 
-def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[str, Manifest]:
+def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
     """Volumes by where they are mounted."""
     etcd_secret, key_secret = (
         cluster.spec.discovery.etcd.tls_secret,
@@ -256,7 +251,7 @@ def _files(cluster: PDCluster, workload: WorkloadId, names: ChildNames) -> dict[
     volumes = {
         ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
         POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
-        TLS_FOLDER: _secret(TLS_VOLUME, names.certificates),
+        TLS_FOLDER: _secret("tls", child_names(workload.cluster).certificates),
     }
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)

@@ -30,7 +30,6 @@ from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of, template_hash, written_names
 from pdcluster_api.schema.sections import ROUTER, PoolSpec
 from pdcluster_api.schema.workload import WorkloadId
-from pdcluster_operator.reconcile.older_names import names_of_revision
 
 WORKER = "worker"
 
@@ -151,16 +150,12 @@ class Records(Snapshots):
         image = self.cluster.spec.image.name or next(
             self._images(workload.revision), self.default_image
         )
-        names = names_of_revision(
-            workload.cluster, self.live.own("ControllerRevision").values(), workload.revision
-        )
         return render_record(
             self.cluster,
             workload,
             self.owner,
             image,
             etcd_client_certificate=self.has_client_certificate,
-            names=names,
         )
 
     def _images(self, revision: str) -> Iterator[str]:

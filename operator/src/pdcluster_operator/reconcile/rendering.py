@@ -17,7 +17,6 @@ from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_api.schema.revision import revision_of
 from pdcluster_api.schema.workload import WorkloadId
-from pdcluster_operator.reconcile.older_names import service_accounts_in_use
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
@@ -46,7 +45,6 @@ class Rendering:
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
             budgets=plan.budgets,
-            service_accounts=service_accounts_in_use(self.records.live),
         )
         yield from self._workloads(plan)
         for scaler in plan.scalers:

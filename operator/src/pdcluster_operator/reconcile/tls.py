@@ -1,7 +1,4 @@
-"""The two Secrets of a cluster's certificates: the next step of `certificates`, as manifests.
-
-Workloads that an older operator has recorded have two of their own.
-"""
+"""The two Secrets of a cluster's certificates: the next step of `certificates`, as manifests."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,10 +7,9 @@ from datetime import datetime
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
 from pdcluster_api.certificates.secret_reader import StoredSecret
-from pdcluster_api.manifests.child_names import ChildNames
+from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import Owner, render_tls_secrets
 from pdcluster_api.schema import labels
-from pdcluster_operator.reconcile.older_names import certificates_in_use
 from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
 
@@ -32,28 +28,7 @@ class TlsStep:
 
 def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
     """The next step of the cluster's certificates, mostly none."""
-    steps = [_step(live, owner, now, names) for names in certificates_in_use(live)]
-    times = [step.requeue_after_seconds for step in steps if step.requeue_after_seconds is not None]
-    return TlsStep(
-        manifests=tuple(manifest for step in steps for manifest in step.manifests),
-        rewrite=tuple(name for step in steps for name in step.rewrite),
-        reason="; ".join(dict.fromkeys(step.reason for step in steps if step.reason)),
-        requeue_after_seconds=min(times, default=None),
-    )
-
-
-def certificates_end(live: Live) -> datetime | None:
-    """Time when the first of the certificates that workers show ends; None = none can be read."""
-    secrets = live.own("Secret")
-    stored = [
-        StoredSecret.of(secrets.get(names.certificates)) for names in certificates_in_use(live)
-    ]
-    ends = [end for each in stored if each and (end := each.certificate_end)]
-    return min(ends, default=None)
-
-
-def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsStep:
-    secrets = live.own("Secret")
+    secrets, called = live.own("Secret"), child_names(live.key.name)
     names = [called.authority, called.certificates]
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
         # it can be made again when it is gone, and the other must not go ahead of it
@@ -66,7 +41,6 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     made = carry_out(decision.step, ca, tls, now, requested)
     manifests = render_tls_secrets(
         owner,
-        called,
         made.ca.data,
         made.tls.data,
         ca_annotations=made.ca.annotations,
@@ -78,3 +52,10 @@ def _step(live: Live, owner: Owner, now: datetime, called: ChildNames) -> TlsSte
     return TlsStep(
         manifests, rewrite, "" if is_first else decision.reason, decision.requeue_after_seconds
     )
+
+
+def certificates_end(live: Live) -> datetime | None:
+    """Time when the certificate that workers show ends; None = it cannot be read."""
+    secret = live.own("Secret").get(child_names(live.key.name).certificates)
+    stored = StoredSecret.of(secret)
+    return stored.certificate_end if stored else None

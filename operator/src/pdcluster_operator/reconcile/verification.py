@@ -22,12 +22,12 @@ from pdcluster_api.discovery.verifier import (
     Verifier,
     verification_requests,
 )
+from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.schema.workload import PoolPair
 from pdcluster_api.text import address_of
-from pdcluster_operator.reconcile.older_names import names_of_revision
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class VerificationRunner:
 
 
 def _requests(due: DueVerification, live: Live, port: int) -> list[VerificationRequest]:
-    key = _private_key(live, due.revision)
+    key = _private_key(live)
     if key is None:
         return []
     addresses = {
@@ -156,12 +156,9 @@ def _requests(due: DueVerification, live: Live, port: int) -> list[VerificationR
     return verification_requests(due, addresses, key)
 
 
-def _private_key(live: Live, revision: str) -> bytes | None:
-    """The private key that workers of a revision mount; None = there is none yet."""
-    records = live.own("ControllerRevision").values()
-    secret = live.own("Secret").get(
-        names_of_revision(live.key.name, records, revision).certificates
-    )
+def _private_key(live: Live) -> bytes | None:
+    """The private key that workers mount; None = there is none yet."""
+    secret = live.own("Secret").get(child_names(live.key.name).certificates)
     try:
         return base64.b64decode(((secret or {}).get("data") or {})[KEY], validate=True) or None
     except (KeyError, ValueError, TypeError, binascii.Error):

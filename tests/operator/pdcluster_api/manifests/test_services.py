@@ -6,7 +6,6 @@ import base64
 
 import yaml
 
-from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import render_scaler, render_shared, render_tls_secrets
 from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_api.schema.workload import WorkloadId
@@ -129,7 +128,6 @@ def test_scaler_carries_the_size_and_what_was_seen() -> None:
 def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:
     ca, tls = render_tls_secrets(
         OWNER,
-        child_names("chat"),
         {"tls.crt": b"CA", "tls.key": b"KEY"},
         {"ca.crt": b"CA", "tls.crt": b"W", "tls.key": b"K"},
         ca_annotations={"a": "1"},
