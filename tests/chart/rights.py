@@ -20,8 +20,6 @@ OBJECTS = {
     "policy/poddisruptionbudgets": OWNED,
     "networking.k8s.io/networkpolicies": OWNED,
     "inference.networking.k8s.io/inferencepools": OWNED,
-    "monitoring.coreos.com/podmonitors": {"list", "delete"},
-    "monitoring.coreos.com/prometheusrules": {"list", "delete"},
     "/pods": READ,
     "/events": {"list"},
     "events.k8s.io/events": {"create"},
