@@ -18,7 +18,7 @@ help: ## show this list
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh scripts/proto.sh constraints.txt requirements-dev.txt operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS) worker/proto/pdcluster_worker/proto/worker.proto
+.venv/.ready: scripts/setup.sh scripts/proto.sh constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS) worker/proto/pdcluster_worker/proto/worker.proto
 	@scripts/setup.sh
 	@touch $@
 

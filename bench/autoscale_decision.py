@@ -28,8 +28,8 @@ from pdcluster_api.plan.autoscale.values import (
     Windows,
     WorkerSample,
 )
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDClusterSpec
 
 LIMIT = 1.0
 NOW = 100_000.0

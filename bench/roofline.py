@@ -29,7 +29,8 @@ from run import FILES, engine_fields
 from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_api.errors import OperatorError, StartError
-from pdcluster_api.schema.load import load
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
 from pdctl.bench.load import Arrivals, run_load
 from pdctl.bench.measure import checked
@@ -276,7 +277,7 @@ def main() -> int:
     load_average = os.getloadavg()[0]
     try:
         text = report(load_average, Setup(Path(FILES["mixed"]), model, engine_fields(options.set)))
-    except (OperatorError, ValueError, OSError) as e:
+    except (OperatorError, InvalidObjectError, ValueError, OSError) as e:
         print(f"bench: {e}", file=sys.stderr)
         return 2
     print(text)

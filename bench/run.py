@@ -43,8 +43,9 @@ from vllm_client import run_client
 from vllm_server import Served, check_installed, running_vllm
 from workload import FULL, GROUPS, QUICK, Workload
 
-from pdcluster_api.errors import InvalidObjectError, OperatorError, StartError
-from pdcluster_api.schema.load import load
+from pdcluster_api.errors import OperatorError, StartError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load
 from pdctl.bench.load import run_load
 from pdctl.bench.measure import checked
 from pdctl.bench.request_results import LoadResult
@@ -143,7 +144,7 @@ def main() -> int:
     try:
         bench = _bench_of(options)
         results = asyncio.run(_run(bench))
-    except OperatorError as e:  # nothing was measured
+    except (OperatorError, InvalidObjectError) as e:  # nothing was measured
         print(f"bench: {e}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):

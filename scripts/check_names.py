@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sources import python_files
 
-FOLDERS = ("operator/src", "worker/src")
+FOLDERS = ("schema/src", "operator/src", "worker/src")
 
 TWINS = {"Backoff"}
 """Classes that operator and worker each have, for neither imports the other."""

@@ -1,4 +1,4 @@
-"""Check what test files import: helpers, never another test file, and one distribution each.
+"""Check what test files import: helpers, never another test file, and one program each.
 
 A test that compares operator and worker stands in tests/contract.  Helpers under
 tests/operator and tests/worker keep to their distribution too; those at the root
@@ -19,7 +19,7 @@ FOLDERS = ("tests", "e2e")
 OPERATOR = {"pdcluster_api", "pdcluster_operator", "pdctl"}
 WORKER = {"pdcluster_worker"}
 BOTH = "contract"
-"""Folder of the tests that import both distributions."""
+"""Folder of the tests that import operator and worker."""
 
 Import = tuple[int, str]
 """Line, and the module in full."""
@@ -67,7 +67,9 @@ def _foreign(path: Path, imports: list[Import]) -> Iterator[str]:
     folders = path.parts[:-1]
     if BOTH in folders:
         return
-    if "operator" in folders:
+    if "schema" in folders:
+        foreign, home = of_operator + of_worker, "tests/schema"
+    elif "operator" in folders:
         foreign, home = of_worker, "tests/operator"
     elif "worker" in folders:
         foreign, home = of_operator, "tests/worker"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sources import python_files
 
-SOURCES = ("operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
+SOURCES = ("schema/src", "operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TEXTS += ("docs", "crds", "charts", "examples", "worker/proto")
 SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".proto", ".json", ".lua")

@@ -119,7 +119,12 @@ def _start(part: Part, options: argparse.Namespace) -> Started:
     others = os.environ.get("PYTHONPATH", "")
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
-            [str(ROOT / "worker" / "src"), str(ROOT), str(options.out / "site"), others]
+            [
+                *(str(ROOT / part / "src") for part in ("schema", "worker")),
+                str(ROOT),
+                str(options.out / "site"),
+                others,
+            ]
         ),
         "PYTHONUNBUFFERED": "1",
         "PDCLUSTER_GPU_PACK": str(options.pack),

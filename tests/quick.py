@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "tests/contract",
+    "tests/schema",
     "tests/operator/pdcluster_api",
     "tests/operator/pdcluster_operator",
     "tests/operator/pdctl/bench",

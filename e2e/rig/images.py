@@ -121,7 +121,12 @@ def _dependencies() -> str:
     """
     sources = [
         REPOSITORY / name
-        for name in ("Dockerfile.worker", "constraints.txt", "worker/pyproject.toml")
+        for name in (
+            "Dockerfile.worker",
+            "constraints.txt",
+            "schema/pyproject.toml",
+            "worker/pyproject.toml",
+        )
     ]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 

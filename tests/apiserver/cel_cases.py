@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.apiserver.cel_scheduling import OBJECT_CASES, scheduling_cases
 from tests.apiserver.cel_stock_engines import STOCK_CASES, role_cases
-from tests.operator.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
+from tests.schema.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
 
 ROLES = ("prefill", "decode", "mixed")
 NAME = (

@@ -4,7 +4,7 @@ wrong).
 
 from typing import Any
 
-from tests.operator.object_cases import Change, at, both
+from tests.schema.object_cases import Change, at, both
 
 Case = tuple[str, str, Change, Change]
 

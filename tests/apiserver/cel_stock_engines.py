@@ -1,6 +1,6 @@
 """Cases of the rules about a stock engine: (field, message, right, wrong)."""
 
-from tests.operator.object_cases import Change, at, both, vllm
+from tests.schema.object_cases import Change, at, both, vllm
 
 Case = tuple[str, str, Change, Change]
 

@@ -4,7 +4,7 @@ another form than they are written.
 
 from typing import Any
 
-from pdcluster_api.schema.labels import SEEN_REPLICAS, cluster_labels
+from pdcluster_schema.labels import SEEN_REPLICAS, cluster_labels
 
 Manifest = dict[str, Any]
 NAME = "chat"

@@ -9,7 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
-from pdcluster_api.schema import labels
+from pdcluster_schema import labels
 from tests.apiserver import nodeless
 from tests.apiserver.plain_api import Body
 from tests.ports import free_port

@@ -3,9 +3,9 @@
 import copy
 from typing import Any
 
-from pdcluster_api.schema.labels import CLUSTER
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.labels import CLUSTER
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.waiting import wait_for
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import httpx
 
-from pdcluster_api.discovery import keys
-from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
+from pdcluster_schema import etcd_keys
+from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE
 from tests.apiserver.plain_api import Body, PlainApi
 from tests.system.etcd_server import EtcdServer
 
@@ -49,7 +49,7 @@ class Registered:
 
     def states(self, name: str) -> dict[str, str]:
         """States that the workers of a cluster report, by pod."""
-        prefix = f"{keys.cluster_prefix(self._namespace, name)}workers/"
+        prefix = f"{etcd_keys.cluster_prefix(self._namespace, name)}workers/"
         return {
             key.rpartition("/")[2]: json.loads(value)["state"]
             for key, value in self._etcd.values(prefix).items()
@@ -57,7 +57,7 @@ class Registered:
 
     def commands(self, name: str) -> set[str]:
         """Pods of a cluster with a drain command."""
-        prefix = f"{keys.cluster_prefix(self._namespace, name)}commands/"
+        prefix = f"{etcd_keys.cluster_prefix(self._namespace, name)}commands/"
         return {key.removeprefix(prefix) for key in self._etcd.values(prefix)}
 
     def _run(self) -> None:
@@ -86,7 +86,7 @@ class Registered:
             return None
         metadata = pod["metadata"]
         is_told = (
-            keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"])
+            etcd_keys.command_key(self._namespace, metadata["labels"][CLUSTER], metadata["name"])
             in stored
         )
         return record_of(
@@ -97,8 +97,8 @@ class Registered:
 def record_key(namespace: str, metadata: dict[str, Any]) -> str:
     """Key of the worker of a pod."""
     marks = metadata["labels"]
-    prefix = keys.workers_prefix(namespace, marks[CLUSTER], marks[REVISION])
-    return keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])
+    prefix = etcd_keys.workers_prefix(namespace, marks[CLUSTER], marks[REVISION])
+    return etcd_keys.worker_key(prefix, marks[ROLE], marks[POOL], metadata["name"])
 
 
 def record_of(state: str, disaggregation: Body | None = None) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.schema.load import parse_applied
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse_applied
 from tests.apiserver.cel_cases import RULES, Rule
 from tests.apiserver.objects import Objects
-from tests.operator.object_cases import minimal
+from tests.schema.object_cases import minimal
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "crds" / "pdcluster.yaml").read_text())
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -16,8 +16,8 @@ from pdcluster_api.apiserver.kinds import (
     SECRET,
     SERVICE,
 )
-from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.actions import ObjectName
+from pdcluster_schema.labels import SEEN_REPLICAS
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection
 from tests.apiserver.control_plane import ControlPlane, KubectlError

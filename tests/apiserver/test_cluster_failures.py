@@ -13,8 +13,8 @@ from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema import conditions
 from pdcluster_operator.writes.apply import apply
+from pdcluster_schema import conditions
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane

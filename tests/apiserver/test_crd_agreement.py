@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.load import load, parse
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load, parse
+from pdcluster_schema.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
-from tests.operator.object_cases import GOOD, Change, minimal
-from tests.operator.pdcluster_api.schema.wrong_objects import BAD, InvalidObject
+from tests.schema.object_cases import GOOD, Change, minimal
+from tests.schema.wrong_objects import BAD, InvalidObject
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 SEEN_BY_THE_SERVER = [wrong for wrong in BAD if wrong.field is not None]

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
-from tests.operator.object_cases import at, minimal
+from tests.schema.object_cases import at, minimal
 
 NOW = "2026-01-02T03:04:05Z"
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.apiserver.objects import Objects
-from tests.operator.object_cases import FULL, at, minimal
+from tests.schema.object_cases import FULL, at, minimal
 
 CONDITION = {"lastTransitionTime": "2026-01-02T03:04:05Z", "observedGeneration": 1}
 STATUS: dict[str, Any] = {

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
@@ -23,13 +22,14 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
 )
 from pdcluster_api.plan.status.autoscaled import recorded
-from pdcluster_api.schema.conditions import CAPACITY_SHORT
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.conditions import CAPACITY_SHORT
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
-from tests.operator.object_cases import at, minimal
 from tests.operator.pods import pod_state
+from tests.schema.object_cases import at, minimal
 
 NOW = "2026-01-02T03:04:05Z"
 NEW = Observed(generation=1, status={}, discovery=DiscoveryState(managed=True, ready=0, desired=1))

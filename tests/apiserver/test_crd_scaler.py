@@ -8,7 +8,7 @@ import pytest
 
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.apiserver.objects import Objects
-from tests.operator.object_cases import Change, at, without
+from tests.schema.object_cases import Change, at, without
 
 NAME = "chat-decode-cpu"
 SELECTOR = "pdcluster.io/cluster=chat,pdcluster.io/role=decode,pdcluster.io/pool=cpu"

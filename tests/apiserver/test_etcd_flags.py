@@ -16,10 +16,10 @@ import pytest
 
 from pdcluster_api.manifests.etcd_pod import DATA_FOLDER
 from pdcluster_api.manifests.render import Owner, RenderSettings, render_shared
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.load import parse
 from tests.apiserver.control_plane import binary
-from tests.operator.object_cases import at, minimal
 from tests.ports import free_port
+from tests.schema.object_cases import at, minimal
 from tests.system.ipv6 import has_ipv6
 from tests.system.waiting import wait_for
 

@@ -18,12 +18,12 @@ from pdcluster_api.manifests.render import (
     render_tls_secrets,
     render_workload,
 )
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.control_plane import ControlPlane, KubectlError
-from tests.operator.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
+from tests.schema.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
 from tests.system.waiting import wait_for
 
 SITE = RenderSettings(

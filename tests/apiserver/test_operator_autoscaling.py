@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.pdcluster import PDCluster
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.fake_workers import FakeWorkers
 from tests.apiserver.nodeless import Nodes

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.sections import MAX_POOLS
-from pdcluster_api.schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE, MAX_TEMPLATE_BYTES
 from pdcluster_operator.informer.cache import MAX_BYTES
+from pdcluster_schema.load import parse
+from pdcluster_schema.sections import MAX_POOLS
+from pdcluster_schema.values import MAX_SPEC_BYTES, MAX_TEMPLATE, MAX_TEMPLATE_BYTES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, SPEC, Scene

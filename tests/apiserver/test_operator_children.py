@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_api.schema.labels import FIELD_MANAGER, MANAGED_BY, ROTATE_CA
+from pdcluster_schema.labels import FIELD_MANAGER, MANAGED_BY, ROTATE_CA
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_fixtures import ready_scene
 from tests.apiserver.operator_process import OperatorProcess

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.schema.labels import POOL, REVISION
+from pdcluster_schema.labels import POOL, REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready
 from tests.apiserver.operator_process import OperatorProcess

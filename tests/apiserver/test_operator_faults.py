@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.certificates.authority import make_authority
-from pdcluster_api.schema.labels import COMPONENT
+from pdcluster_schema.labels import COMPONENT
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.limited_user import limited_user
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting

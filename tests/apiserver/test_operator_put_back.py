@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.labels import COMPONENT, MANAGED_BY
+from pdcluster_schema.labels import COMPONENT, MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
 from tests.apiserver.operator_fixtures import SELDOM

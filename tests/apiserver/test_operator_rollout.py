@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_api.schema.labels import REVISION
+from pdcluster_schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, Rule, ready, waiting
 from tests.apiserver.operator_fixtures import SELDOM

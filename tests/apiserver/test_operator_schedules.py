@@ -6,7 +6,7 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_stage import Scene
 from tests.apiserver.passes import passes_over
 from tests.apiserver.plain_api import PlainApi
-from tests.operator.object_cases import NIGHT
+from tests.schema.object_cases import NIGHT
 
 
 async def test_an_unknown_time_zone_is_a_condition_that_names_the_schedule(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.manifests.objects import Owner, new_object
-from pdcluster_api.schema.labels import cluster_labels
+from pdcluster_schema.labels import cluster_labels
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_process import OperatorProcess

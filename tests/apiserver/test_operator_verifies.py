@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.manifests.child_names import child_names
-from pdcluster_api.schema.labels import REVISION, ROLE
+from pdcluster_schema import etcd_keys
+from pdcluster_schema.labels import REVISION, ROLE
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready
 from tests.apiserver.operator_process import OperatorProcess
@@ -114,7 +114,7 @@ class Workers:
         return settings
 
     def _record(self, name: str, labels: dict[str, str]) -> Json | None:
-        prefix = f"{keys.cluster_prefix(self._scene.namespace, self._scene.name)}workers/"
+        prefix = f"{etcd_keys.cluster_prefix(self._scene.namespace, self._scene.name)}workers/"
         found = {
             key.rpartition("/")[2]: yaml.safe_load(value)
             for key, value in self._etcd.values(f"{prefix}{labels[REVISION]}/").items()

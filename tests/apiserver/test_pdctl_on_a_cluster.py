@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema import labels
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from pdctl.cli.main import app
 from tests.apiserver.cluster_objects import ingress_service, scaler, stateful_set
 from tests.apiserver.control_plane import ControlPlane, binary
 from tests.apiserver.objects import Json, Objects
-from tests.operator.object_cases import Change, at, minimal
+from tests.schema.object_cases import Change, at, minimal
 
 DECISION = ScalingDecision(
     {("prefill", "cpu"): 1, ("decode", "cpu"): 2},

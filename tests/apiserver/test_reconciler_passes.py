@@ -7,10 +7,10 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnsettledError
 from pdcluster_api.plan.observed.state import WriteFailure
-from pdcluster_api.schema.labels import MANAGED_BY
 from pdcluster_operator.informer.cache import name_of
 from pdcluster_operator.reconcile import apply_plan
 from pdcluster_operator.reconcile.write_conflicts import MAX_WRITES
+from pdcluster_schema.labels import MANAGED_BY
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
 from tests.apiserver.passes import Passes, passes_over

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.discovery import keys
 from pdcluster_operator.reconcile.known_records import IDLE_POLL_SECONDS
+from pdcluster_schema import etcd_keys
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene
@@ -41,22 +41,26 @@ class Recorded:
 
     def put(self, pod: str) -> str:
         """Register a decode worker; returns its key."""
-        prefix = keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
-        key = keys.worker_key(prefix, "decode", "cpu", pod)
+        prefix = etcd_keys.workers_prefix(
+            self.scene.namespace, self.scene.name, self.scene.revision
+        )
+        key = etcd_keys.worker_key(prefix, "decode", "cpu", pod)
         self.etcd.put(key, record_of("ready"))
         return key
 
     def say(self, pod: str, disaggregation: Body) -> None:
         """Let a decode worker's record speak of disaggregation."""
-        prefix = keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
+        prefix = etcd_keys.workers_prefix(
+            self.scene.namespace, self.scene.name, self.scene.revision
+        )
         self.etcd.put(
-            keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation)
+            etcd_keys.worker_key(prefix, "decode", "cpu", pod), record_of("ready", disaggregation)
         )
 
     def records(self) -> set[str]:
         return set(
             self.etcd.values(
-                keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
+                etcd_keys.workers_prefix(self.scene.namespace, self.scene.name, self.scene.revision)
             )
         )
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pdcluster_api.schema.labels import REVISION
+from pdcluster_schema.labels import REVISION
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes, ready, waiting
 from tests.apiserver.operator_stage import DEADLINE_SECONDS, Scene

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from offload_curve import LENGTHS, POLICIES, QUEUES, needs_ping, row, with_routing
 
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.load import parse
 from pdctl.bench.request_results import LoadResult, RequestResult
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lupa import lua51
 
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 SCRIPT = (Path(__file__).parents[2] / "docs" / "gitops" / "pdcluster-health.lua").read_text()
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pdcluster_api.schema.load import load, load_applied
-from pdcluster_api.schema.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
+from pdcluster_schema.load import load, load_applied
+from pdcluster_schema.routing import DecodeScoreSpec, OffloadSpec, PrefillQueueSpec
 from pdctl.cli.main import app
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.up import UpRequest, prepare

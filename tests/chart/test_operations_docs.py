@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 from tests.chart.helm_chart import CHART
 from tests.chart.rights import OBJECTS
 

@@ -16,8 +16,8 @@ from pdcluster_api.manifests.objects import (
     Manifest,
 )
 from tests.chart.helm_chart import CHART
-from tests.operator.object_cases import at
 from tests.operator.pdcluster_api.manifests.rendering import shared_of
+from tests.schema.object_cases import at
 
 ROOT = Path(__file__).parents[2]
 TRUST = (ROOT / "docs" / "trust.md").read_text()

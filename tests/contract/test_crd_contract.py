@@ -1,4 +1,4 @@
-"""crds/pdcluster.yaml and pdcluster_api.schema say the same: fields, requirements, defaults, limits
+"""crds/pdcluster.yaml and pdcluster_schema say the same: fields, requirements, defaults, limits
 and names.
 """
 
@@ -14,13 +14,13 @@ import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.accelerators import accelerators
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.sections import MAX_POOLS, PoolSpec
-from pdcluster_api.schema.values import MAX_WORKERS
+from pdcluster_schema import conditions
+from pdcluster_schema.accelerators import accelerators
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import MAX_POOLS, PoolSpec
+from pdcluster_schema.values import MAX_WORKERS
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())

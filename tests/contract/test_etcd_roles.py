@@ -11,18 +11,20 @@ import grpc
 import pytest
 from aetcd import rpc
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.commands import read_registered, remove_records, write_commands
 from pdcluster_api.discovery.etcd import EtcdTLS, check_reachable
 from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_schema import etcd_keys
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.records import dtype_key
 from tests.tls_etcd import TlsEtcd, client_of, tls_etcd
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external-etcd.yaml"
 NAMESPACE, NAME = "default", "shared-etcd"
-RECORDS = keys.records_prefix(NAMESPACE, NAME)
-OWN = keys.worker_key(keys.workers_prefix(NAMESPACE, NAME, "r1"), "decode", "cpu", "pod-0")
+RECORDS = etcd_keys.records_prefix(NAMESPACE, NAME)
+OWN = etcd_keys.worker_key(
+    etcd_keys.workers_prefix(NAMESPACE, NAME, "r1"), "decode", "cpu", "pod-0"
+)
 RECORD = json.dumps(
     {
         "engine_id": "e1",
@@ -137,7 +139,7 @@ async def test_it_is_reachable_with_the_least_rights_and_beside_megabytes_of_oth
     await check_reachable([etcd.endpoint], RECORDS, shown(etcd, user))
 
 
-@pytest.mark.parametrize("prefix", [keys.ROOT, keys.records_prefix(NAMESPACE, "other")])
+@pytest.mark.parametrize("prefix", [etcd_keys.ROOT, etcd_keys.records_prefix(NAMESPACE, "other")])
 async def test_keys_of_others_are_refused(etcd: TlsEtcd, prefix: str) -> None:
     with pytest.raises(EtcdUnreachableError, match="etcdserver: permission denied"):
         await check_reachable([etcd.endpoint], prefix, shown(etcd, NAME))
@@ -152,14 +154,14 @@ async def test_workers_register_and_watch_and_the_operator_commands_and_removes(
     etcd: TlsEtcd, of_worker: str, of_operator: str
 ) -> None:
     command, endpoints, tls = (
-        keys.command_key(NAMESPACE, NAME, "pod-0"),
+        etcd_keys.command_key(NAMESPACE, NAME, "pod-0"),
         [etcd.endpoint],
         shown(etcd, of_operator),
     )
     async with worker(etcd, of_worker) as client:
         lease = await client.grant(30)
         await client.put(OWN, RECORD.encode(), lease)
-        listing = await client.read(keys.workers_prefix(NAMESPACE, NAME, "r1"))
+        listing = await client.read(etcd_keys.workers_prefix(NAMESPACE, NAME, "r1"))
         assert [*listing.values] == [OWN]
         assert not (await client.read(command)).values
         watch = client.watch(command, listing.revision + 1)
@@ -192,7 +194,7 @@ async def test_the_role_of_workers_writes_no_commands(etcd: TlsEtcd) -> None:
     async with worker(etcd, "worker") as client:
         lease = await client.grant(30)
         with pytest.raises(EtcdError, match="permission denied"):
-            await client.put(keys.command_key(NAMESPACE, NAME, "pod-0"), b"{}", lease)
+            await client.put(etcd_keys.command_key(NAMESPACE, NAME, "pod-0"), b"{}", lease)
         await client.revoke(lease)
 
 

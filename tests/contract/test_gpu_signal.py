@@ -9,9 +9,9 @@ from pdcluster_api.manifests.engine_container import GPU_REPORT
 from pdcluster_api.plan.autoscale.signals import Signal, signals_of
 from pdcluster_api.plan.autoscale.totals import read_pool
 from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample
-from pdcluster_api.schema.autoscale import AutoscaleSpec
 from pdcluster_operator.scrape.page import parse_page
 from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.system.gpu_report import REPORT, parse_report

@@ -11,9 +11,9 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.schema import conditions
 from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_schema import conditions
 from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import FinishReason
 from pdcluster_worker.metrics import Metrics

@@ -10,8 +10,8 @@ import yaml
 
 from pdcluster_api.manifests.objects import OWNER_API_VERSION, Owner
 from pdcluster_api.manifests.scaler import KIND, render_scaler
-from pdcluster_api.schema.labels import GROUP, SEEN_REPLICAS
-from pdcluster_api.schema.sections import PoolSpec, RolesSpec
+from pdcluster_schema.labels import GROUP, SEEN_REPLICAS
+from pdcluster_schema.sections import PoolSpec, RolesSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = yaml.safe_load((CRDS / "pdpoolscaler.yaml").read_text())

@@ -10,8 +10,8 @@ import yaml
 
 from pdcluster_api.manifests import vllm
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.vllm_engine import (
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.vllm_engine import (
     FIELD_OF_FLAG,
     FLAG_PATTERN,
     FLAGS_OF_FIELDS,
@@ -23,8 +23,8 @@ from pdcluster_api.schema.vllm_engine import (
 )
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.vllm import OURS_ALONE as WORKER_OURS_ALONE
-from tests.operator.object_cases import vllm as stock
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
+from tests.schema.object_cases import vllm as stock
 
 ROOT = Path(__file__).parents[2]
 SPEC = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())["spec"]["versions"][0][

@@ -1,4 +1,4 @@
-"""Worked examples in docstrings of both distributions are what the code returns."""
+"""Worked examples in docstrings of all distributions are what the code returns."""
 
 import doctest
 import re
@@ -10,7 +10,9 @@ import pytest
 pytestmark = pytest.mark.processes  # some import torch
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [path for path in ROOT.glob("*/src") if path.parent.name in ("operator", "worker")]
+SOURCES = [
+    path for path in ROOT.glob("*/src") if path.parent.name in ("schema", "operator", "worker")
+]
 MODULES = sorted(
     ".".join(path.relative_to(source).with_suffix("").parts)
     for source in SOURCES

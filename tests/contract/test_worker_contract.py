@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pdcluster_api.apiserver import pods
-from pdcluster_api.discovery import etcd, keys
+from pdcluster_api.discovery import etcd
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.manifests import network_policy
 from pdcluster_api.manifests.vllm import VllmSettings
@@ -25,13 +25,13 @@ from pdcluster_api.manifests.worker_config import (
 )
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdcluster_api.schema import values
-from pdcluster_api.schema.engine import MAX_ENGINES, EngineSpec
-from pdcluster_api.schema.load import load, parse
-from pdcluster_api.schema.ranks import MAX_RANKS
-from pdcluster_api.schema.sections import ModelSpec
-from pdcluster_api.schema.vllm_engine import VLLM_ONLY
 from pdcluster_operator.reconcile.key_secret import is_key
+from pdcluster_schema import etcd_keys, values
+from pdcluster_schema.engine import MAX_ENGINES, EngineSpec
+from pdcluster_schema.load import load, parse
+from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.sections import ModelSpec
+from pdcluster_schema.vllm_engine import VLLM_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
@@ -51,8 +51,8 @@ from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.text import default_templates
 from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
 from pdctl.local.certificates import WORKER_NAME
-from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
+from tests.schema.object_cases import minimal
 
 ROOT = Path(__file__).parents[2]
 ENTRY = "alice"
@@ -257,13 +257,13 @@ def test_ports_of_ucx_are_those_that_the_network_policy_opens() -> None:
 
 
 def test_etcd_keys_are_equal_on_both_sides() -> None:
-    prefix = keys.workers_prefix("default", "chat", "r1")
+    prefix = etcd_keys.workers_prefix("default", "chat", "r1")
 
     assert prefix == records.workers_prefix("default", "chat", "r1")
-    assert keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(
+    assert etcd_keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(
         prefix, "decode", "cpu", "pod-0"
     )
-    assert keys.command_key("default", "chat", "pod-0") == records.command_key(
+    assert etcd_keys.command_key("default", "chat", "pod-0") == records.command_key(
         "default", "chat", "pod-0"
     )
 

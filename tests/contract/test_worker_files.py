@@ -6,11 +6,11 @@ import pytest
 
 from pdcluster_api.manifests.policy import policy_config
 from pdcluster_api.manifests.render import render_record, render_workload
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.load import parse
 from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.config.worker import load_worker_config
-from tests.operator.object_cases import GOOD, Change, minimal
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, workload_of
+from tests.schema.object_cases import GOOD, Change, minimal
 
 
 @pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pdcluster_api.schema.labels import cluster_labels
+from pdcluster_schema.labels import cluster_labels
 
 Body = dict[str, Any]
 NAMESPACE, NAME, UID = "default", "chat", "uid-of-chat"

@@ -7,33 +7,13 @@ Real here: etcd, processes, signals, files, TLS.  Not real: the worker program
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.operator.object_cases import minimal
+from tests.schema.conftest import document, write_document
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def document() -> dict[str, Any]:
-    """A valid 1P1D object, free to be changed."""
-    return minimal()
-
-
-@pytest.fixture
-def write_document(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
-    """Write an object to the one file of this test."""
-
-    def write(content: dict[str, Any]) -> Path:
-        path = tmp_path / "cluster.yaml"
-        path.write_text(yaml.safe_dump(content))
-        return path
-
-    return write
+__all__ = ["document", "wait_until", "write_document"]
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdcluster_api.plan.observed.state import PodState
-from pdcluster_api.schema.labels import workload_labels
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import workload_labels
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.bodies import Body, child
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.schema.load import load
+from pdcluster_schema.load import load
 from pdctl.local.model import cached_model
 from tests.chat_model import FOLDER, chat_model
 

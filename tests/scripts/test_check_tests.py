@@ -61,6 +61,7 @@ def test_what_is_allowed_passes(tmp_path: Path, name: str, imports: list[str]) -
             "tests/operator imports pdcluster_worker",
         ),
         ("worker/test_a.py", "import pdctl.main", "tests/worker imports pdctl"),
+        ("schema/test_a.py", "import pdcluster_api", "tests/schema imports pdcluster_api"),
         (
             "system/test_a.py",
             "import pdcluster_worker",

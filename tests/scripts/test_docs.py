@@ -71,7 +71,7 @@ def test_tests_that_the_page_on_drains_names_exist() -> None:
 
 
 def test_rooms_and_modules_that_pages_name_are_there() -> None:
-    roots = [ROOT, *ROOT.glob("*/src/*")]
+    roots = [ROOT, *ROOT.glob("*/src"), *ROOT.glob("*/src/*")]
     named = {
         (page, path.rstrip("/"))
         for page in ROOM_PAGES

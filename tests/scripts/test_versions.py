@@ -16,6 +16,7 @@ VERSION = HEADINGS[1][0]
 
 NUMBER = r"(\d+\.\d+\.\d+)"
 IN_FILES = {
+    "schema/pyproject.toml": rf'^version = "{NUMBER}"$',
     "operator/pyproject.toml": rf'^version = "{NUMBER}"$',
     "worker/pyproject.toml": rf'^version = "{NUMBER}"$',
     "charts/pdcluster/Chart.yaml": rf"^(?:version|appVersion): {NUMBER}\b",

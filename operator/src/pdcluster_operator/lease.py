@@ -20,7 +20,7 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError
 from pdcluster_api.apiserver.kinds import LEASE
-from pdcluster_api.schema.labels import FIELD_MANAGER
+from pdcluster_schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.render import Owner, RenderSettings
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
@@ -31,14 +30,15 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import PoolPair, WorkloadId
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.rendering import Rendering
 from pdcluster_operator.reconcile.tls import tls_step
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import PoolPair, WorkloadId
 from pdctl.cli.main import main
 from pdctl.replay.run import replay
 from pdctl.replay.speeds import Speeds

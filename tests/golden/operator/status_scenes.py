@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.golden.operator import operator_adapter as of
 from tests.golden.operator.operator_adapter import Document, Observed, as_declared, identity
-from tests.operator.object_cases import at, minimal
+from tests.schema.object_cases import at, minimal
 
 Scene = tuple[Document, Observed]
 

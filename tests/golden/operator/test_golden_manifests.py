@@ -9,7 +9,7 @@ import yaml
 from tests.golden.operator.golden_yaml import RECORDS, as_yaml
 from tests.golden.operator.operator_adapter import manifests, metrics
 from tests.golden.records import check, check_names
-from tests.operator.object_cases import FULL, minimal
+from tests.schema.object_cases import FULL, minimal
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 FOLDER = RECORDS / "manifests"

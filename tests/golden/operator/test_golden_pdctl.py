@@ -15,7 +15,7 @@ from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.operator.operator_adapter import main, reported
 from tests.golden.operator.status_scenes import CHAT, NEXT, RECREATE, SCENES, chat
 from tests.golden.records import check, check_names
-from tests.operator.object_cases import at
+from tests.schema.object_cases import at
 
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
 FOLDER = RECORDS / "pdctl"

@@ -9,7 +9,7 @@ from tests.golden.operator.golden_yaml import RECORDS, as_yaml
 from tests.golden.operator.operator_adapter import decisions, reported
 from tests.golden.operator.status_scenes import SCENES
 from tests.golden.records import check, check_names
-from tests.operator.object_cases import at
+from tests.schema.object_cases import at
 
 TRACES = Path(__file__).parents[3] / "examples" / "traces"
 EVENING = 19 * 3600

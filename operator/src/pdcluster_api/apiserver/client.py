@@ -29,9 +29,9 @@ from pdcluster_api.apiserver.errors import (
 from pdcluster_api.apiserver.kinds import POD, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.response_reader import LongResponseError, lines_of, read
-from pdcluster_api.backoff import Backoff
-from pdcluster_api.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
-from pdcluster_api.schema.labels import FIELD_MANAGER
+from pdcluster_schema.backoff import Backoff
+from pdcluster_schema.labels import FIELD_MANAGER
+from pdcluster_schema.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml
 
 logger = logging.getLogger(__name__)
 

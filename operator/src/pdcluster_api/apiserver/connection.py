@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.kubernetes_client import (
     Configuration,
     RESTClientObject,
 )
-from pdcluster_api.schema.labels import FIELD_MANAGER
+from pdcluster_schema.labels import FIELD_MANAGER
 
 
 class ApiConnection:

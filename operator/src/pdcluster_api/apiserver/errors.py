@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from pdcluster_api.errors import OperatorError
 from pdcluster_api.plan.observed.state import WriteFailure
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 _REFUSALS = (

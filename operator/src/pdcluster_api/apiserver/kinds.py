@@ -8,8 +8,8 @@ of them need not wait.
 from dataclasses import dataclass
 from enum import Enum
 
-from pdcluster_api.schema.labels import GROUP
-from pdcluster_api.schema.pdcluster import KIND
+from pdcluster_schema.labels import GROUP
+from pdcluster_schema.pdcluster import KIND
 
 API_VERSION = f"{GROUP}/v1alpha1"
 

@@ -24,11 +24,11 @@ from pdcluster_api.plan.observed.state import (
     WriteFailure,
 )
 from pdcluster_api.plan.status.problems import worst_of
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import at_revision, template_hash, written_names
-from pdcluster_api.schema.sections import ROUTER
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema import labels
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import at_revision, template_hash, written_names
+from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.workload import WorkloadId
 
 MAX_REQUEST = 64
 """Characters of the annotation that asks for a verification; they are kept in the status."""

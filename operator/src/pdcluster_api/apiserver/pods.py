@@ -14,10 +14,10 @@ from pdcluster_api.apiserver.crashes import BACK_OFF, keeps_crashing, latest_end
 from pdcluster_api.apiserver.termination_message import first_error, termination_message
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, PodState
-from pdcluster_api.schema import conditions, labels
-from pdcluster_api.schema.ranks import MAX_RANKS
-from pdcluster_api.schema.workload import WorkloadId
-from pdcluster_api.text import shortened
+from pdcluster_schema import conditions, labels
+from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.text import shortened
+from pdcluster_schema.workload import WorkloadId
 
 Body = Mapping[str, Any]
 

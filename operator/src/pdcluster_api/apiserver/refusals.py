@@ -3,7 +3,7 @@
 import re
 
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 _POD = re.compile(r'pods "[^"]*" is ')
 _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)

@@ -12,7 +12,7 @@ from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import UnavailableError, error_of
 from pdcluster_api.apiserver.kinds import Kind
-from pdcluster_api.quick_json import decoded, encoded
+from pdcluster_schema.quick_json import decoded, encoded
 
 SILENCE_SECONDS = 70.0
 """Silence of a watch that is taken for dead."""

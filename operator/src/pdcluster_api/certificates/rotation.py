@@ -38,7 +38,7 @@ from pdcluster_api.certificates.secret_reader import (
     is_issued_by,
     read_secrets,
 )
-from pdcluster_api.schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
+from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 
 SETTLE = datetime.timedelta(minutes=10)
 """A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the

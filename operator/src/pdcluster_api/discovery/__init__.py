@@ -1,1 +1,1 @@
-"""Worker records in etcd, and the drain commands.  Keys are built in `keys` and nowhere else."""
+"""Worker records in etcd, and the drain commands."""

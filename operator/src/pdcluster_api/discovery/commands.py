@@ -16,7 +16,6 @@ from typing import Any
 
 from aetcd import rpc
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.alarms import is_full
 from pdcluster_api.discovery.etcd import (
     TIMEOUT_SECONDS,
@@ -28,6 +27,7 @@ from pdcluster_api.discovery.etcd import (
     parse_record,
 )
 from pdcluster_api.errors import EtcdFullError
+from pdcluster_schema import etcd_keys
 
 logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 100
@@ -62,7 +62,10 @@ async def read_registered(
 
     Raises EtcdUnreachableError.
     """
-    prefixes = (keys.commands_prefix(namespace, name), keys.records_prefix(namespace, name))
+    prefixes = (
+        etcd_keys.commands_prefix(namespace, name),
+        etcd_keys.records_prefix(namespace, name),
+    )
     commanded, written = await _ranges(endpoints, tls, prefixes)
     commands = {_key_of(item).removeprefix(prefixes[0]): _since(item.value) for item in commanded}
     records: dict[str, StoredRecord] = {}
@@ -161,7 +164,7 @@ def _key_of(item: Any) -> str:
 
 
 def _key(namespace: str, name: str, pod: str) -> bytes:
-    return keys.command_key(namespace, name, pod).encode()
+    return etcd_keys.command_key(namespace, name, pod).encode()
 
 
 def _since(value: bytes) -> datetime | None:

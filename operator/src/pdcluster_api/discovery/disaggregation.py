@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdcluster_api.text import shortened
+from pdcluster_schema.text import shortened
 
 _MAX_PEERS = 8
 _MAX_NAME = 63

@@ -21,7 +21,7 @@ from pdcluster_api.discovery.addresses import ResolvedEndpoint
 from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
 from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
-from pdcluster_api.text import one_line
+from pdcluster_schema.text import one_line
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3
@@ -108,7 +108,7 @@ class EtcdTLS:
 async def read_workers(
     endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
 ) -> dict[str, RegisteredWorker]:
-    """Records below a prefix (`keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
+    """Records below a prefix (`etcd_keys.workers_prefix`), by pod.  Raises EtcdUnreachableError."""
     found: dict[str, RegisteredWorker] = {}
     for key, value in await _read_prefix(endpoints, prefix, tls):
         record = parse_record(key.removeprefix(prefix), value)
@@ -120,7 +120,7 @@ async def read_workers(
 async def check_reachable(
     endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
 ) -> None:
-    """Raise EtcdUnreachableError when no endpoint answers a read below `keys.records_prefix`.
+    """Raise EtcdUnreachableError when no endpoint answers a read below `etcd_keys.records_prefix`.
 
     Only the number of keys is read: the rights to the cluster's own keys suffice.
     """

@@ -22,7 +22,7 @@ from yarl import URL
 
 from pdcluster_api.plan.observed.verification import PairVerification
 from pdcluster_api.plan.result import DueVerification
-from pdcluster_api.text import one_line
+from pdcluster_schema.text import one_line
 
 _PATH = "/verify"
 _CHALLENGE = re.compile(r"PDCluster challenge=([0-9a-f.]{16,256})")

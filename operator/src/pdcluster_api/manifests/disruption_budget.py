@@ -6,8 +6,8 @@ them, it neither interrupts a request nor holds up the drain of a node.
 """
 
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object, workload_selector
-from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels, workload_labels
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels, workload_labels
+from pdcluster_schema.workload import WorkloadId
 
 _KIND = "policy/v1/PodDisruptionBudget"
 

@@ -13,10 +13,10 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm import vllm_logging
 from pdcluster_api.manifests.worker_config import EtcdTls, WorkerFileSettings, engine_file
 from pdcluster_api.manifests.yaml_text import yaml_text
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.vllm_engine import VLLM
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.vllm_engine import VLLM
 
 ENGINE_FOLDER = "/etc/pdcluster/engine"
 POLICY_FOLDER = "/etc/pdcluster/policy"

@@ -11,10 +11,10 @@ from pdcluster_api.manifests.engine_config import ENGINE_FOLDER, LOGGING_FILE
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
 from pdcluster_api.manifests.security import container_security
 from pdcluster_api.manifests.vllm import IN_CONTAINER, vllm_command, vllm_environment
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import PoolSpec
 
 ENGINE_CONTAINER = "engine"
 SHARED_MEMORY = "8Gi"

@@ -24,8 +24,8 @@ from pdcluster_api.manifests.objects import (
     RenderSettings,
     new_object,
 )
-from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_schema.pdcluster import PDCluster
 
 _HASH_LENGTH = 8
 

@@ -1,8 +1,8 @@
 """The InferencePool, by which gateways of the Gateway API find the workers that answer clients."""
 
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest, Owner, new_object
-from pdcluster_api.schema.labels import CLUSTER, REVISION, ROLE, cluster_labels
-from pdcluster_api.schema.service import EndpointPickerSpec
+from pdcluster_schema.labels import CLUSTER, REVISION, ROLE, cluster_labels
+from pdcluster_schema.service import EndpointPickerSpec
 
 
 def inference_pool(picker: EndpointPickerSpec, owner: Owner, serving: str, role: str) -> Manifest:

@@ -15,9 +15,9 @@ from pdcluster_api.manifests.objects import (
     new_object,
     workers_selector,
 )
-from pdcluster_api.schema.engine import MAX_ENGINES
-from pdcluster_api.schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
-from pdcluster_api.schema.ranks import MAX_RANKS
+from pdcluster_schema.engine import MAX_ENGINES
+from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_schema.ranks import MAX_RANKS
 
 NUM_UCX_PORTS = 128
 """Those behind the KV ports are UCX's, for the transports nixl and ucx where they go over TCP."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.schema.labels import CLUSTER, POOL, REVISION, ROLE
-from pdcluster_api.schema.pdcluster import KIND
-from pdcluster_api.schema.vllm_engine import VLLM
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE
+from pdcluster_schema.pdcluster import KIND
+from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.workload import WorkloadId
 
 Manifest = dict[str, Any]
 

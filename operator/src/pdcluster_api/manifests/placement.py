@@ -4,10 +4,10 @@ import copy
 from typing import Any
 
 from pdcluster_api.manifests.objects import Manifest, workload_selector
-from pdcluster_api.schema.labels import CLUSTER, REVISION
-from pdcluster_api.schema.placement import PlacementSpec
-from pdcluster_api.schema.sections import AcceleratorSpec
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import CLUSTER, REVISION
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.sections import AcceleratorSpec
+from pdcluster_schema.workload import WorkloadId
 
 _HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -12,9 +12,9 @@ from typing import Any
 from pdcluster_api.manifests.engine_container import ENGINE_CONTAINER
 from pdcluster_api.manifests.objects import Manifest
 from pdcluster_api.manifests.strategic_merge import merge_pod_template
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.sections import ROUTER
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import ROUTER
 
 _CONTAINERS = ("initContainers", "containers")
 

@@ -4,8 +4,8 @@ from pdcluster_api.manifests.engine_config import POLICY_FILE
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_api.manifests.yaml_text import yaml_text
-from pdcluster_api.schema.labels import cluster_labels
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.labels import cluster_labels
+from pdcluster_schema.pdcluster import PDCluster
 
 
 def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:

@@ -14,7 +14,7 @@ import yaml
 from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object, workload_selector
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
-from pdcluster_api.schema.labels import (
+from pdcluster_schema.labels import (
     CLUSTER,
     POOL,
     REVISION,
@@ -22,11 +22,11 @@ from pdcluster_api.schema.labels import (
     TEMPLATE_HASH,
     workload_labels,
 )
-from pdcluster_api.schema.names import workload_name
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of, template_hash
-from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.names import workload_name
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of, template_hash
+from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.workload import WorkloadId
 
 
 def render_record(

@@ -27,9 +27,9 @@ from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.manifests.service import ingress_service, workers_service
 from pdcluster_api.manifests.service_account import service_account
 from pdcluster_api.manifests.tls_secrets import render_tls_secrets
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.vllm_engine import VLLM
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.workload import WorkloadId
 
 __all__ = [
     "Manifest",

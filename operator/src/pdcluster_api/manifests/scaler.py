@@ -1,7 +1,7 @@
 """The PDPoolScaler of a pool, as it is first made; its spec then belongs to its writers."""
 
 from pdcluster_api.manifests.objects import OWNER_API_VERSION, Manifest, Owner, new_object
-from pdcluster_api.schema.labels import SEEN_REPLICAS, pool_labels
+from pdcluster_schema.labels import SEEN_REPLICAS, pool_labels
 
 KIND = "PDPoolScaler"
 

@@ -3,8 +3,8 @@ pods their names.
 """
 
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest, Owner, new_object
-from pdcluster_api.schema.labels import CLUSTER, REVISION, ROLE, cluster_labels
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.labels import CLUSTER, REVISION, ROLE, cluster_labels
+from pdcluster_schema.pdcluster import PDCluster
 
 
 def ingress_service(cluster: PDCluster, owner: Owner, serving: str, role: str) -> Manifest:

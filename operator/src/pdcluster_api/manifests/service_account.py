@@ -2,8 +2,8 @@
 
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object
-from pdcluster_api.schema.labels import cluster_labels
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.labels import cluster_labels
+from pdcluster_schema.pdcluster import PDCluster
 
 
 def service_account(cluster: PDCluster, owner: Owner) -> Manifest:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import Manifest, Owner, new_object
-from pdcluster_api.schema.labels import cluster_labels
+from pdcluster_schema.labels import cluster_labels
 
 _NO_ANNOTATIONS: Mapping[str, str] = {}
 

@@ -7,10 +7,10 @@ Pure.  What PDCluster sets comes after the user's own flags, since the last of t
 import json
 from dataclasses import dataclass
 
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import PoolSpec
 
 DEFAULT_COMMAND = ("vllm", "serve")
 LOOPBACK = "127.0.0.1"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_command, vllm_environment
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.section import SpecSection
-from pdcluster_api.schema.sections import PoolSpec
-from pdcluster_api.schema.vllm_engine import VLLM
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.section import SpecSection
+from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.vllm_engine import VLLM
 
 
 @dataclass(frozen=True)

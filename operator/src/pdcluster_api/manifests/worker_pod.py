@@ -29,11 +29,11 @@ from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manif
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
 from pdcluster_api.manifests.pod_template import with_templates
 from pdcluster_api.manifests.security import container_security, pod_security
-from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import ROUTER, PoolSpec, RoleSpec
-from pdcluster_api.schema.vllm_engine import VLLM
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROUTER, PoolSpec, RoleSpec
+from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.workload import WorkloadId
 
 CONTAINER = "worker"
 # reading hundreds of gigabytes of weights from a network volume takes this order of time

@@ -55,9 +55,9 @@ from pdcluster_api.plan.status.in_sync import InSync, in_sync
 from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_api.plan.status.over_budget import SideBySide, rollout_over_budget
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import ROUTER
-from pdcluster_api.schema.workload import Workload
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.workload import Workload
 
 __all__ = ["plan_cluster", "plan_invalid", "requested_sizes", "sizes_of"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pdcluster_api.plan.inputs import PlanInputs
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.rollout.steps import RolloutStep
-from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_schema.workload import Workload, WorkloadId
 
 
 def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:

@@ -24,9 +24,9 @@ from pdcluster_api.plan.sizes.scalers import PoolSize, pool_sizes
 from pdcluster_api.plan.status.autoscaled import autoscaled
 from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
 from pdcluster_api.plan.status.discovery import discovery_answers
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import PoolKey
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.schema.workload import PoolPair, Workload, WorkloadId
+from pdcluster_schema.workload import PoolPair, Workload, WorkloadId
 
 
 @dataclass(frozen=True)

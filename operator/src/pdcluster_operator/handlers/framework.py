@@ -13,9 +13,9 @@ from typing import Any
 import kopf
 
 from pdcluster_api.apiserver.watch import SERVER_SECONDS, SILENCE_SECONDS
-from pdcluster_api.schema import labels
 from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
 from pdcluster_operator.handlers.watch import Watch, register
+from pdcluster_schema import labels
 
 LIST_CHUNK = 20
 """PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB."""

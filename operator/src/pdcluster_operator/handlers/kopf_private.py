@@ -10,7 +10,7 @@ from typing import Any
 from kopf._cogs.clients import api
 from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
-from pdcluster_api.quick_json import decoded
+from pdcluster_schema.quick_json import decoded
 
 
 class NoMemories(ResourceMemories):

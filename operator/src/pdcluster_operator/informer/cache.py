@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdcluster_api.apiserver.body import Body, Key
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.load import bounded
-from pdcluster_api.schema.pdcluster import KIND
 from pdcluster_operator.informer.compression import CompressedBody, Compressor
+from pdcluster_schema import labels
+from pdcluster_schema.load import bounded
+from pdcluster_schema.pdcluster import KIND
 
 REMEMBER_SECONDS = 60.0
 """Time for which a deletion is remembered: an answer to a write comes within its time limit."""

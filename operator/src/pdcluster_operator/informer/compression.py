@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdcluster_api.apiserver.body import Body
-from pdcluster_api.quick_json import decoded, encoded
+from pdcluster_schema.quick_json import decoded, encoded
 
 NUM_EXAMPLES = 4
 """Examples of a kind: a PDCluster has up to four children of one, each of another form."""

@@ -8,8 +8,8 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, Kind
 from pdcluster_api.apiserver.watch import Selection
-from pdcluster_api.schema import labels
 from pdcluster_operator.informer.cache import Name
+from pdcluster_schema import labels
 
 WATCHED = (PDCLUSTER, POD, *CHILDREN)
 """Every kind that is watched and cached."""

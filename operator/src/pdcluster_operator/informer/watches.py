@@ -17,9 +17,9 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, GoneError
 from pdcluster_api.apiserver.kinds import CHILDREN, POD
 from pdcluster_api.apiserver.watch import SILENCE_SECONDS, Selection, WatchEvent, watch
-from pdcluster_api.backoff import Backoff
 from pdcluster_operator.informer.cache import Cache, Name, name_of
 from pdcluster_operator.informer.listing import ObjectLister, is_absent
+from pdcluster_schema.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 RETRY = Backoff(first=1.0, most=10.0)

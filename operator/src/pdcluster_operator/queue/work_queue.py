@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
 
-from pdcluster_api.backoff import Backoff
+from pdcluster_schema.backoff import Backoff
 
 Key = TypeVar("Key")
 RETRY = Backoff(first=0.5, most=120.0)

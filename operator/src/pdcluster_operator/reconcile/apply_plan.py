@@ -19,7 +19,6 @@ from pdcluster_api.apiserver.observe import Live, still_ending
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
-from pdcluster_api.schema.conditions import APPLY_FAILED
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.queue.write_gate import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
@@ -36,6 +35,7 @@ from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import compare
 from pdcluster_operator.writes.drift import writers
 from pdcluster_operator.writes.events import EventRecorder
+from pdcluster_schema.conditions import APPLY_FAILED
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"

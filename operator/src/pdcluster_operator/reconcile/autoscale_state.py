@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.sizes.pool_facts import is_unschedulable
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.scrape.windows import Windows
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDCluster
 
 
 @dataclass(frozen=True)

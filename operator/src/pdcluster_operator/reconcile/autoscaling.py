@@ -28,9 +28,6 @@ from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.text import address_of
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.autoscale_state import AutoscaleState
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
@@ -39,6 +36,9 @@ from pdcluster_operator.scrape.rounds import scrape_round
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
+from pdcluster_schema import labels
+from pdcluster_schema.addresses import join_address
+from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class Autoscaling:
                 workload.role,
                 workload.pool,
                 pod["metadata"]["name"],
-                address_of(str(pod["status"]["podIP"]), self.shared.port),
+                join_address(str(pod["status"]["podIP"]), self.shared.port),
             )
             for workload, pod in ready_workers(live, revision, leaving)
             if pod["status"].get("podIP")

@@ -22,7 +22,7 @@ from pdcluster_api.discovery.commands import (
 from pdcluster_api.discovery.etcd import Endpoint, EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.manifests.engine_config import etcd_endpoints
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.pdcluster import PDCluster
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failu
 from pdcluster_api.apiserver.kinds import SECRET
 from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 KEY_SECRET_POLL_SECONDS = 15.0
 

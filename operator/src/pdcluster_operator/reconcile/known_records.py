@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pdcluster_api.backoff import Backoff
 from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.plan.observed.state import (
     WorkerDevice,
@@ -21,6 +20,7 @@ from pdcluster_api.plan.status.disaggregating import digest
 from pdcluster_api.plan.status.in_sync import find_mismatches
 from pdcluster_operator.reconcile.drain_commands import DrainCommands
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_schema.backoff import Backoff
 
 IDLE_POLL_SECONDS = 60.0
 """Between two reads of workers without a mismatch."""

@@ -14,8 +14,8 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.autoscale.values import Outcome
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.transfers import FIELD
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.qos import SloSpec
+from pdcluster_schema import conditions as words
+from pdcluster_schema.qos import SloSpec
 
 SHOWN = (
     words.READY,

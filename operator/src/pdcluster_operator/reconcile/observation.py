@@ -15,12 +15,12 @@ from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.discovery import discovery_answers
-from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.records import Snapshots
 from pdcluster_operator.reconcile.session import Session
+from pdcluster_schema.pdcluster import PDCluster
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.schema.load import parse_stored
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.load import parse_stored
+from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
 MAX_PARSED = 128

@@ -22,7 +22,7 @@ from pdcluster_api.apiserver.kinds import CORE_EVENT
 from pdcluster_api.apiserver.observe import Live, is_short_of_pods
 from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 logger = logging.getLogger(__name__)
 SHORTAGE_GRACE_SECONDS = 3.0

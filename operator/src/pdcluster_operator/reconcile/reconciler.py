@@ -14,14 +14,11 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import PDCLUSTER
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_api.plan.status.serving import serving_replicas
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
 from pdcluster_operator.reconcile.key_secret import KeySecret
@@ -37,6 +34,9 @@ from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.slices import in_slices
 from pdcluster_operator.reconcile.tls import certificates_end
 from pdcluster_operator.reconcile.unchanged import Unchanged
+from pdcluster_schema import conditions
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
 

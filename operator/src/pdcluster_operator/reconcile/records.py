@@ -25,11 +25,11 @@ from pdcluster_api.manifests.render import (
     pool_of_engine,
     render_record,
 )
-from pdcluster_api.schema.labels import TEMPLATE_HASH, workload_labels
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of, template_hash, written_names
-from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of, template_hash, written_names
+from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.workload import WorkloadId
 
 WORKER = "worker"
 

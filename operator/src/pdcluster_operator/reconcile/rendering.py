@@ -13,13 +13,13 @@ from pdcluster_api.manifests.render import (
 )
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
-from pdcluster_api.schema.conditions import APPLY_FAILED
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
+from pdcluster_schema.conditions import APPLY_FAILED
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 
 
 @dataclass(frozen=True)

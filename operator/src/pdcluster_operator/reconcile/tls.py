@@ -9,9 +9,9 @@ from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_st
 from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.render import Owner, render_tls_secrets
-from pdcluster_api.schema import labels
 from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
+from pdcluster_schema import labels
 
 
 @dataclass(frozen=True)

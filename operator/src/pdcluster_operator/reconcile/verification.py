@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.observe import Live, ready_workers
-from pdcluster_api.backoff import Backoff
 from pdcluster_api.certificates.secret_reader import KEY
 from pdcluster_api.discovery.verifier import (
     NoOutcome,
@@ -26,8 +25,9 @@ from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
-from pdcluster_api.schema.workload import PoolPair
-from pdcluster_api.text import address_of
+from pdcluster_schema.addresses import join_address
+from pdcluster_schema.backoff import Backoff
+from pdcluster_schema.workload import PoolPair
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def _requests(due: DueVerification, live: Live, port: int) -> list[VerificationR
     if key is None:
         return []
     addresses = {
-        str(pod["metadata"]["name"]): address_of(str(ip), port)
+        str(pod["metadata"]["name"]): join_address(str(ip), port)
         for _, pod in ready_workers(live, due.revision)
         if (ip := pod["status"].get("podIP"))
     }

@@ -19,10 +19,10 @@ from typing import Any
 from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.kinds import SERVICE
 from pdcluster_api.plan.observed.state import WriteFailure
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.labels import APPLIED
 from pdcluster_operator.writes.actions import Action, ObjectName, Verb, is_deferred
 from pdcluster_operator.writes.drift import conflicting_managers, writers
+from pdcluster_schema import conditions
+from pdcluster_schema.labels import APPLIED
 
 MAX_WRITES = 10
 WINDOW_SECONDS = 300.0

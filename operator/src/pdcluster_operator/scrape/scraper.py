@@ -15,9 +15,9 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from pdcluster_api.text import one_line
 from pdcluster_operator.scrape.page import MetricsPage, PageError, parse_page
 from pdcluster_operator.scrape.values import Miss, Reason, ScrapeResult, ScrapeTarget
+from pdcluster_schema.text import one_line
 
 _PATH = "/metrics"
 # less than the workers keep an idle connection, so that this side closes first

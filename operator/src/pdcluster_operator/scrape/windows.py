@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
-from pdcluster_api.schema.workload import PoolKey
 from pdcluster_operator.scrape.sample import Reading, worker_sample
 from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeResult, ScrapeTarget
+from pdcluster_schema.workload import PoolKey
 
 MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 

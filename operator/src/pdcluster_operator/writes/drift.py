@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from pdcluster_api.schema.labels import APPLIED, FIELD_MANAGER
+from pdcluster_schema.labels import APPLIED, FIELD_MANAGER
 
 Manifest = Mapping[str, Any]
 Fields = Mapping[str, Any]

@@ -18,8 +18,8 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError
 from pdcluster_api.apiserver.kinds import EVENT
 from pdcluster_api.plan.result import PlannedEvent
-from pdcluster_api.schema.labels import FIELD_MANAGER
-from pdcluster_api.text import shortened_bytes
+from pdcluster_schema.labels import FIELD_MANAGER
+from pdcluster_schema.text import shortened_bytes
 
 logger = logging.getLogger(__name__)
 

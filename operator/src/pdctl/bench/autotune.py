@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.errors import Fault, InvalidObjectError, StartError
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
 from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, LoadTarget, poisson_arrivals, run_load
 from pdctl.bench.measure import LocalCluster, warm_up

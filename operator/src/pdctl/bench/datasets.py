@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pdcluster_api.errors import Fault, InvalidTraceError
+from pdcluster_api.errors import InvalidTraceError
+from pdcluster_schema.errors import Fault
 from pdctl.bench.load import BenchRequest
 
 Name = Literal["random", "custom", "sharegpt"]

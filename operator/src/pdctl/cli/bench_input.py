@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema.load import load
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.load import load
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import Lengths
 from pdctl.bench.measure import LocalCluster
 from pdctl.bench.request_results import LatencyLimits

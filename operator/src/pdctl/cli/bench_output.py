@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import typer
 
-from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartError
+from pdcluster_api.errors import InvalidTraceError, StartError
+from pdcluster_schema.errors import InvalidObjectError
 from pdctl.bench.request_results import LoadResult
 from pdctl.bench.svg import Panel, distribution, picture
 from pdctl.cli.refusals import failed, refused

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pdcluster_api.errors import InvalidObjectError, InvalidTraceError, StartError
+from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
-from pdcluster_api.schema.load import load_applied
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load_applied
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.cli.live import KubeContext, read_live
 from pdctl.cli.local_run import find_local_run
 from pdctl.cli.preview import preview_of_cluster, preview_of_files, render_preview

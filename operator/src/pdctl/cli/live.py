@@ -26,7 +26,7 @@ from pdcluster_api.apiserver.kubernetes_client import ConfigException, list_kube
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema import labels
+from pdcluster_schema import labels
 
 _LIMITS = ClientLimits(timeout_seconds=10.0, tries=2)
 _CHILDREN = (STATEFUL_SET, POD, POOL_SCALER, CONTROLLER_REVISION, SERVICE)

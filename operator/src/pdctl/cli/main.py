@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from pdcluster_api.errors import InvalidObjectError, StartError
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
 from pdctl.cli.explain import autoscale, plan_command, why_command
 from pdctl.cli.refusals import failed, load_file, refused

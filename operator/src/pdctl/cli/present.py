@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.autoscale.bounds import bounds_of
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.load import parse_stored
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema import conditions as words
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse_stored
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.workload import PoolKey
 from pdctl.cli.table import WIDTH, table
 
 _SHOWN = ("DECIDED", "DESIRED", "EXIST", "READY")

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.schema.load import parse_stored
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.text import shortened
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse_stored
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.text import shortened
 from pdctl.cli.table import WIDTH, table
 from pdctl.preview.preview import Effect, Preview, preview, steady_state
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import typer
 
-from pdcluster_api.errors import Fault, InvalidObjectError, StartError
-from pdcluster_api.schema.load import load
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.load import load
+from pdcluster_schema.pdcluster import PDCluster
 
 
 def load_file(file: Path) -> PDCluster:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema.accelerators import accelerators_text
-from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.accelerators import accelerators_text
+from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdctl.cli.why import record_lines
 from pdctl.replay.plot import draw, require_matplotlib
 from pdctl.replay.run import Moment, replay

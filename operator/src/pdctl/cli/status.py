@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 from pdctl.local.run_directory import RunDirectory, runs
 
 _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")

@@ -15,7 +15,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
 from pdcluster_api.apiserver.kinds import POD
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema import labels
+from pdcluster_schema import labels
 from pdctl.cli.live import KubeContext, with_client
 
 HTTP_PORT = 8000

@@ -24,9 +24,9 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.disaggregating import readable_rate
 from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.workload import PoolPair
+from pdcluster_schema import conditions as words
+from pdcluster_schema import labels
+from pdcluster_schema.workload import PoolPair
 from pdctl.cli.live import KubeContext, with_client
 from pdctl.cli.local_run import find_local_run
 from pdctl.cli.refusals import failed

@@ -6,7 +6,7 @@ from typing import Any
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.disaggregating import DisaggregationReports, disaggregating
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.rows import Row
 
 

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.etcd import check_reachable
 from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdcluster_schema import etcd_keys
 from pdctl.local.machine import free_port
 from pdctl.local.processes import Launch
 
@@ -59,7 +59,7 @@ async def wait_until_reachable(endpoint: str, log: Path) -> None:
     while True:
         try:
             await _wait_until_listening(endpoint, deadline)
-            await check_reachable([endpoint], keys.ROOT)
+            await check_reachable([endpoint], etcd_keys.ROOT)
             return
         except EtcdUnreachableError as e:
             if time.monotonic() > deadline:

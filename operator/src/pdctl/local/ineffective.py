@@ -6,7 +6,7 @@ Sections that would give a wrong result here are refused by `local.plan` instead
 from collections.abc import Iterator
 from typing import Any
 
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.pdcluster import PDCluster
 
 _NO_PODS = "there are no pods here"
 _ETCD = "an etcd that is run here is one process, whose data is lost with the run"

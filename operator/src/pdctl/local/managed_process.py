@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from pdcluster_api.backoff import Backoff
+from pdcluster_schema.backoff import Backoff
 from pdctl.local.processes import Launch, kill_session, last_lines, spawn
 
 Phase = Literal["running", "draining", "waiting", "failed", "stopped"]

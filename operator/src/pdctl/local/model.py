@@ -4,9 +4,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdcluster_api.errors import Fault, InvalidObjectError, StartError
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import ModelSpec
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pdcluster_api.errors import Fault, InvalidObjectError
-from pdcluster_api.schema.engine import MAX_THREADS, EngineSpec
-from pdcluster_api.schema.names import process_name
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.vllm_engine import VLLM
+from pdcluster_schema.engine import MAX_THREADS, EngineSpec
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.names import process_name
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.vllm_engine import VLLM
 
 Slot = tuple[str, PoolSpec, int]
 """Role, pool and ordinal of a worker."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_api.schema.load import load
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.ineffective import ineffective_remarks, without_ineffective
 from pdctl.local.run_directory import write_yaml
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pdcluster_api.manifests.vllm import IN_CONTAINER
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file, policy_file
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.vllm_engine import VLLM
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.certificates import Certificates
 from pdctl.local.plan import ProcessSpec
 from pdctl.local.processes import Launch

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.disaggregation import disaggregation_of
 from pdctl.local.plan import LocalPlan
 from pdctl.local.rows import Row

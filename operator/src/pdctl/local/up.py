@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_api.discovery.etcd import check_reachable
-from pdcluster_api.discovery.keys import records_prefix, workers_prefix
 from pdcluster_api.errors import EtcdUnreachableError, StartError
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.etcd_keys import records_prefix, workers_prefix
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.certificates import make_certificates
 from pdctl.local.disaggregation import DisaggregationReporter
 from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable

@@ -19,7 +19,7 @@ from pdcluster_api.plan.status.transfers import (
     VerificationSettings,
     transfers,
 )
-from pdcluster_api.schema.workload import PoolPair
+from pdcluster_schema.workload import PoolPair
 from pdctl.local.run_directory import RunDirectory
 
 POLL_SECONDS = 60.0

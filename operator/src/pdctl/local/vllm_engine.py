@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
-from pdcluster_api.errors import Fault, InvalidObjectError, StartError
+from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.vllm import DEFAULT_COMMAND, VllmSettings
-from pdcluster_api.schema.vllm_engine import VLLM
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.plan import LocalPlan, ProcessSpec
 
 

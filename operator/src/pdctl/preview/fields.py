@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from pdcluster_api.schema.engine import BY_DEVICE, EngineSpec
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema.engine import BY_DEVICE, EngineSpec
+from pdcluster_schema.pdcluster import PDCluster
 
 Differing = tuple[str, Any, Any]
 """(path, value before, value after); None = not given"""

@@ -17,8 +17,8 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.plan.status.autoscaled import OFF, ON
-from pdcluster_api.schema.autoscale import ScheduleSpec
-from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.autoscale import ScheduleSpec
+from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 
 
 def forecast(cluster: PDCluster, observed: Observed, now: str) -> Observed:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from pdcluster_api.errors import Fault
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import AcceleratorSpec, PoolSpec
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.errors import Fault
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import AcceleratorSpec, PoolSpec
 
 _NEW_CLUSTER = "make a new PDCluster"
 

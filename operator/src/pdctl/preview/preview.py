@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from pdcluster_api.errors import Fault
 from pdcluster_api.plan.cluster import plan_cluster, requested_sizes, sizes_of
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.previous import Previous
@@ -17,12 +16,13 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.accelerators import NUMBERS, accelerators_text
-from pdcluster_api.schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_api.schema.revision import at_revision, revision_of, template_hash
-from pdcluster_api.schema.sections import ROUTER, PoolSpec
-from pdcluster_api.schema.workload import PoolKey, WorkloadId
+from pdcluster_schema import conditions as words
+from pdcluster_schema.accelerators import NUMBERS, accelerators_text
+from pdcluster_schema.errors import Fault
+from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.revision import at_revision, revision_of, template_hash
+from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.workload import PoolKey, WorkloadId
 from pdctl.preview.fields import changed_fields
 from pdctl.preview.forecast import forecast, upcoming_conflicts, why_resized
 from pdctl.preview.immutable import immutable_faults

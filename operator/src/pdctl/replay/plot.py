@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_schema.autoscale import AutoscaleSpec
 from pdctl.replay.run import Moment
 from pdctl.replay.summary import ROLES
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 from pdctl.replay.streams import Streams
 
 

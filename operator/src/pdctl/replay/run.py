@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from pdcluster_api.errors import Fault, InvalidObjectError, InvalidTraceError
+from pdcluster_api.errors import InvalidTraceError
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolSample
 from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, carry_out
 from pdctl.replay.queueing import DecodePhase, PrefillPhase
 from pdctl.replay.scraping import scraped

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, SimulatedWorker
 from pdctl.replay.queueing import DecodePhase, PrefillPhase
 from pdctl.replay.trace import TraceLoad

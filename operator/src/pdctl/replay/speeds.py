@@ -7,10 +7,11 @@ decode, 120 GiB of KV cache.
 
 from dataclasses import dataclass, fields
 
-from pdcluster_api.errors import Fault, InvalidTraceError
+from pdcluster_api.errors import InvalidTraceError
 from pdcluster_api.plan.autoscale.ratio import worker_weight
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.sections import PoolSpec
+from pdcluster_schema.errors import Fault
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import PoolSpec
 
 ESTIMATED = {"prefill": "B200", "decode": "B300"}
 """Accelerator of each role that the defaults are estimates for."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 from pdctl.replay.run import Moment
 
 ROLES = ("prefill", "decode")

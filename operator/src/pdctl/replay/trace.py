@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from pdcluster_api.errors import Fault, InvalidTraceError
+from pdcluster_api.errors import InvalidTraceError
+from pdcluster_schema.errors import Fault
 
 COLUMNS = ("seconds", "requests_per_second", "input_tokens", "output_tokens")
 MAX_ROWS = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_api.apiserver import errors
 from pdcluster_api.apiserver.errors import ClusterError, error_of, failure_of
-from pdcluster_api.schema import conditions
+from pdcluster_schema import conditions
 
 
 def answer(code: int, message: str, reason: str = "") -> ClusterError:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.pods import pod_problem
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.labels import workload_labels
+from pdcluster_schema import conditions as words
+from pdcluster_schema.labels import workload_labels
 
 
 def at(hour: int, minute: int = 0, second: int = 0) -> str:

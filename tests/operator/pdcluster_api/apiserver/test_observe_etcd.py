@@ -7,8 +7,8 @@ import pytest
 from pdcluster_api.apiserver.observe import Live, managed_etcd
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.labels import cluster_labels
+from pdcluster_schema import conditions as words
+from pdcluster_schema.labels import cluster_labels
 from tests.operator import bodies as made
 from tests.operator.pods import pod_body
 

@@ -9,8 +9,8 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, workload_labels
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA, workload_labels
+from pdcluster_schema.workload import WorkloadId
 from tests.operator import bodies as made
 from tests.operator.pods import worker_body
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.pods import MAX_DETAIL, pod_problem, pod_state
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.labels import workload_labels
-from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.informer.cache import trim
+from pdcluster_schema import conditions as words
+from pdcluster_schema.labels import workload_labels
+from pdcluster_schema.workload import WorkloadId
 
 IMAGE = "example.com/worker:1"
 ENGINE_IMAGE = "vllm/vllm-openai:v0.32.0"

@@ -24,7 +24,7 @@ from pdcluster_api.certificates.rotation import (
     next_step,
 )
 from pdcluster_api.certificates.secret_reader import StoredSecret, read_secrets
-from pdcluster_api.schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
+from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 from tests.operator.pdcluster_api.certificates.handshakes import talk
 
 START = datetime.datetime.now(datetime.UTC).replace(microsecond=0)

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from httpx import HTTPStatusError
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.alarms import is_full
 from pdcluster_api.discovery.commands import read_registered
 from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_schema import etcd_keys
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
@@ -28,7 +28,7 @@ def full(tmp_path: Path) -> Iterator[EtcdServer]:
     """An etcd that was filled beyond its quota, by a key of no cluster."""
     server = EtcdServer(tmp_path, [f"--quota-backend-bytes={QUOTA_BYTES}"])
     server.start()
-    server.put(keys.command_key("default", "chat", "pod-0"), "{}")
+    server.put(etcd_keys.command_key("default", "chat", "pod-0"), "{}")
     with pytest.raises(HTTPStatusError):
         fill(server)
     yield server

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.commands import (
     MAX_OPERATIONS,
     Registered,
@@ -17,10 +16,11 @@ from pdcluster_api.discovery.commands import (
     write_commands,
 )
 from pdcluster_api.errors import EtcdUnreachableError
+from pdcluster_schema import etcd_keys
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
-PREFIX = keys.cluster_prefix("default", "chat")
+PREFIX = etcd_keys.cluster_prefix("default", "chat")
 RECORD = json.dumps(
     {
         "engine_id": "e1",
@@ -51,7 +51,9 @@ def etcd(server: EtcdServer) -> Iterator[EtcdServer]:
 
 
 def key_of(pod: str, revision: str = "r1") -> str:
-    return keys.worker_key(keys.workers_prefix("default", "chat", revision), "decode", "cpu", pod)
+    return etcd_keys.worker_key(
+        etcd_keys.workers_prefix("default", "chat", revision), "decode", "cpu", pod
+    )
 
 
 async def read(etcd: EtcdServer) -> Registered:
@@ -65,19 +67,23 @@ async def test_records_of_all_revisions_and_commands_are_read_at_once_and_strang
     etcd.put(key_of("pod-1", "r2"), RECORD)
     etcd.put(key_of("broken"), "{")
     etcd.put(f"{PREFIX}stray", RECORD)
-    etcd.put(keys.command_key("default", "chat-2", "pod-9"), "{}")
+    etcd.put(etcd_keys.command_key("default", "chat-2", "pod-9"), "{}")
     etcd.put(
-        keys.worker_key(keys.workers_prefix("default", "chat-2", "r1"), "decode", "cpu", "pod-9"),
+        etcd_keys.worker_key(
+            etcd_keys.workers_prefix("default", "chat-2", "r1"), "decode", "cpu", "pod-9"
+        ),
         RECORD,
     )
-    etcd.put(keys.command_key("default", "chat", "pod-0"), json.dumps({"since": SINCE.isoformat()}))
+    etcd.put(
+        etcd_keys.command_key("default", "chat", "pod-0"), json.dumps({"since": SINCE.isoformat()})
+    )
     for pod, value in {
         "by-hand": "drain",
         "a-list": "[]",
         "local": '{"since": "2026-01-02T03:04:05"}',
         "number": '{"since": 5}',
     }.items():
-        etcd.put(keys.command_key("default", "chat", pod), value)
+        etcd.put(etcd_keys.command_key("default", "chat", pod), value)
     found = await read(etcd)
     assert {pod: (stored.key, stored.record.state) for pod, stored in found.records.items()} == {
         "pod-0": (key_of("pod-0"), "ready"),

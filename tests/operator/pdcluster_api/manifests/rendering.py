@@ -12,11 +12,11 @@ from pdcluster_api.manifests.render import (
     render_shared,
     render_workload,
 )
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
-from tests.operator.object_cases import Change, minimal
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
+from tests.schema.object_cases import Change, minimal
 
 OWNER = Owner("chat", "serving", "8a3c")
 SITE = RenderSettings(

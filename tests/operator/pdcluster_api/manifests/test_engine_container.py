@@ -12,8 +12,7 @@ import pytest
 from pdcluster_api.manifests.child_names import policy_name
 from pdcluster_api.manifests.engine_container import GPU_REPORT
 from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
-from pdcluster_api.schema.revision import revision_of
-from tests.operator.object_cases import HUB, VOLUME, Change, at, both, vllm
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (
     by_name,
     cluster_of,
@@ -22,6 +21,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     shared_of,
     worker_of,
 )
+from tests.schema.object_cases import HUB, VOLUME, Change, at, both, vllm
 
 HUB_SOURCE = at("spec.model", HUB)
 ON_GPU = both(vllm(tensorParallelSize=4), at("spec.roles.decode.pools.0.gpu", "H100"))

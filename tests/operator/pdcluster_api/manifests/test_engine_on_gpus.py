@@ -2,8 +2,8 @@
 
 from pdcluster_api.manifests.child_names import policy_name
 from pdcluster_api.manifests.objects import Manifest
-from tests.operator.object_cases import HUB, Change, at, both, vllm
 from tests.operator.pdcluster_api.manifests.rendering import by_name, pod_of, shared_of
+from tests.schema.object_cases import HUB, Change, at, both, vllm
 
 ON_GPU = both(vllm(tensorParallelSize=8), at("spec.roles.decode.pools.0.gpu", "B200"))
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_api.manifests.render import Manifest, RenderSettings, etcd_record_name, render_shared
-from pdcluster_api.schema.sections import EtcdSpec
-from tests.operator.object_cases import Change, at, both
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.sections import EtcdSpec
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -20,6 +19,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     matches,
     shared_of,
 )
+from tests.schema.object_cases import Change, at, both
 
 THREE = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "2Gi", "className": "fast"}})
 KEPT = at("spec.discovery.etcd", {"storage": {"size": "2Gi", "retain": True}})

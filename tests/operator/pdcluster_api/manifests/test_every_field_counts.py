@@ -11,14 +11,14 @@ from pydantic import BaseModel
 
 from pdcluster_api import manifests, plan
 from pdcluster_api.manifests.render import render_record, render_shared
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.sections import RoleSpec
 from pdcluster_operator import reconcile
-from tests.operator.object_cases import Change, at, both, vllm
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import RoleSpec
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, workload_of
+from tests.schema.object_cases import Change, at, both, vllm
 
 HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
 CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}})

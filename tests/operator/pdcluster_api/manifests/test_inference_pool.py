@@ -1,7 +1,7 @@
 """The InferencePool of a cluster."""
 
-from tests.operator.object_cases import at
 from tests.operator.pdcluster_api.manifests.rendering import shared_of
+from tests.schema.object_cases import at
 
 PICKED = at("spec.service.endpointPicker", {"name": "picker"})
 POOL = ("InferencePool", "chat")

@@ -1,7 +1,7 @@
 """Sources of the model: image, volume, hub, and the node's cache."""
 
-from tests.operator.object_cases import Change, at, both
 from tests.operator.pdcluster_api.manifests.rendering import by_name, engine_of, pod_of
+from tests.schema.object_cases import Change, at, both
 
 HUB = at(
     "spec.model",

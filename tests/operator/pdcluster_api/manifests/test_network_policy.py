@@ -6,10 +6,10 @@ import pytest
 
 from pdcluster_api.manifests.network_policy import NUM_UCX_PORTS
 from pdcluster_api.manifests.render import Manifest
-from pdcluster_api.schema.engine import MAX_ENGINES
-from pdcluster_api.schema.ranks import MAX_RANKS
-from tests.operator.object_cases import at
+from pdcluster_schema.engine import MAX_ENGINES
+from pdcluster_schema.ranks import MAX_RANKS
 from tests.operator.pdcluster_api.manifests.rendering import SITE, matches, pod_of, shared_of
+from tests.schema.object_cases import at
 
 HTTP, GRPC, KV, ETCD_CLIENT, ETCD_PEER = 8000, 9000, 9100, 2379, 2380
 Peer = tuple[str, dict[str, str]]  # namespace and labels

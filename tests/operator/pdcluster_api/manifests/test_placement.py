@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.operator.object_cases import Change, at
 from tests.operator.pdcluster_api.manifests.rendering import matches, pod_of
+from tests.schema.object_cases import Change, at
 
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
 OWN = at(

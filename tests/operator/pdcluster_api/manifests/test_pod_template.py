@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.manifests.objects import Manifest
-from tests.operator.object_cases import HUB, Change, at, both, vllm
 from tests.operator.pdcluster_api.manifests.rendering import by_name, pod_of
+from tests.schema.object_cases import HUB, Change, at, both, vllm
 
 ROUTER = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
 ON_GPU = at("spec.roles.decode.pools.0.gpu", "H100")

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
-from tests.operator.object_cases import FULL, GOOD, Change, at, minimal
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -19,6 +18,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     record_of,
     workload_of,
 )
+from tests.schema.object_cases import FULL, GOOD, Change, at, minimal
 
 TLS_FILES = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
 OWN_ETCD = {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}

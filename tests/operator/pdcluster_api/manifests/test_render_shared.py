@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.manifests.render import Manifest, render_record, render_shared, render_workload
-from pdcluster_api.schema.load import parse
-from tests.operator.object_cases import GOOD, Change, minimal
+from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, workload_of
+from tests.schema.object_cases import GOOD, Change, minimal
 
 
 def everything(change: Change) -> list[Manifest]:

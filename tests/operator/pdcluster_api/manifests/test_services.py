@@ -7,9 +7,8 @@ import base64
 import yaml
 
 from pdcluster_api.manifests.render import render_scaler, render_shared, render_tls_secrets
-from pdcluster_api.schema.labels import SEEN_REPLICAS
-from pdcluster_api.schema.workload import WorkloadId
-from tests.operator.object_cases import at
+from pdcluster_schema.labels import SEEN_REPLICAS
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -18,6 +17,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     pod_of,
     shared_of,
 )
+from tests.schema.object_cases import at
 
 SERVING = "0a1b2c3d"
 TWO_POOLS = at(

@@ -11,8 +11,8 @@ from pdcluster_api.manifests.vllm import (
     vllm_command,
     vllm_environment,
 )
-from tests.operator.object_cases import CPU, Change, at, both, vllm
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
+from tests.schema.object_cases import CPU, Change, at, both, vllm
 
 ON_A_LAPTOP = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)
 MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})

@@ -13,8 +13,8 @@ from pdcluster_api.manifests.worker_config import (
     engine_file,
     policy_file,
 )
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.load import parse
+from pdcluster_schema.revision import revision_of
 
 SITE = WorkerFileSettings(
     model_path="/abs/tiny",

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from pdcluster_api.manifests.worker_pod import worker_pod
-from pdcluster_api.schema.load import parse
-from tests.operator.object_cases import GOOD, Change, at, both, minimal
+from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.manifests.rendering import (
     by_name,
     pod_of,
     worker_of,
     workload_of,
 )
+from tests.schema.object_cases import GOOD, Change, at, both, minimal
 
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
 

@@ -11,10 +11,10 @@ from pdcluster_api.plan.observed.state import (
     ScalerState,
     WorkloadState,
 )
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.pods import pod_state
 
 NOW = "2026-01-02T03:04:05Z"

@@ -17,9 +17,9 @@ from pdcluster_api.plan.observed.state import (
     WriteFailure,
 )
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.conditions import IMAGE_NOT_PULLED
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.conditions import IMAGE_NOT_PULLED
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, failing_pod
 
 Place = tuple[str, str]

@@ -20,10 +20,10 @@ from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, IDLE, see
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, make_cluster, pool
 from tests.operator.pods import pod_state

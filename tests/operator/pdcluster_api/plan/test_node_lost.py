@@ -11,9 +11,9 @@ from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     NOW,

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     condition_of,

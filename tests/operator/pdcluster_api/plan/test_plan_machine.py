@@ -19,9 +19,9 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.steps import current_revision
-from pdcluster_api.schema.conditions import NEEDS_ACTION
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.conditions import NEEDS_ACTION
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,

@@ -12,12 +12,11 @@ from pdcluster_api.manifests.render import render_shared
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import ScalerState
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from pdctl.local.plan import plan_local
-from tests.operator.object_cases import CPU, at, minimal
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
@@ -26,6 +25,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     running,
     workload,
 )
+from tests.schema.object_cases import CPU, at, minimal
 
 ROUTERS = {"pools": [{"name": "cpu", "replicas": 2}]}
 

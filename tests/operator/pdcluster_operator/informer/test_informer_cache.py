@@ -10,11 +10,7 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME
 from pdcluster_api.apiserver.observe import Live, observe
-from pdcluster_api.errors import Fault, InvalidObjectError
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
-from pdcluster_api.schema.load import parse_stored
-from pdcluster_api.schema.values import MAX_SPEC_BYTES
 from pdcluster_operator.informer.cache import (
     MAX_BYTES,
     MAX_OWNERS,
@@ -26,6 +22,10 @@ from pdcluster_operator.informer.cache import (
     trim,
 )
 from pdcluster_operator.writes.actions import Verb
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
+from pdcluster_schema.load import parse_stored
+from pdcluster_schema.values import MAX_SPEC_BYTES
 from tests.operator import bodies
 from tests.operator.differences import diff
 from tests.operator.pods import pod_body

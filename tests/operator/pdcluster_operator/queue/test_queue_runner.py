@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from pdcluster_api.apiserver.body import Key
-from pdcluster_api.backoff import Backoff
 from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.queue.work_queue import WorkQueue
+from pdcluster_schema.backoff import Backoff
 
 A, B, C = (Key("default", name) for name in "abc")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.backoff import Backoff
 from pdcluster_operator.queue.work_queue import WorkQueue
+from pdcluster_schema.backoff import Backoff
 
 
 def make_queue() -> WorkQueue[str]:

@@ -12,7 +12,6 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WriteFailure
-from pdcluster_api.schema.load import parse
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import apply_plan
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
@@ -20,6 +19,7 @@ from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.observation import Observation
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
+from pdcluster_schema.load import parse
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with

@@ -13,11 +13,6 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.labels import REVISION, workload_labels
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import WorkloadId
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
@@ -25,6 +20,11 @@ from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.labels import REVISION, workload_labels
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import WorkloadId
 from tests.operator.bodies import NAME, NAMESPACE, child, cluster
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, make_cluster
 from tests.operator.pdcluster_operator.scrape.worker_servers import WorkerServer, http, serves

@@ -12,9 +12,9 @@ import pytest
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError, UnavailableError
 from pdcluster_api.certificates.authority import make_authority
-from pdcluster_api.discovery import keys
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
+from pdcluster_schema import etcd_keys
 from tests.ports import free_port
 from tests.system.etcd_server import EtcdServer
 
@@ -117,8 +117,8 @@ async def test_ghosts_are_not_removed_while_the_api_server_cannot_list(
             "kv_address": "h:3",
         }
     )
-    prefix = keys.workers_prefix("default", "chat", "r1")
-    records = {keys.worker_key(prefix, "decode", "cpu", pod) for pod in ("ghost-0", "ghost-1")}
+    prefix = etcd_keys.workers_prefix("default", "chat", "r1")
+    records = {etcd_keys.worker_key(prefix, "decode", "cpu", pod) for pod in ("ghost-0", "ghost-1")}
     try:
         for key in records:
             etcd.put(key, record)

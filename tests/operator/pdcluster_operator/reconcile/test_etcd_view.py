@@ -19,7 +19,6 @@ from pdcluster_api.plan.observed.state import (
     WorkerRecords,
     WorkloadState,
 )
-from pdcluster_api.schema.load import parse
 from pdcluster_operator.reconcile import etcd_reader as room
 from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
 from pdcluster_operator.reconcile.etcd_reader import (
@@ -38,9 +37,10 @@ from pdcluster_operator.reconcile.known_records import (
     IDLE_POLL_SECONDS,
     RETRY,
 )
-from tests.operator.object_cases import minimal
+from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
 from tests.operator.pods import pod_states
+from tests.schema.object_cases import minimal
 
 KEY = Key("default", "chat")
 TARGET = EtcdTarget(KEY, ("etcd:2379",))

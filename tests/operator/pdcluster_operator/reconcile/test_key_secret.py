@@ -7,9 +7,9 @@ import base64
 import pytest
 
 from pdcluster_api.apiserver.errors import ForbiddenError, RefusedError, UnavailableError
-from pdcluster_api.schema.conditions import APPLY_FAILED, FORBIDDEN
-from pdcluster_api.schema.conditions import CONFIGURATION_REFUSED as REFUSED
 from pdcluster_operator.reconcile.key_secret import KeySecret
+from pdcluster_schema.conditions import APPLY_FAILED, FORBIDDEN
+from pdcluster_schema.conditions import CONFIGURATION_REFUSED as REFUSED
 from tests.operator.bodies import Body
 
 

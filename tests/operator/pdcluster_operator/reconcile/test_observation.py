@@ -9,14 +9,14 @@ from pdcluster_api.apiserver.kinds import SERVICE, Kind
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.errors import EtcdUnreachableError
-from pdcluster_api.schema.pdcluster import PDCluster
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.observation import observe_cluster, read_unread
+from pdcluster_schema.pdcluster import PDCluster
 from tests.operator import bodies
-from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with
+from tests.schema.object_cases import minimal
 
 
 class ExternalEtcd(FakeEtcd):

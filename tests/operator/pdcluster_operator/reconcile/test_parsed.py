@@ -3,8 +3,8 @@
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.errors import InvalidObjectError
 from pdcluster_operator.reconcile.parsed import MAX_PARSED, ParsedClusters
+from pdcluster_schema.errors import InvalidObjectError
 from tests.operator.bodies import cluster
 
 POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}

@@ -12,9 +12,9 @@ from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema.conditions import KV_TRANSFER_VERIFIED
-from pdcluster_api.schema.qos import SloSpec
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
+from pdcluster_schema.conditions import KV_TRANSFER_VERIFIED
+from pdcluster_schema.qos import SloSpec
 
 ONE, OTHER = Key("models", "chat"), Key("research", "chat")
 

@@ -9,12 +9,12 @@ from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_e
 from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.labels import workload_labels
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import Workload, WorkloadId
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.rendering import Rendering, objects_of, record_lost
+from pdcluster_schema.labels import workload_labels
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import Workload, WorkloadId
 from tests.operator import bodies as made
 from tests.operator.differences import diff
 from tests.operator.pdcluster_operator.reconcile.rendered import (

@@ -11,15 +11,15 @@ from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema import revision
-from pdcluster_api.schema.labels import TEMPLATE_HASH
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of, written_names, written_revision
-from pdcluster_api.schema.workload import Workload, WorkloadId
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.rendering import Rendering
 from pdcluster_operator.writes.actions import Verb
+from pdcluster_schema import revision
+from pdcluster_schema.labels import TEMPLATE_HASH
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of, written_names, written_revision
+from pdcluster_schema.workload import Workload, WorkloadId
 from tests.operator import bodies as made
 from tests.operator.differences import diff
 

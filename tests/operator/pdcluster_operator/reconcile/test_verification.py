@@ -18,12 +18,12 @@ from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Ver
 from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
-from pdcluster_api.schema.workload import PoolPair, WorkloadId
 from pdcluster_operator.reconcile.verification import (
     BUSY_SECONDS,
     VerificationContext,
     VerificationRunner,
 )
+from pdcluster_schema.workload import PoolPair, WorkloadId
 from tests.operator.played_worker import PASSED, PlayedWorker
 from tests.operator.pods import worker_body
 

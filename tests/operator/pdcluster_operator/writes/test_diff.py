@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.labels import SEEN_REPLICAS
 from pdcluster_operator.writes.actions import ObjectName, Verb, stages
 from pdcluster_operator.writes.drift import prepared, stamped
+from pdcluster_schema.labels import SEEN_REPLICAS
 from tests.apiserver import cluster_objects as objects
 from tests.operator.differences import diff
 

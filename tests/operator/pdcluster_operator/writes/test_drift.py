@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.labels import APPLIED
 from pdcluster_operator.writes.drift import (
     conflicting_managers,
     has_drifted,
@@ -16,6 +15,7 @@ from pdcluster_operator.writes.drift import (
     stamped,
     writers,
 )
+from pdcluster_schema.labels import APPLIED
 
 OURS: dict[str, Any] = {
     "f:metadata": {

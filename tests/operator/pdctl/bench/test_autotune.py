@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.errors import IncompleteAnswerError, InvalidObjectError, StartError
-from pdcluster_api.schema.load import parse
+from pdcluster_api.errors import IncompleteAnswerError, StartError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
 from pdctl.bench import autotune as autotune_module
 from pdctl.bench.autotune import (
     Tuning,

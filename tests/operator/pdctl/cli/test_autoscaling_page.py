@@ -10,7 +10,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from pdcluster_api.plan.autoscale.rules import RULES
-from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_schema.autoscale import AutoscaleSpec
 from pdctl.cli import main
 
 ROOT = Path(__file__).parents[4]

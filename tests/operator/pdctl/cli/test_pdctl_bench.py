@@ -17,8 +17,8 @@ from pdctl.bench import measure, started
 from pdctl.bench.started import StartedCluster, started_cluster
 from pdctl.cli import bench_input, bench_serve
 from pdctl.cli.main import app
-from tests.operator.object_cases import at, minimal
 from tests.operator.pdctl.bench.small_servers import SmallServer, events, serving_aside
+from tests.schema.object_cases import at, minimal
 
 SERVE = ("serve", "--num-prompts", "3", "--input-len", "8", "--output-len", "2")
 

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdctl.cli.main import app
-from tests.operator.object_cases import Change, at, minimal
+from tests.schema.object_cases import Change, at, minimal
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdctl.cli.main import app
-from tests.operator.object_cases import at, both, minimal
+from tests.schema.object_cases import at, both, minimal
 
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
 

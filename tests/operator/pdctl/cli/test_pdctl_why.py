@@ -15,8 +15,8 @@ from pdcluster_api.plan.autoscale.explain import remembered
 from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdctl.cli.main import app
-from tests.operator.object_cases import minimal
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, facts_of, make_spec, pool, see
+from tests.schema.object_cases import minimal
 
 AT = datetime(2026, 3, 4, 12, 0, 5, tzinfo=UTC)
 SHORT = Problem(

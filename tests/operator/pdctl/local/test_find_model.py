@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError, StartError
-from pdcluster_api.schema.load import parse
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
 from pdctl.local.model import FoundModel, find_model
 
 VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}

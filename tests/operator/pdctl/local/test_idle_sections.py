@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.load import parse
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.policy import restart_fields
-from tests.operator.object_cases import at
+from tests.schema.object_cases import at
 
 IDLE = {
     "volume": (

@@ -9,14 +9,14 @@ import aetcd
 import psutil
 import pytest
 
-from pdcluster_api.discovery import keys
 from pdcluster_api.discovery.etcd import RegisteredWorker, check_reachable, read_workers
 from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdcluster_schema import etcd_keys
 from pdctl.local import etcd
 from pdctl.local.managed_process import ManagedProcess
 from tests.ports import free_port
 
-PREFIX = keys.workers_prefix("default", "chat", "r1")
+PREFIX = etcd_keys.workers_prefix("default", "chat", "r1")
 RECORD = {
     "engine_id": "e1",
     "state": "ready",
@@ -75,19 +75,21 @@ async def put(endpoint: str, key: str, value: bytes) -> None:
 async def test_records_are_read_by_pod_and_strangers_ignored(endpoint: str) -> None:
     await put(
         endpoint,
-        keys.worker_key(PREFIX, "decode", "cpu", "chat-decode-cpu-0"),
+        etcd_keys.worker_key(PREFIX, "decode", "cpu", "chat-decode-cpu-0"),
         json.dumps(RECORD).encode(),
     )
-    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "broken"), b"{")
-    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "other-schema"), b"{}")
-    await put(endpoint, keys.worker_key(PREFIX, "decode", "cpu", "list"), b"[]")
+    await put(endpoint, etcd_keys.worker_key(PREFIX, "decode", "cpu", "broken"), b"{")
+    await put(endpoint, etcd_keys.worker_key(PREFIX, "decode", "cpu", "other-schema"), b"{}")
+    await put(endpoint, etcd_keys.worker_key(PREFIX, "decode", "cpu", "list"), b"[]")
     await put(endpoint, PREFIX + "stray", json.dumps(RECORD).encode())
     await put(
         endpoint,
-        keys.worker_key(keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"),
+        etcd_keys.worker_key(
+            etcd_keys.workers_prefix("default", "chat", "r2"), "decode", "cpu", "p"
+        ),
         json.dumps(RECORD).encode(),
     )
-    await check_reachable([endpoint], keys.ROOT)
+    await check_reachable([endpoint], etcd_keys.ROOT)
 
     assert await read_workers([endpoint], PREFIX) == {
         "chat-decode-cpu-0": RegisteredWorker(
@@ -110,7 +112,7 @@ async def test_a_dead_endpoint_is_skipped(endpoint: str) -> None:
 async def test_no_endpoint_that_answers_is_an_error() -> None:
     dead = f"127.0.0.1:{free_port()}"
     with pytest.raises(EtcdUnreachableError, match=f"etcd does not answer at {dead}"):
-        await check_reachable([dead], keys.ROOT)
+        await check_reachable([dead], etcd_keys.ROOT)
 
 
 async def test_etcd_that_does_not_start_is_an_error(
@@ -136,7 +138,10 @@ def test_etcd_is_found_in_the_path_when_not_beside_python(
 
 def test_keys_are_those_of_the_contract() -> None:
     assert (
-        keys.worker_key(PREFIX, "decode", "cpu", "pod-0")
+        etcd_keys.worker_key(PREFIX, "decode", "cpu", "pod-0")
         == "/pdcluster/default/chat/workers/r1/decode/cpu/pod-0"
     )
-    assert keys.command_key("default", "chat", "pod-0") == "/pdcluster/default/chat/commands/pod-0"
+    assert (
+        etcd_keys.command_key("default", "chat", "pod-0")
+        == "/pdcluster/default/chat/commands/pod-0"
+    )

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError
-from pdcluster_api.schema.engine import MAX_THREADS
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.engine import MAX_THREADS
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
 from pdctl.local.plan import MAX_PROCESSES, plan_local
-from tests.operator.object_cases import vllm
+from tests.schema.object_cases import vllm
 
 
 def two_by_two(document: dict[str, Any]) -> dict[str, Any]:

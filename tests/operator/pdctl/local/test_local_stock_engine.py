@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.errors import InvalidObjectError, StartError
-from pdcluster_api.schema.load import parse
+from pdcluster_api.errors import StartError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import parse
 from pdctl.local.certificates import Certificates
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.run_files import RunSettings, write_process
 from pdctl.local.vllm_engine import vllm_settings, with_programs
-from tests.operator.object_cases import at, vllm
+from tests.schema.object_cases import at, vllm
 
 Document = dict[str, Any]
 

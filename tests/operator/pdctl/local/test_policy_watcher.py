@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_api.schema.load import load, parse
+from pdcluster_schema.load import load, parse
 from pdctl.local.policy import PolicyWatcher, restart_fields
 
 Write = Callable[[dict[str, Any]], Path]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.schema.load import parse
+from pdcluster_schema.load import parse
 from pdctl.local.up import UpRequest, prepare
 
 

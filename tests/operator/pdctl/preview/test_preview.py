@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.observed.state import Observed, ScalerState
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from pdctl.preview.fields import changed_fields
 from pdctl.preview.immutable import identity_faults, immutable_faults
 from pdctl.preview.preview import (
@@ -21,9 +21,9 @@ from pdctl.preview.preview import (
     preview,
     steady_state,
 )
-from tests.operator.object_cases import NIGHT, Change, at, both, minimal
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
-from tests.operator.pdcluster_api.schema.revision_cases import ROLLS, STAYS
+from tests.schema.object_cases import NIGHT, Change, at, both, minimal
+from tests.schema.revision_cases import ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
 

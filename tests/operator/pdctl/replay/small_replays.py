@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDClusterSpec
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDClusterSpec
 from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import Trace, TraceLoad
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidObjectError, InvalidTraceError
-from pdcluster_api.schema.load import load
+from pdcluster_api.errors import InvalidTraceError
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load
 from pdctl.replay.run import Moment, replay
 from pdctl.replay.speeds import Speeds, share_of_first
 from pdctl.replay.summary import summarize, summary_lines

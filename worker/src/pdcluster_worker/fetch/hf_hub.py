@@ -24,9 +24,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
     hf_raise_for_status,
 )
 
+from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.files import RemoteFile
-from pdcluster_worker.texts import one_line
 
 SILENCE_SECONDS = 30.0
 """A hub that sends nothing for so long has lost the connection."""

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from pdcluster_worker.addresses import join_address
+from pdcluster_schema.addresses import join_address
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer import sockets, wire

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Literal, get_args
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.config.engine import MAX_RANKS
 from pdcluster_worker.messages.constraint import (
     Constraint,
@@ -34,7 +35,6 @@ from pdcluster_worker.peers.checks import (
     require_natural,
 )
 from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.texts import cut
 
 _CONSTRAINT_KINDS: dict[str, ConstraintKind] = {kind: kind for kind in get_args(ConstraintKind)}
 _FINISH_REASONS: dict[str, FinishReason] = {reason: reason for reason in get_args(FinishReason)}
@@ -323,7 +323,7 @@ def done_from_proto(request_id: str, message: pb.PrefillDone) -> PrefillDone:
         message.busy_seconds,
         message.transport[:_MAX_TRANSPORT],
         message.handle,
-        cut(message.transport_note, _MAX_NOTE),
+        shortened(message.transport_note, _MAX_NOTE),
     )
 
 

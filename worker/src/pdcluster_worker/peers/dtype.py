@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import get_args
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import CALL_SECONDS
@@ -19,7 +20,6 @@ from pdcluster_worker.peers.etcd import Etcd, EtcdError
 from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.tls import EtcdCredentials
 from pdcluster_worker.system.native_dtype import DType, slow_note
-from pdcluster_worker.texts import quoted
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import grpc
 
-from pdcluster_worker.addresses import join_address
+from pdcluster_schema.addresses import join_address
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.options import SERVER_OPTIONS
 from pdcluster_worker.peers.service import WorkerService

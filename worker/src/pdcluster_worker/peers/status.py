@@ -16,9 +16,9 @@ from typing import Any, cast
 import grpc
 import msgspec
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.generate import CallFailure
-from pdcluster_worker.texts import cut
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +62,12 @@ async def answering(context: Context) -> AsyncIterator[None]:
         detail = _Detail(e.status, e.code, e.param, e.retry_after_seconds)
         context.set_trailing_metadata(((_ERROR_KEY, _encode(detail)),))
         await context.abort(
-            _CODES.get(e.status, grpc.StatusCode.INTERNAL), cut(e.message, _MAX_MESSAGE)
+            _CODES.get(e.status, grpc.StatusCode.INTERNAL), shortened(e.message, _MAX_MESSAGE)
         )
     except RefusalError as e:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(e))
     except PeerError as e:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, cut(str(e), _MAX_MESSAGE))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, shortened(str(e), _MAX_MESSAGE))
     # the call is over: our server stops, or the peer is gone; a status would reach no caller
     except grpc.aio.BaseError as e:
         logger.info("call ended reason=%s", e)
@@ -100,11 +100,11 @@ def failure_of(error: Exception) -> CallFailure:
     """The same for one request among others on a stream; a bug is logged."""
     if isinstance(error, RequestError):
         fields = (error.status, error.code, error.param, error.retry_after_seconds)
-        return CallFailure(cut(error.message, _MAX_MESSAGE), *fields)
+        return CallFailure(shortened(error.message, _MAX_MESSAGE), *fields)
     if isinstance(error, RefusalError):
         return CallFailure(f"FAILED_PRECONDITION: {error}")
     if isinstance(error, PeerError):
-        return CallFailure(f"UNAVAILABLE: {cut(str(error), _MAX_MESSAGE)}")
+        return CallFailure(f"UNAVAILABLE: {shortened(str(error), _MAX_MESSAGE)}")
     logger.error("request of a peer failed", exc_info=error)
     return CallFailure(f"INTERNAL: {_INTERNAL}")
 

@@ -11,7 +11,7 @@ import json
 import uuid
 from pathlib import Path
 
-from pdcluster_worker.addresses import join_address, parse_address
+from pdcluster_schema.addresses import join_address, parse_address
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ModelError

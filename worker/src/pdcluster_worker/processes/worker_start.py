@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from pdcluster_worker.addresses import join_address
+from pdcluster_schema.addresses import join_address
 from pdcluster_worker.config.data_parallel import has_board, thread_share
 from pdcluster_worker.config.requested_device import check_gpu, requested_device
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from pdcluster_worker.addresses import parse_address
+from pdcluster_schema.addresses import parse_address
 from pdcluster_worker.proxy.picker import Candidate
 
 MAX_IDLE = 64

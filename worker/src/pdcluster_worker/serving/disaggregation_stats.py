@@ -8,9 +8,9 @@ which they are rounded.  Pure but for what it is given; the loop that looks is `
 from collections.abc import Callable, Mapping
 from math import floor, inf, log10
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.peers.records import DisaggregationRecord, RefusedPeer
 from pdcluster_worker.routing.remote_ratio import RemoteRatio
-from pdcluster_worker.texts import cut
 
 POLL_SECONDS = 5.0
 """Seconds between two looks, and so between two writes of refused pairs: many that come at once are
@@ -56,7 +56,7 @@ class DisaggregationStats:
     def poll(self) -> bool:
         """Bring `stated` up to date; True when it says something new."""
         before, reasons = self.stated, self._refused()
-        refused = [RefusedPeer(pod, cut(reasons[pod], MAX_REASON)) for pod in sorted(reasons)]
+        refused = [RefusedPeer(pod, shortened(reasons[pod], MAX_REASON)) for pod in sorted(reasons)]
         transport, note, long_prompts, ratio, rate = self._figures()
         self.stated = DisaggregationRecord(
             transport=transport,
@@ -77,7 +77,7 @@ class DisaggregationStats:
         transport, note = self._transport()
         new = (
             transport,
-            cut(note, MAX_REASON),
+            shortened(note, MAX_REASON),
             steady(stated.long_prompts, share.num_long),
             remote_ratio(share.num_long, share.num_remote, stated.remote_ratio),
             steady(stated.bytes_per_second, self._bytes_per_second()),

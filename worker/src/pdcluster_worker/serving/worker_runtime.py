@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import msgspec
 
-from pdcluster_worker.addresses import join_address
+from pdcluster_schema.addresses import join_address
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.messages.engine import EngineReady

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdcluster_schema.text import one_line
 from pdcluster_worker.system.nvidia import GpuUse, together
-from pdcluster_worker.texts import one_line
 
 REPORT = Path("/dev/shm/pdcluster-gpus.csv")
 """Lines of name, MiB of memory, MiB in use, percent of time with a kernel, and with memory moving;

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.texts import cut
 from pdcluster_worker.tracing.request_trace import (
     LIFETIME,
     RequestTrace,
@@ -64,7 +64,7 @@ class RecentTraces:
                 failure = (
                     e.code or str(e.status) if isinstance(e, RequestError) else type(e).__name__
                 )
-                add_event("failed", reason=failure, message=cut(str(e), 200))
+                add_event("failed", reason=failure, message=shortened(str(e), 200))
                 raise
             finally:
                 self._keep(trace)
@@ -123,7 +123,7 @@ def route_of(trace: RequestTrace) -> str:
         if end is None or "prefill" not in end.facts
         else [f"prefill={_safe(end.facts['prefill'])}"]
     )
-    return cut("; ".join([*decisions, *place]), MAX_ROUTE_CHARACTERS)
+    return shortened("; ".join([*decisions, *place]), MAX_ROUTE_CHARACTERS)
 
 
 def _words(event: TraceEvent) -> str:

@@ -15,8 +15,8 @@ from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_
 from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.autoscale.trim import trim
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema import conditions
+from pdcluster_schema.workload import PoolKey
 
 
 def base_of(pools: Sequence[Pool], budget: Budget, trace: DecisionTrace) -> tuple[Vector, Budget]:

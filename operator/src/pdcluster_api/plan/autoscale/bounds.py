@@ -12,10 +12,10 @@ from functools import cache
 from zoneinfo import ZoneInfo
 
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.autoscale import ScheduleSpec
-from pdcluster_api.schema.sections import PoolSpec
-from pdcluster_api.schema.values import MAX_REPLICAS
+from pdcluster_schema import conditions
+from pdcluster_schema.autoscale import ScheduleSpec
+from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.values import MAX_REPLICAS
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY_MINUTES = 24 * 60

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool, Vector
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.schema.autoscale import BudgetSpec
-from pdcluster_api.schema.sections import ROUTER
-from pdcluster_api.schema.values import MAX_WORKERS
+from pdcluster_schema.autoscale import BudgetSpec
+from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.values import MAX_WORKERS
 
 
 @dataclass(frozen=True)

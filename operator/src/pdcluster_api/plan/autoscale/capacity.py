@@ -15,8 +15,8 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.pools import Pool
 from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.autoscale import AutoscaleSpec
+from pdcluster_schema import conditions
+from pdcluster_schema.autoscale import AutoscaleSpec
 
 
 def backoff_until(

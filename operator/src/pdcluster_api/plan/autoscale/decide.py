@@ -27,11 +27,11 @@ from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
 from pdcluster_api.plan.observed.decision import DecisionInput, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.accelerators import accelerators_text
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema import conditions
+from pdcluster_schema.accelerators import accelerators_text
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.workload import PoolKey
 
 
 def decide(

@@ -12,7 +12,7 @@ from typing import Any
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.text import shortened
+from pdcluster_schema.text import shortened
 
 MAX_DECISIONS = 10
 MAX_INPUTS = 32

@@ -15,8 +15,8 @@ from pdcluster_api.plan.autoscale.pools import Pool, Vector
 from pdcluster_api.plan.autoscale.ratio import Band, ratio_text
 from pdcluster_api.plan.autoscale.trace import DecisionTrace
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.autoscale import RatioSpec
+from pdcluster_schema import conditions
+from pdcluster_schema.autoscale import RatioSpec
 
 _OTHER = {"prefill": "decode", "decode": "prefill"}
 _LIMITS = {

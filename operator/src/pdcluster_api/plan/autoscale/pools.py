@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pdcluster_api.plan.autoscale.values import Amounts, PoolFacts
-from pdcluster_api.schema.values import MAX_REPLICAS
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.values import MAX_REPLICAS
+from pdcluster_schema.workload import PoolKey
 
 ALL = ""
 """The key of all types together, among accelerators by GPU type."""

@@ -22,7 +22,7 @@ from pdcluster_api.plan.autoscale.slo import decode_need, prefill_demand
 from pdcluster_api.plan.autoscale.totals import Totals, mean_latency
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.decision import DecisionInput
-from pdcluster_api.schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
+from pdcluster_schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
 
 _MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision
 _DUST = 1e-9  # what rounding may add to a number of workers

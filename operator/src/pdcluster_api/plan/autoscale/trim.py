@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
 from pdcluster_api.plan.autoscale.pools import Pool, Vector, by_role, num_ready_left
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 
 
 def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 
 
 def short(value: float | None) -> str:

@@ -17,8 +17,8 @@ from datetime import datetime
 from pdcluster_api.plan.drain.shrink import ordinal_of
 from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_schema import conditions
+from pdcluster_schema.workload import Workload, WorkloadId
 
 _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
 """Problems of a worker that will be ready when they have passed."""
@@ -110,7 +110,7 @@ def min_available(
     lost: pods whose successors, or that themselves, may never be ready: they drain, or had their
           time
 
-    >>> from pdcluster_api.schema.workload import WorkloadId
+    >>> from pdcluster_schema.workload import WorkloadId
     >>> chat = WorkloadId("chat", "decode", "cpu", "0a1b2c3d")
     >>> names = [f"{chat.name}-{number}" for number in range(4)]
     >>> pods = tuple(PodState(name, chat, name != names[3], False) for name in names)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.plan.drain.shrink import READY, Shrink, ordinal_of, plan_shrink
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
-from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_schema.workload import Workload, WorkloadId
 
 DRAIN_POLL_SECONDS = 1.0
 """Seconds between looks while workers drain: etcd's watches end at the workers."""

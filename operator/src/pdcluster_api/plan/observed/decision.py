@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 

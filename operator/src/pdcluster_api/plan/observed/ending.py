@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, Observed
-from pdcluster_api.schema.conditions import NODE_LOST
+from pdcluster_schema.conditions import NODE_LOST
 
 ENDING_SECONDS = 60.0
 """Time beyond its grace period in which a pod ends, as it is killed then."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
-from pdcluster_api.schema.sections import ROUTER
+from pdcluster_schema.sections import ROUTER
 
 PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 
 
 class Previous:

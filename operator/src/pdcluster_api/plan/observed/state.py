@@ -10,7 +10,7 @@ from typing import Any
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.verification import PairVerifications
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.workload import WorkloadId
 
 
 @dataclass(frozen=True)

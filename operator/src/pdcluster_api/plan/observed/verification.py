@@ -5,7 +5,7 @@ worker.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pdcluster_api.schema.workload import PoolPair
+from pdcluster_schema.workload import PoolPair
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ scaler or a budget workers start and serve all the same.
 from collections.abc import Iterable
 
 from pdcluster_api.plan.observed.state import WriteFailure
-from pdcluster_api.schema.conditions import NAME_TAKEN
+from pdcluster_schema.conditions import NAME_TAKEN
 
 _NEEDED = frozenset(
     {

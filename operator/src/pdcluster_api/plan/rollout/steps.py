@@ -19,7 +19,7 @@ from typing import Literal
 
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema.workload import WorkloadId
 
 Strategy = Literal["BlueGreen", "Recreate"]
 

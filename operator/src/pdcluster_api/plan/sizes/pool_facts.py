@@ -18,8 +18,8 @@ from pdcluster_api.plan.observed.pools import Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, PodState, WorkloadState
 from pdcluster_api.plan.sizes.scalers import PoolSize
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.workload import PoolKey, Workload
+from pdcluster_schema import conditions
+from pdcluster_schema.workload import PoolKey, Workload
 
 PoolAccelerator = tuple[PoolKey, str]
 """A pool, and a type of accelerator."""

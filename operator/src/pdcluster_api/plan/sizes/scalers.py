@@ -14,11 +14,11 @@ from typing import Any
 
 from pdcluster_api.plan.observed.state import ScalerState, WorkloadState
 from pdcluster_api.plan.result import ScalerPlan
-from pdcluster_api.schema import labels
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.sections import PoolSpec
-from pdcluster_api.schema.values import MAX_REPLICAS, MAX_WORKERS
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema import labels
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
+from pdcluster_schema.workload import PoolKey
 
 
 @dataclass(frozen=True)

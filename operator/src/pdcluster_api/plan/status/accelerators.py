@@ -12,9 +12,9 @@ from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import PodState, WorkerDevice, WorkerRecords
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.accelerators import NO_ACCELERATOR
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema import conditions as words
+from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.pdcluster import PDCluster
 
 _TYPE = words.ACCELERATORS_IN_USE
 CPU = "cpu"

@@ -18,11 +18,11 @@ from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.sizes.scalers import PoolSize, together
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.values import MAX_REPLICAS
-from pdcluster_api.schema.workload import PoolKey
-from pdcluster_api.text import shortened
+from pdcluster_schema import conditions as words
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.text import shortened
+from pdcluster_schema.values import MAX_REPLICAS
+from pdcluster_schema.workload import PoolKey
 
 FIELD = "autoscaling"
 ON, OFF = "On", "Off"

@@ -18,9 +18,9 @@ from pdcluster_api.plan.rollout.steps import OldPods
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition
 from pdcluster_api.plan.status.problems import rank, still_loading, worst_of, worst_problem
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.sections import ROUTER
-from pdcluster_api.schema.workload import WorkloadId
+from pdcluster_schema import conditions as words
+from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.workload import WorkloadId
 
 
 @dataclass(frozen=True)

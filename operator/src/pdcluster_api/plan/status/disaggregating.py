@@ -16,7 +16,7 @@ from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 
 FIELD = "disaggregation"
 MAX_PAIRS = 8

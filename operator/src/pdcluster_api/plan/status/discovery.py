@@ -7,7 +7,7 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.problems import worst_of
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 
 
 def discovery_answers(discovery: DiscoveryState) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.rollout.progress import FIELD
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 
 _REPORTED_ELSEWHERE = frozenset(
     {words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED}

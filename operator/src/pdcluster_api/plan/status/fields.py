@@ -10,9 +10,9 @@ from typing import Any
 from pdcluster_api.plan.observed.pools import PoolView, RoleView
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.workload import Workload
-from pdcluster_api.text import shortened
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.text import shortened
+from pdcluster_schema.workload import Workload
 
 Status = dict[str, Any]
 MAX_MESSAGE = 1024  # characters; the schema holds more, a reader does not

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 
 MISMATCH_GRACE_SECONDS = 30.0
 """Three leases: a lost worker has no record any more, and a restarted one has registered."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from pdcluster_api.errors import Fault
 from pdcluster_api.plan.observed.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
@@ -19,7 +18,8 @@ from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.conditions import StatusInputs, condition_tree, progress_of
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.fields import Status, dated, number_fields
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
+from pdcluster_schema.errors import Fault
 
 NOTHING_IS_REVERTED = (
     "what runs goes on, and drift of edited or deleted objects is not reverted until this is "

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pdcluster_api.plan.observed.state import WorkloadState
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.autoscale import AutoscaleSpec, BudgetSpec
-from pdcluster_api.schema.sections import ROUTER
-from pdcluster_api.schema.workload import Workload, WorkloadId
+from pdcluster_schema import conditions as words
+from pdcluster_schema.autoscale import AutoscaleSpec, BudgetSpec
+from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.workload import Workload, WorkloadId
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pdcluster_api.plan.drain.shrink import ordinal_of
 from pdcluster_api.plan.observed.pools import PoolView, RoleView
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState
-from pdcluster_api.schema import conditions as words
+from pdcluster_schema import conditions as words
 
 _WORST_FIRST = (
     words.INVALID_SPEC,

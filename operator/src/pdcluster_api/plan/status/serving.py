@@ -1,8 +1,8 @@
 """Number of workers that should answer requests now, by role.  Pure."""
 
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.sections import ROUTER
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROUTER
 
 ANSWERING = ("decode", "mixed", ROUTER)
 """Roles that answer requests; decode and mixed workers behind routers do too."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pdcluster_api.backoff import Backoff
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
@@ -21,8 +20,9 @@ from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate
 from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.workload import PoolPair
+from pdcluster_schema import conditions as words
+from pdcluster_schema.backoff import Backoff
+from pdcluster_schema.workload import PoolPair
 
 FIELD = "transfers"
 PERIOD_SECONDS = 3600.0

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from pdcluster_api.plan.observed.verification import PairVerification
-from pdcluster_api.schema.workload import PoolPair
-from pdcluster_api.text import shortened
+from pdcluster_schema.text import shortened
+from pdcluster_schema.workload import PoolPair
 
 MAX_MESSAGE = 400
 _TEXTS = {

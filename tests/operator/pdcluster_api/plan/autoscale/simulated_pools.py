@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample, WorkerSample
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.worlds import IDLE
 
 WAITING, STARTING, READY, ENDING = "waiting", "starting", "ready", "ending"

@@ -11,9 +11,9 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.budget import Budget
 from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
-from pdcluster_api.schema.autoscale import BudgetSpec
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.values import MAX_WORKERS
+from pdcluster_schema.autoscale import BudgetSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.values import MAX_WORKERS
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,

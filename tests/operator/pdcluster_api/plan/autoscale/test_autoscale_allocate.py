@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale.budget import Budget
 from pdcluster_api.plan.autoscale.pools import ALL, Pool, Vector
 from pdcluster_api.plan.autoscale.ratio import Band, capacity
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_pools
 
 PLENTY = {"prefill": 100, "decode": 100}

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdcluster_api.plan.autoscale.ratio import Band
 from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.simulated_pools import (
     READY,
     WAITING,

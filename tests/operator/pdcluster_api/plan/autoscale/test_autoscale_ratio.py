@@ -7,9 +7,9 @@ from dataclasses import replace
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight, worker_weight
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_api.schema.accelerators import accelerators
-from pdcluster_api.schema.engine import EngineSpec
-from pdcluster_api.schema.sections import AcceleratorSpec
+from pdcluster_schema.accelerators import accelerators
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.sections import AcceleratorSpec
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,

@@ -19,9 +19,9 @@ from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
 from pdcluster_api.plan.observed.state import ScalerState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.plan.sizes.scalers import pool_sizes
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.values import MAX_REPLICAS, MAX_WORKERS
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
 from pdctl.preview.preview import preview, steady_state
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,

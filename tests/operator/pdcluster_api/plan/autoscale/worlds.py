@@ -19,9 +19,9 @@ from pdcluster_api.plan.autoscale.values import (
     WorkerSample,
 )
 from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDClusterSpec
-from pdcluster_api.schema.workload import PoolKey
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.workload import PoolKey
 
 NOON = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)  # a Wednesday
 NOW = 10_000.0

@@ -17,9 +17,9 @@ from pdcluster_api.plan.drain.disruption import (
 from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import Workload
+from pdcluster_schema import conditions as words
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     identity,

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
 from pdcluster_api.plan.observed.state import WorkerRecords
-from pdcluster_api.schema.workload import Workload
+from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
 from tests.operator.pods import pod_state
 

@@ -17,7 +17,7 @@ from pdcluster_api.plan.drain.shrink import (
 )
 from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.events import cut_short
-from pdcluster_api.schema.workload import Workload
+from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     condition_of,

@@ -18,9 +18,9 @@ from pdcluster_api.plan.observed.state import (
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.progress import read_rollout
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     condition_of,

@@ -14,9 +14,9 @@ from pdcluster_api.plan.autoscale.values import Holding, Outcome
 from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, reasons, see, step_of
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,

@@ -9,8 +9,8 @@ from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, PodState, ScalerState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
-from pdcluster_api.schema import conditions
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     failing_pod,
     identity,

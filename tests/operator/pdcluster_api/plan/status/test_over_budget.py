@@ -9,9 +9,9 @@ from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     identity,

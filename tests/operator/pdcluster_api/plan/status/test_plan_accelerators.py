@@ -8,9 +8,9 @@ from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerDevice, WorkerRecords
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.schema.load import parse
-from pdcluster_api.schema.pdcluster import PDCluster
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema.load import parse
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,

@@ -14,9 +14,9 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.status.autoscaled import recorded
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.autoscale import AutoscaleSpec
-from pdcluster_api.schema.pdcluster import PDCluster
+from pdcluster_schema import conditions as words
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.pdcluster import PDCluster
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
     NOW,

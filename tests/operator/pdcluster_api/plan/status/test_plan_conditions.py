@@ -9,8 +9,8 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WriteFailure
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
 from pdcluster_api.plan.status.problems import rank
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,

@@ -10,8 +10,8 @@ import pytest
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords
 from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
     NOW,

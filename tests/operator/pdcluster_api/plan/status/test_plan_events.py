@@ -7,8 +7,8 @@ import pytest
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.status.events import events
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     failing_pod,

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.errors import Fault
 from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.revision import revision_of
+from pdcluster_schema import conditions as words
+from pdcluster_schema.errors import Fault
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,

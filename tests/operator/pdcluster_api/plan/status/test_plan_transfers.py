@@ -9,10 +9,10 @@ import pytest
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.result import ClusterPlan, DueVerification
-from pdcluster_api.schema import conditions as words
-from pdcluster_api.schema.placement import PlacementSpec
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import PoolPair
+from pdcluster_schema import conditions as words
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import PoolPair
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
     NOW,

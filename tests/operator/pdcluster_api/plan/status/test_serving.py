@@ -9,8 +9,8 @@ import pytest
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.status.serving import ANSWERING, serving_replicas
-from pdcluster_api.schema.revision import revision_of
-from pdcluster_api.schema.workload import Workload
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, running
 
 NONE = dict.fromkeys(ANSWERING, 0)

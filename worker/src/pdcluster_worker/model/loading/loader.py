@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model import attention
@@ -30,7 +31,6 @@ from pdcluster_worker.model.loading.support import (
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.system.cpu_limit import available_threads
 from pdcluster_worker.system.fingerprint import fingerprint
-from pdcluster_worker.texts import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
+from pdcluster_schema.text import one_line
 from pdcluster_worker.engine.executor import EngineBrokenError
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
-from pdcluster_worker.texts import one_line
 
 _distributed: Any = distributed  # its classes have few types
 

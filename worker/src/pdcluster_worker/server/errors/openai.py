@@ -16,8 +16,8 @@ from prometheus_client import Counter
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.texts import cut
 from pdcluster_worker.tracing.request_trace import add_event
 
 _SHOULD = re.compile("^(Input|String|List) should")
@@ -98,7 +98,7 @@ def install(app: FastAPI, rejected: Counter, shaped: Callable[..., Response]) ->
         add_event(
             "refused" if is_refusal(error) else "failed",
             reason=reason(error),
-            message=cut(error.message, _NOTED_CHARACTERS),
+            message=shortened(error.message, _NOTED_CHARACTERS),
         )
         if is_refusal(error):
             rejected.labels(reason(error)).inc()
@@ -129,7 +129,7 @@ def from_validation(errors: Any, body: Any) -> RequestError:
         return RequestError(
             "the body must be a JSON object, sent with the header content-type: application/json"
         )
-    param = cut(_text(indexed(path)), 200)
+    param = shortened(_text(indexed(path)), 200)
     more = f" (and {num_more} more)" if num_more else ""
     return RequestError(f"{param}: {message}{more}", param=param)
 

@@ -6,6 +6,7 @@ Every accepted request is logged here once, with the client's own id as a label.
 
 import logging
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.qos.tenants import tenant_policy
@@ -25,7 +26,6 @@ from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.chat_adapter import CHAT_NAMES, Names
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
-from pdcluster_worker.texts import quoted
 
 logger = logging.getLogger(__name__)
 

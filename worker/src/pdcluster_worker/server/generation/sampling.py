@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import ContextLengthError, RequestError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
-from pdcluster_worker.texts import quoted
 
 _SEEDS = 2**63
 MAX_PROMPT_FIGURES = 1 << 21

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from pdcluster_schema.text import quoted, shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.schemas.chat_fields import Conversation, NamedToolChoice
 from pdcluster_worker.server.tools.calls import Tool, Tools
-from pdcluster_worker.texts import cut, quoted
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -65,7 +65,7 @@ def _named(name: str, tools: Tools) -> ToolUse:
     if name not in tools:
         raise RequestError(
             f"tool_choice.function.name: no tool is named {quoted(name)}: use one of "
-            f"{cut(', '.join(tools), 200)}",
+            f"{shortened(', '.join(tools), 200)}",
             param="tool_choice.function.name",
         )
     return ToolUse("named", {name: tools[name]}, name, most=1)

@@ -15,13 +15,13 @@ from prometheus_client import Counter
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.http import early_response
 from pdcluster_worker.server.http.limits import LimitsNow
 from pdcluster_worker.server.http.request_context import note_body
-from pdcluster_worker.texts import cut
 
 
 class BodyLimit:
@@ -176,8 +176,8 @@ def _coding(scope: Scope) -> str | None:
 
 def _coded(coding: str) -> RequestError:
     message = (
-        f"content-encoding: {cut(coding, 40)} is not supported: send the body as it is, without "
-        "this header"
+        f"content-encoding: {shortened(coding, 40)} is not supported: send the body as it is, "
+        "without this header"
     )
     return RequestError(message, status=415, code="unsupported_content_encoding")
 

@@ -13,12 +13,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.config.http import ANY, CorsPolicy
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors
 from pdcluster_worker.server.http import early_response
 from pdcluster_worker.server.http.limits import LimitsNow
-from pdcluster_worker.texts import quoted
 
 EXPOSED = "x-request-id, retry-after, x-pdcluster-prefill, x-pdcluster-degraded, x-pdcluster-route"
 """Headers of answers that a page may read, in addition to the CORS-safelisted ones."""

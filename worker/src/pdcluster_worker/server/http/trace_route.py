@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http.authorization import TenantOfKey, presented_key
-from pdcluster_worker.texts import quoted
 from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
 
 PATH = "/debug/requests"

@@ -9,13 +9,13 @@ naming the message that does not fit its place.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS, num_containers
 from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, ToolCallField
 from pdcluster_worker.server.schemas.fields import is_sendable
 from pdcluster_worker.server.text.chat_template import TemplateInput
 from pdcluster_worker.server.tools.calls import object_of
-from pdcluster_worker.texts import quoted
 
 
 def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ReasoningEffort, ToolName
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
@@ -23,7 +24,6 @@ from pdcluster_worker.server.schemas.fields import (
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import Extension, Logprobs, PositiveInt
-from pdcluster_worker.texts import quoted
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

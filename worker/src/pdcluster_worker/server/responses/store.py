@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.responses.schemas import Item
-from pdcluster_worker.texts import quoted
 
 MAX_RESPONSES = 4096
 MAX_BYTES = 128 << 20

@@ -22,9 +22,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.config.qos import Tier
 from pdcluster_worker.routing.qos.tiers import PRIORITIES
-from pdcluster_worker.texts import quoted
 
 MAX_MESSAGES = 10_000
 MAX_PROMPTS = 256

@@ -18,9 +18,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server.text.default_templates import TEMPLATES
-from pdcluster_worker.texts import quoted
 
 _JSON_OPTIONS = frozenset({"separators", "sort_keys"})
 _END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"

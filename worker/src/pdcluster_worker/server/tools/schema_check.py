@@ -7,7 +7,7 @@ Unknown keywords are let pass: the schema language has many, and its dialects mo
 from collections.abc import Iterator
 from typing import Any
 
-from pdcluster_worker.texts import quoted
+from pdcluster_schema.text import quoted
 
 MAX_DEPTH = 64
 """Deepest nesting of schemas."""

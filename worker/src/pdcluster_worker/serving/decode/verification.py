@@ -15,6 +15,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.messages.verification import Fault, VerificationResult
@@ -27,7 +28,6 @@ from pdcluster_worker.serving.decode.verification_runs import (
     VerificationRuns,
 )
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.texts import one_line
 
 logger = logging.getLogger(__name__)
 

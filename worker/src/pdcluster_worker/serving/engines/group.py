@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from pdcluster_worker.addresses import join_address
+from pdcluster_schema.addresses import join_address
 from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.config.engine import MAX_ENGINES
 from pdcluster_worker.errors import ModelError

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import is_, itemgetter
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.routing import DecodeScorePolicy
 from pdcluster_worker.errors import RequestError
@@ -34,7 +35,6 @@ from pdcluster_worker.routing.qos.load_shedding import MAX_RETRY_SECONDS, retry_
 from pdcluster_worker.routing.recent_prefixes import RecentPrefixes
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import REPORT_SECONDS, WorkerContext
-from pdcluster_worker.texts import quoted
 from pdcluster_worker.tracing.request_trace import add_event
 
 LOCAL = ""

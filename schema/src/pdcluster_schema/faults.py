@@ -1,0 +1,131 @@
+"""From pydantic's errors to faults that a user can act on: path, reason, fix."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from pdcluster_schema.errors import Fault
+from pdcluster_schema.text import shortened
+
+Location = tuple[int | str, ...]
+
+UNKNOWN_FIELD = "extra_forbidden"
+"""pydantic's type of that error."""
+
+_SECTION = ("must be a section of fields", "write `field: value` lines below it")
+_MOVED = {
+    "spec.monitoring": (
+        "has moved to the operator's chart",
+        "remove it, and set monitoring in the values of the chart",
+    ),
+}
+"""Fields of an earlier version, by path: reason and fix."""
+
+_EXPLANATIONS = {
+    "int_type": ("must be a whole number", "write it without quotes or a fraction"),
+    "float_type": ("must be a number", "write it without quotes"),
+    "finite_number": ("must be a finite number", "write one"),
+    "bool_type": ("must be true or false", "write true or false without quotes"),
+    "string_type": ("must be text", "put it in quotes"),
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+    "dict_type": _SECTION,
+    "tuple_type": ("must be a list", "write its entries as `- ...` lines"),
+    "literal_error": ("must be {expected}", "change it to that"),
+    "greater_than_equal": ("must be at least {ge}", "raise it"),
+    "greater_than": ("must be more than {gt}", "raise it"),
+    "less_than_equal": ("must be at most {le}", "lower it"),
+    "string_too_short": ("must not be empty text", "write its name or path"),
+    "string_too_long": ("must have at most {max_length} characters", "shorten it"),
+    "too_short": ("must have at least {min_length} entries", "add some, or leave it out"),
+    "too_long": ("must have at most {max_length} entries", "remove some"),
+}
+
+
+def faults_of(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
+    """Every fault of a failed validation of `root`."""
+    return [
+        _fault(item["type"], item["loc"], item["input"], item.get("ctx", {}), root)
+        for item in error.errors(include_url=False)
+    ]
+
+
+def known_fields(root: type[BaseModel], location: Location) -> list[str]:
+    """Names (as in YAML) of the fields of the model at a location below `root`; empty where no
+    model is.
+    """
+    annotation: Any = root
+    for part in location:
+        annotation = _step(annotation, part)
+    models = list(_models(annotation))
+    return [
+        field.alias or name for model in models[:1] for name, field in model.model_fields.items()
+    ]
+
+
+def _fault(
+    kind: str, location: Location, found: object, context: dict[str, Any], root: type[BaseModel]
+) -> Fault:
+    path = _path(location)
+    if kind == "rule":
+        at = context["at"]
+        return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
+    if kind == UNKNOWN_FIELD and path in _MOVED:
+        return Fault(path, *_MOVED[path])
+    if kind == UNKNOWN_FIELD:
+        return Fault(
+            path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1]))
+        )
+    if kind == "missing":
+        return Fault(path, "is required", "add it")
+    if found is None:
+        return Fault(path, "is empty", "give it a value or remove the key")
+    reason, fix = _explain(kind, context)
+    if kind == "literal_error" and isinstance(found, bool):
+        fix = "put it in quotes, since YAML takes a plain On or Off for true or false"
+    return Fault(path, f"{reason}, not {shortened(repr(found), 60)}", fix)
+
+
+def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
+    """Reason and fix of one of pydantic's own error types; limits come from its context."""
+    reason, fix = _EXPLANATIONS.get(
+        kind, (f"is wrong ({kind.replace('_', ' ')})", "see crds/pdcluster.yaml")
+    )
+    whole = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in context.items()
+    }
+    return reason.format(**whole), fix
+
+
+def _path(location: Location) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known here: {', '.join(known)}"
+
+
+def _step(annotation: Any, part: int | str) -> Any:
+    """Type of one field or entry of a type; None when it has no such part."""
+    if isinstance(part, int):
+        return next((args[0] for args in (get_args(annotation),) if args), None)
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    for model in _models(annotation):
+        for name, field in model.model_fields.items():
+            if part in (name, field.alias):
+                return field.annotation
+    return None
+
+
+def _models(annotation: Any) -> Iterable[type[BaseModel]]:
+    """The models in a type: itself, or the members of a union."""
+    candidates = (annotation, *get_args(annotation))
+    return (each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel))

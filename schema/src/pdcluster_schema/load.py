@@ -1,0 +1,236 @@
+"""Read a PDCluster from YAML: every fault at once, each with path, reason and fix.
+
+A file may hold other objects beside one PDCluster.  An object as the API
+server returns it is accepted too: what the server owns is left out.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import UNKNOWN_FIELD, Location, faults_of
+from pdcluster_schema.pdcluster import KIND, PDCluster
+from pdcluster_schema.rules import json_size, too_long
+from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
+from pdcluster_schema.vllm_engine import VLLM
+
+_SPEC_BYTES = "specBytes"
+"""Field in place of a spec that is too long."""
+
+_SERVER_METADATA = frozenset(
+    {
+        "creationTimestamp",
+        "deletionGracePeriodSeconds",
+        "deletionTimestamp",
+        "finalizers",
+        "generateName",
+        "generation",
+        "managedFields",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+        "uid",
+    }
+)
+
+
+def load(path: Path) -> PDCluster:
+    """Read the one PDCluster of a YAML file.  Raises InvalidObjectError with every fault."""
+    return parse(_document(path))
+
+
+def load_applied(path: Path) -> PDCluster:
+    """As `load`, for a file that Kubernetes is to run; see `parse_applied`."""
+    return parse_applied(_document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise InvalidObjectError(
+            [Fault("", f"cannot be read: {reason}", "give the path of a PDCluster YAML file")]
+        ) from e
+    return _find(text)
+
+
+def parse(document: dict[str, Any]) -> PDCluster:
+    """Validate one object.  Raises InvalidObjectError with every fault."""
+    try:
+        return PDCluster.model_validate(_without_server_fields(document))
+    except ValidationError as e:
+        raise InvalidObjectError(faults_of(e, PDCluster)) from e
+
+
+def parse_applied(document: dict[str, Any]) -> PDCluster:
+    """Validate an object that Kubernetes is to run, where fewer model paths mean something.
+
+    Raises InvalidObjectError with every fault.
+    """
+    cluster = parse(document)
+    model = cluster.spec.model
+    if model.path is not None and model.pvc is None and not model.path.startswith("/"):
+        reason = (
+            f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for "
+            "pdctl alone"
+        )
+        fix = (
+            "write the folder in the image like /models/llm, or give pvc and the folder's path on "
+            "it"
+        )
+        raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
+    for role in cluster.spec.roles.computing():
+        engine = cluster.spec.engine_of(role)
+        if engine.type == VLLM and engine.image is None:
+            reason = f"is missing, and engine.type: {VLLM} needs it on Kubernetes"
+            fix = "give a stock image, like vllm/vllm-openai:v0.32.0"
+            raise InvalidObjectError([Fault("spec.engine.image", reason, fix)])
+        drafts = engine.speculation
+        path = None if drafts is None else drafts.draft_model
+        if path is not None and model.pvc is None and not path.startswith("/"):
+            reason = (
+                f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl "
+                "alone"
+            )
+            fix = "write the folder in the image, or give model.pvc and the folder's path on it"
+            raise InvalidObjectError(
+                [Fault(f"spec.roles.{role}.engine.speculation.draftModel", reason, fix)]
+            )
+    return cluster
+
+
+def bounded(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object as the API server stores it, to be kept: of a spec that is too long no more than
+    its size, for which `parse_stored` refuses it as it would the whole.
+    """
+    num_bytes = json_size(document.get("spec"))
+    if num_bytes <= MAX_SPEC_BYTES:
+        return document
+    rest = {key: value for key, value in document.items() if key != "spec"}
+    return {**rest, _SPEC_BYTES: num_bytes}
+
+
+def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
+    """Validate an object as the API server stores it; returns also the paths of the fields passed
+    over.
+
+    The API server has judged each field by its CRD, which may be older or newer than this
+    operator: it fills in defaults of fields that are unknown here.  They make no object invalid.
+    Raises InvalidObjectError with every other fault.
+    """
+    stored = dict(document)
+    if _SPEC_BYTES in stored:
+        reason = too_long(stored[_SPEC_BYTES], MAX_SPEC_BYTES)
+        raise InvalidObjectError([Fault("spec", reason, SHORTEN_SPEC)])
+    try:
+        return parse_applied(stored), []
+    except InvalidObjectError:
+        unknown = _unknown(stored)
+        if not unknown:
+            raise
+    cluster = parse_applied(_without(stored, unknown))
+    return cluster, [".".join(map(str, location)) for location in unknown]
+
+
+def _unknown(document: dict[str, Any]) -> list[Location]:
+    """Locations of fields that are unknown here."""
+    try:
+        PDCluster.model_validate(_without_server_fields(document))
+    except ValidationError as e:
+        return [
+            item["loc"] for item in e.errors(include_url=False) if item["type"] == UNKNOWN_FIELD
+        ]
+    return []
+
+
+def _without(value: Any, locations: Iterable[Location]) -> Any:
+    """A copy of nested maps and lists without what is at the locations."""
+    below: defaultdict[int | str, list[Location]] = defaultdict(list)
+    for first, *rest in locations:
+        below[first].append(tuple(rest))
+    if isinstance(value, Mapping):
+        return {
+            key: _without(item, below[key]) for key, item in value.items() if () not in below[key]
+        }
+    if isinstance(value, list):
+        return [_without(item, below[index]) for index, item in enumerate(value)]
+    return value
+
+
+def _find(text: str) -> dict[str, Any]:
+    try:
+        documents = [
+            document for document in yaml.load_all(text, _UniqueKeyLoader) if document is not None
+        ]
+    # not only YAMLError: ValueError of a date that is none, RecursionError, KeyError of a tagged
+    # value
+    except Exception as e:
+        raise InvalidObjectError([_yaml_fault(e)]) from e
+    clusters = [
+        document
+        for document in documents
+        if isinstance(document, dict) and document.get("kind") == KIND
+    ]
+    if len(clusters) != 1:
+        found = (
+            ", ".join(
+                str(document.get("kind")) if isinstance(document, dict) else "no object"
+                for document in documents
+            )
+            or "nothing"
+        )
+        raise InvalidObjectError(
+            [
+                Fault(
+                    "",
+                    f"must hold one object of kind {KIND}, not {found}",
+                    f"write one with `kind: {KIND}`",
+                )
+            ]
+        )
+    return clusters[0]
+
+
+def _yaml_fault(error: Exception) -> Fault:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return Fault(
+            "",
+            f"not YAML: {error}",
+            "look for a date, a number, a tag or a nesting that cannot be read",
+        )
+    return Fault(
+        "",
+        f"not YAML in line {mark.line + 1}: {getattr(error, 'problem', None) or error}",
+        "correct that line",
+    )
+
+
+def _without_server_fields(document: dict[str, Any]) -> dict[str, Any]:
+    cleaned = {key: value for key, value in document.items() if key != "status"}
+    if isinstance(cleaned.get("metadata"), dict):
+        cleaned["metadata"] = {
+            key: value for key, value in cleaned["metadata"].items() if key not in _SERVER_METADATA
+        }
+    return cleaned
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, where YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)

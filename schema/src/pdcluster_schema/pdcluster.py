@@ -1,0 +1,399 @@
+"""The PDCluster object: metadata, spec, and the rules that span sections.
+
+A PDCluster that exists as a value here has passed every rule; code above never
+checks again.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
+from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.qos import QosSpec
+from pdcluster_schema.ranks import gpus_per_replica, misfit
+from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
+from pdcluster_schema.rules import rule, spelled
+from pdcluster_schema.scheduling import scheduling_fault
+from pdcluster_schema.section import SpecSection
+from pdcluster_schema.sections import (
+    MAX_ACCELERATORS,
+    ROUTER,
+    AcceleratorSpec,
+    DiscoverySpec,
+    ImageSpec,
+    ModelSpec,
+    NetworkPolicySpec,
+    PoolSpec,
+    RolesSpec,
+    RolloutSpec,
+    ServiceSpec,
+)
+from pdcluster_schema.values import Name, PodTemplate, SizeOfSpec
+from pdcluster_schema.vllm_engine import engine_faults
+
+KIND = "PDCluster"
+
+
+class Metadata(SpecSection):
+    """Name and namespace of the object; labels and annotations are the user's own."""
+
+    name: Name
+    namespace: Annotated[
+        str,
+        spelled(
+            r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+            "a namespace",
+            "use at most 63 lower-case letters, digits and '-'",
+        ),
+    ] = "default"
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class PDClusterSpec(SpecSection):
+    """The model and its servers.  accelerators: types by name, on top of and over those of
+    accelerators.yaml.
+    """
+
+    model: ModelSpec
+    roles: RolesSpec
+    image: ImageSpec = ImageSpec()
+    engine: EngineSpec = EngineSpec()
+    accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(
+        default_factory=dict
+    )
+    routing: RoutingSpec = RoutingSpec()
+    qos: QosSpec = QosSpec()
+    discovery: DiscoverySpec = DiscoverySpec()
+    service: ServiceSpec = ServiceSpec()
+    placement: PlacementSpec | None = None
+    autoscale: AutoscaleSpec = AutoscaleSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    pod_template: PodTemplate = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _gpu_known(self) -> Self:
+        known = {*accelerators(), *self.accelerators}
+        for name, role in self.roles.present().items():
+            for index, pool in enumerate(role.pools):
+                if pool.gpu not in known:
+                    fix = (
+                        f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    )
+                    raise rule(
+                        f"{pool.gpu!r} is not a known accelerator",
+                        fix,
+                        at=f"roles.{name}.pools[{index}].gpu",
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _autoscale_speaks_of_what_there_is(self) -> Self:
+        """A schedule or a limit that speaks of nothing would look as if it held."""
+        known = {*accelerators(), *self.accelerators}
+        for path, types in (
+            ("budget.perGpu", self.autoscale.budget.per_gpu),
+            ("cost", self.autoscale.cost),
+        ):
+            for gpu in types:
+                if gpu not in known:
+                    fix = (
+                        f"use one of {', '.join(sorted(known))}, or define it in spec.accelerators"
+                    )
+                    raise rule(
+                        f"{gpu!r} is not a known accelerator", fix, at=f"autoscale.{path}.{gpu}"
+                    )
+        roles = self.roles.computing()
+        for index, schedule in enumerate(self.autoscale.schedules):
+            names = (
+                [pool.name for pool in roles[schedule.role].pools] if schedule.role in roles else []
+            )
+            if schedule.pool not in names:
+                at = f"autoscale.schedules[{index}].{'pool' if names else 'role'}"
+                if not names:
+                    raise rule(
+                        f"{schedule.role!r} is no role of this cluster",
+                        f"use one of {', '.join(roles)}, or remove the schedule",
+                        at=at,
+                    )
+                fix = f"use one of {', '.join(names)}, or remove the schedule"
+                raise rule(f"{schedule.pool!r} is no pool of role {schedule.role}", fix, at=at)
+        return self
+
+    @model_validator(mode="after")
+    def _autoscaler_has_a_ceiling(self) -> Self:
+        """A gauge that is stuck must not ask for machines without end."""
+        if self.autoscale.mode != "On" or self.autoscale.budget.total is not None:
+            return self
+        for role, declared in self.roles.computing().items():
+            for pool in declared.pools:
+                if pool.max_replicas is None:
+                    reason = (
+                        f"On needs a ceiling, and pool {pool.name} of role {role} has no "
+                        "maxReplicas"
+                    )
+                    fix = "give maxReplicas to every pool, or set autoscale.budget.total"
+                    raise rule(reason, fix, at="autoscale.mode")
+        return self
+
+    @model_validator(mode="after")
+    def _mixed_is_one_role(self) -> Self:
+        """Lines of prefill, a ratio and routing of prefills would look as if they held."""
+        given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
+        if "prefill" in given:
+            fix = "remove it, they go by the thresholds of autoscale.decode"
+            raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
+        if "ratio" in given:
+            raise rule(
+                "mixed workers are one role, which has no ratio to another",
+                "remove it",
+                at="autoscale.ratio",
+            )
+        if self.roles.mixed is not None and self.placement and self.placement.min_transfer_gbps:
+            reason = "mixed workers move no KV between pools"
+            raise rule(reason, "remove it", at="placement.minTransferGBps")
+        found = [name for name in PREFILL_PARTS if name in self.routing.model_fields_set]
+        if self.roles.mixed is not None and found:
+            reason = "mixed workers prefill what they decode, and no prefill is routed"
+            raise rule(reason, "remove it", at=f"routing.{to_camel(found[0])}")
+        return self
+
+    @model_validator(mode="after")
+    def _relaying_has_routers(self) -> Self:
+        if self.routing.relaying.enabled and self.roles.router is None:
+            raise rule(
+                "is for routers, and there are none",
+                "give roles.router, or leave routing.relaying out",
+                at="routing.relaying",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_compatible(self) -> Self:
+        sizes = {name: self.engine_of(name).block_size for name in self.roles.computing()}
+        if len(set(sizes.values())) > 1:
+            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+            raise rule(
+                f"KV blocks move between roles, but blockSize is {found}",
+                "give both roles the same",
+                at="roles.decode.engine.blockSize",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _invariant_everywhere(self) -> Self:
+        if len({self.engine_of(name).batch_invariant for name in self.roles.computing()}) > 1:
+            reason = (
+                "a remote prefill must give the same bits as a local one, but one role is "
+                "batch-invariant and one is not"
+            )
+            raise rule(reason, "give both roles the same", at="roles.decode.engine.batchInvariant")
+        return self
+
+    @model_validator(mode="after")
+    def _invariant_on_cpus(self) -> Self:
+        for name, role in self.roles.computing().items():
+            engine = self.engine_of(name)
+            if (
+                not engine.batch_invariant
+                or engine.device == "cpu"
+                or all(pool.gpu == NO_ACCELERATOR for pool in role.pools)
+            ):
+                continue
+            reason = "is for CPUs so far, and gpu of a pool is not cpu"
+            raise rule(
+                reason,
+                "leave it out, or set engine.device: cpu",
+                at=f"roles.{name}.engine.batchInvariant",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_has_its_own_fields(self) -> Self:
+        """A field of the other type of engine would look as if it held."""
+        sections = {"engine": self.engine} | {
+            f"roles.{name}.engine": role.engine for name, role in self.roles.computing().items()
+        }
+        for path, engine in sections.items():
+            if path != "engine" and "type" in engine.model_fields_set:
+                reason = "is of the whole cluster, since KV moves between engines of one type"
+                raise rule(reason, "set it in spec.engine", at=f"{path}.type")
+            for fault in engine_faults(self.engine.type, engine):
+                raise rule(fault.reason, fault.fix, at=f"{path}.{fault.field}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedules_as_it_can(self) -> Self:
+        for name, role in self.roles.computing().items():
+            engine = self.engine_of(name).sized_for(*(pool.gpu for pool in role.pools))
+            if (fault := scheduling_fault(engine)) is not None:
+                raise rule(fault.reason, fault.fix, at=f"roles.{name}.engine.{fault.field}")
+        return self
+
+    @model_validator(mode="after")
+    def _priorities_count(self) -> Self:
+        policies = {self.engine_of(name).scheduling_policy for name in self.roles.computing()}
+        if self.qos.allow_client_priority and policies == {"fcfs"}:
+            reason = "no engine goes by priorities, since schedulingPolicy is fcfs"
+            fix = "leave it out, or set engine.schedulingPolicy: priority"
+            raise rule(reason, fix, at="qos.allowClientPriority")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_have_keys(self) -> Self:
+        if self.qos.tenants and self.service.api_key_secret is None:
+            fix = "give service.apiKeySecret, or leave qos.tenants out"
+            raise rule("is for API keys, and no key is asked for", fix, at="qos.tenants")
+        return self
+
+    @model_validator(mode="after")
+    def _delayer_has_prompts_to_delay(self) -> Self:
+        if (
+            self.roles.decode is None
+            or (delayer := self.engine_of("decode").prefill_delayer) is None
+            or not delayer.enabled
+        ):
+            return self
+        fix = "set it in roles.prefill.engine, or enabled: false for decode"
+        raise rule(
+            "is for prefill and mixed workers, and this holds for decode",
+            fix,
+            at="roles.decode.engine.prefillDelayer",
+        )
+
+    @model_validator(mode="after")
+    def _drafts_have_decodes(self) -> Self:
+        if (
+            self.roles.prefill is None
+            or (own := self.engine_of("prefill").speculation) is None
+            or own.method == "Off"
+        ):
+            return self
+        fix = 'set it in roles.decode.engine, or method: "Off" for prefill'
+        raise rule(
+            "is for decode and mixed workers, and this holds for prefill",
+            fix,
+            at="roles.prefill.engine.speculation",
+        )
+
+    @model_validator(mode="after")
+    def _cuda_has_an_accelerator(self) -> Self:
+        for name, role in self.roles.computing().items():
+            for index, pool in enumerate(role.pools):
+                if self.engine_of(name).device == "cuda" and pool.gpu == NO_ACCELERATOR:
+                    raise rule(
+                        "is cpu, and engine.device: cuda needs an accelerator",
+                        "give the pool another gpu, or leave engine.device out",
+                        at=f"roles.{name}.pools[{index}].gpu",
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.computing()}
+        if max(sizes.values()) % min(sizes.values()):
+            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
+            reason = (
+                f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
+            )
+            raise rule(
+                reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize"
+            )
+        for name, role in self.roles.computing().items():
+            if (problem := misfit(self.engine_of(name), role.pools)) is not None:
+                field, reason, fix = problem
+                raise rule(reason, fix, at=f"roles.{name}.{field}")
+        return self
+
+    def engine_of(self, role: str) -> EngineSpec:
+        """The engine of one role: its own values over `spec.engine`; of routers, which have none,
+        what they must know of the others'.
+        """
+        if role == ROUTER:
+            decode = self.engine_of(self.decode_role)
+            return EngineSpec().model_copy(
+                update={"block_size": decode.block_size, "max_model_len": decode.max_model_len}
+            )
+        return self.engine.overridden_by(self.roles.present()[role].engine)
+
+    def gpus_per_replica(self, role: str, pool: PoolSpec) -> int:
+        """Accelerators of one worker of a pool, as its pods reserve them."""
+        return gpus_per_replica(self.engine_of(role), pool)
+
+    def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
+        """Demand of the pool's gpu on a node: the object's own definition, or that of
+        accelerators.yaml.
+        """
+        known = self.hardware(pool.gpu)
+        return AcceleratorSpec.model_construct(
+            resource=known.resource, node_labels=known.node_labels
+        )
+
+    def hardware(self, gpu: str) -> Accelerator:
+        """The accelerator of a name: the object's own definition, else that of
+        accelerators.yaml.
+        """
+        if gpu in self.accelerators:
+            return Accelerator.model_construct(**dict(self.accelerators[gpu]))
+        return accelerators()[gpu]
+
+    def length_thresholds(self) -> dict[str, int]:
+        """`routing.offload.prefillLengthThreshold` by accelerator of the decode pools.
+
+        As given; else its break-even length where that is known, or 256.
+        """
+        given, role = self.routing.offload.prefill_length_threshold, self.roles.decode
+        gpus = {pool.gpu for pool in role.pools} if role is not None else set()
+        return {gpu: self._threshold(gpu) if given is None else given for gpu in sorted(gpus)}
+
+    def _threshold(self, gpu: str) -> int:
+        known = self.hardware(gpu).break_even_tokens
+        return DEFAULT_LENGTH_THRESHOLD if known is None else known
+
+    @property
+    def prefill_length_threshold(self) -> int:
+        """The lowest of them."""
+        return min(self.length_thresholds().values(), default=DEFAULT_LENGTH_THRESHOLD)
+
+    @property
+    def ingress_role(self) -> Literal["decode", "mixed", "router"]:
+        """The role whose workers answer clients; routers of which none is asked for answer none."""
+        router = self.roles.router
+        has_routers = router is not None and any(pool.replicas for pool in router.pools)
+        return "router" if has_routers else self.decode_role
+
+    @property
+    def decode_role(self) -> Literal["decode", "mixed"]:
+        """The role whose workers make the tokens of an answer."""
+        return "mixed" if self.roles.mixed is not None else "decode"
+
+
+class PDCluster(SpecSection):
+    """One cluster of prefill and decode (or mixed) workers."""
+
+    api_version: Literal["pdcluster.io/v1alpha1"]
+    kind: Literal["PDCluster"]
+    metadata: Metadata
+    spec: Annotated[PDClusterSpec, SizeOfSpec]
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        for role, spec in self.spec.roles.present().items():
+            for pool in spec.pools:
+                full = workload_name(self.metadata.name, role, pool.name, "0" * REVISION_LENGTH)
+                if len(full) > MAX_WORKLOAD_NAME:
+                    over = len(full) - MAX_WORKLOAD_NAME
+                    name = f"{self.metadata.name}-{role}-{pool.name}"
+                    raise rule(
+                        f"{name} with a revision is {len(full)} characters; a workload's name "
+                        f"holds {MAX_WORKLOAD_NAME}",
+                        f"shorten the name of the cluster or of the pool by {over}",
+                        at="metadata.name",
+                    )
+        return self

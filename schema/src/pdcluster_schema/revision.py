@@ -1,0 +1,159 @@
+"""The revision: a short name for everything that a worker's pod and engine file are made of.
+
+Workers of one revision may talk; those of another live under another etcd
+prefix and never meet.  Policy, the Service's port, replicas, and which pools
+there are do not count: a pool can come and go, and keeps its gpu for its life.
+Nor do definitions of accelerators, which come and go with pools, and which
+no edit changes (the CRD holds both).  Values that are the default do not count
+either, so that an operator that knows one more field gives every object the
+revision it had; a given size counts whose default a CPU and an accelerator differ in.
+
+A new revision is named by the spec as it is written, as it ever was.  A spec whose pods are the
+same as those of a revision that runs keeps that one's name (`at_revision`): so written otherwise,
+with an edit of routers alone, or under another operator, it replaces no worker.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field
+
+from pdcluster_schema.canonical import canonical, in_order
+from pdcluster_schema.engine import BY_DEVICE, EngineSpec
+from pdcluster_schema.names import REVISION_LENGTH
+from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.section import SpecSection
+from pdcluster_schema.sections import ROUTER, RoleSpec
+
+
+class RunningSpec(PDClusterSpec):
+    """A spec whose pods run already, under the name of this revision."""
+
+    running_revision: str = Field(exclude=True)
+
+
+def revision_of(spec: PDClusterSpec) -> str:
+    """The revision that the spec runs as, else the one that it is named by."""
+    if isinstance(spec, RunningSpec):
+        return spec.running_revision
+    return written_revision(spec)
+
+
+def written_revision(spec: PDClusterSpec) -> str:
+    """First hexadecimal digits of a hash over all that pods are made of, as it is written."""
+    return _written(_Same(spec))
+
+
+def written_names(spec: PDClusterSpec) -> tuple[str, str]:
+    """Revisions that name the spec as it is written: by this operator, and by one that gave
+    all workers the sizes of a CPU.
+    """
+    same = _Same(spec)
+    return _written(same), _written(same, knows_devices=False)
+
+
+def template_hash(spec: PDClusterSpec, role: str | None = None) -> str:
+    """A hash that all specs share which make the same pods, however they are written.
+
+    role: `router` = over what its pods have for themselves; any other = over the pods of all
+          workers with an engine, which are replaced together
+    """
+    return _template_hash(_Same(spec), is_router=role == ROUTER)
+
+
+def at_revision(cluster: PDCluster, revision: str) -> PDCluster:
+    """The cluster, whose pods run already under the name of this revision."""
+    if revision == revision_of(cluster.spec):
+        return cluster
+    values = {**dict(cluster.spec), "running_revision": revision}
+    spec = RunningSpec.model_construct(cluster.spec.model_fields_set, **values)
+    return cluster.model_copy(update={"spec": spec})
+
+
+class _Same:
+    """A spec that equals itself alone.  It is frozen, and one reconcile asks for its revision a
+    dozen times.
+    """
+
+    def __init__(self, spec: PDClusterSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+
+@lru_cache(maxsize=32)
+def _written(same: _Same, *, knows_devices: bool = True) -> str:
+    roles = _roles(same.spec, same.spec.roles.present(), knows_devices=knows_devices)
+    return _hash(_shared(same.spec) | {"roles": roles})
+
+
+@lru_cache(maxsize=32)
+def _template_hash(same: _Same, *, is_router: bool) -> str:
+    spec = same.spec
+    if is_router:
+        routers = {} if spec.roles.router is None else {ROUTER: spec.roles.router}
+        return _hash(canonical(_roles(spec, routers)))
+    shared, etcd = _shared(spec), spec.discovery.etcd
+    image = shared["image"] | {"pull_secrets": in_order(spec.image.pull_secrets)}
+    sets = {"image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}
+    roles = _roles(spec, spec.roles.computing())
+    return _hash(canonical({**shared, **sets, "roles": roles}))
+
+
+def _hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_LENGTH]
+
+
+def _shared(spec: PDClusterSpec) -> dict[str, Any]:
+    etcd = spec.discovery.etcd
+    return {
+        "model": _set_fields(spec.model),
+        "image": _set_fields(spec.image),
+        "etcd": [etcd.endpoints, etcd.tls_secret],
+        "apiKeys": spec.service.api_key_secret,
+        "placement": _placement(spec.placement),
+        "grace": spec.rollout.grace_period_seconds,
+        "podTemplate": spec.pod_template,
+    }
+
+
+def _roles(
+    spec: PDClusterSpec, roles: Mapping[str, RoleSpec], *, knows_devices: bool = True
+) -> dict[str, Any]:
+    return {
+        name: {
+            "engine": _set_fields(spec.engine_of(name))
+            | (_by_device(spec.engine_of(name)) if knows_devices else {}),
+            "resources": _set_fields(role.resources),
+            "podTemplate": role.pod_template,
+        }
+        for name, role in roles.items()
+    }
+
+
+def _by_device(engine: EngineSpec) -> dict[str, Any]:
+    """Given values that are a CPU's default, while an accelerator has another: whichever pools
+    there are, so that a pool of either can come and go.
+    """
+    return engine.model_dump(include=set(BY_DEVICE & engine.model_fields_set))
+
+
+def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:
+    """The part that pods are made of: how fast KV has to move is none."""
+    if placement is None or placement.domain_label is None:
+        return None
+    return placement.model_dump(exclude_defaults=True, exclude={"min_transfer_gbps"})
+
+
+def _set_fields(section: SpecSection) -> dict[str, Any]:
+    """The values that differ from the defaults."""
+    return section.model_dump(exclude_defaults=True)

@@ -1,0 +1,283 @@
+"""A stock engine in place of our own: the fields, flags and variables of the user, and those that
+PDCluster sets.
+
+The CRD's rules say the same to the API server (`tests/contract` compares the patterns).
+`manifests.vllm` renders what is allowed here.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from pdcluster_schema.accelerators import Precision
+from pdcluster_schema.rules import rule
+from pdcluster_schema.section import SpecSection
+from pdcluster_schema.values import VariableName
+
+if TYPE_CHECKING:
+    from pdcluster_schema.engine import EngineSpec
+
+VLLM: Final = "vllm"
+
+VLLM_ONLY = ("image", "command", "args", "env")
+"""Fields of `engine` that only a stock engine has."""
+
+PDCLUSTER_ONLY = (
+    "device",
+    "dataParallelSize",
+    "transport",
+    "transferBandwidth",
+    "verifyTransfers",
+    "fenceTimeoutSeconds",
+    "batchInvariant",
+    "scheduler",
+    "schedulingPolicy",
+    "longPrefillTokenThreshold",
+    "chunkedPrefill",
+    "tbtSloMilliseconds",
+    "chunkSchedule",
+    "admissionWatermark",
+    "prefillDelayer",
+    "speculation",
+)
+"""Those that only our own engine has: they would have no effect on a stock engine."""
+
+FIELD_OF_FLAG = {
+    "max-model-len": "maxModelLen",
+    "max-num-seqs": "maxSequences",
+    "max-num-batched-tokens": "maxBatchedTokens",
+    "block-size": "blockSize",
+    "enable-prefix-caching": "prefixCaching",
+    "no-enable-prefix-caching": "prefixCaching",
+    "kv-cache-memory-bytes": "kvCacheMemory",
+    "gpu-memory-utilization": "deviceMemoryShare",
+    "num-gpu-blocks-override": "numBlocks",
+    "tensor-parallel-size": "tensorParallelSize",
+    "tp": "tensorParallelSize",
+    "pipeline-parallel-size": "pipelineParallelSize",
+    "pp": "pipelineParallelSize",
+}
+"""vLLM's flags that a field of `engine` is rendered to, without dashes."""
+
+_HARMFUL = {
+    "kv-offloading-size": (
+        "takes the place of the connector that moves KV between workers, and fails every remote "
+        "prefill",
+        "remove it",
+    ),
+    "kv-offloading-backend": ("is for --kv-offloading-size, which is refused", "remove it"),
+    "reasoning-parser": (
+        "leaves structured answers without their form until it sees the end of the reasoning, "
+        "which PDCluster parses itself",
+        "set model.reasoningParser in its place",
+    ),
+}
+"""Flags that break what PDCluster promises: the reason and the fix of each."""
+
+_OWNED = (
+    "host",
+    "port",
+    "uds",
+    "grpc[a-z-]*",
+    "model",
+    "model-tag",
+    "served-model-name",
+    "dtype",
+    "generation-config",
+    "config",
+    "api-key",
+    "ssl-[a-z-]+",
+    "root-path",
+    "headless",
+    "api-server-count",
+    "asc",
+    "nnodes",
+    "n",
+    "node-rank",
+    "r",
+    "master-[a-z]+",
+    "data-parallel-[a-z-]+",
+    "dp[a-z]?",
+    "kv-transfer-config",
+    "kv-events-config",
+    "scheduling-policy",
+    "stream-interval",
+    "max-logprobs",
+    "disable-uvicorn-access-log",
+    "tokens-only",
+    "enable-scale-out",
+    "enable-prompt-tokens-details",
+    "disable-log-stats",
+    *_HARMFUL,
+)
+
+OWNED_FLAGS = f"^--?({'|'.join(_OWNED)})([=.]|$)"
+"""A flag that PDCluster sets itself, or that would hide the engine from it or break it."""
+
+DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
+"""Those of them for several engines in one server, whose events and KV have an address each."""
+
+FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
+"""A flag that a field of `engine` stands for."""
+
+_OF_ONE_DASH = ("asc", "n", "r", "dp", "tp", "pp")
+
+_LONG = {
+    "grpc[a-z-]*": "grpc",
+    "ssl-[a-z-]+": "ssl-keyfile",
+    "master-[a-z]+": "master-addr",
+    "data-parallel-[a-z-]+": "data-parallel-size",
+    "dp[a-z]?": "dp",
+}
+"""One flag of each pattern that stands for several."""
+
+LONG_FLAGS = "".join(
+    f" {'-' if name in _OF_ONE_DASH else '--'}{name}"
+    for name in (*(_LONG.get(pattern, pattern) for pattern in _OWNED), *FIELD_OF_FLAG)
+)
+"""Both kinds of flags, each after a space.  vLLM takes a flag's beginning for the flag, as
+`--stream-int`, where no other one begins so.
+"""
+
+FLAG_PATTERN = "^--?[^-=.][^=.]*"
+"""The name of a flag within an argument."""
+
+OWNED_VARIABLES = (
+    "^(POD_IP|VLLM_(NIXL_SIDE_CHANNEL_[A-Z]+|HOST_IP|PORT|API_KEY|DP_[A-Z_]+|CPU_KVCACHE_SPACE))$"
+)
+"""A variable likewise; of the last one the field is kvCacheMemory."""
+
+MAX_ARGUMENTS, MAX_ARGUMENT = 64, 2048
+MAX_VARIABLES, MAX_VARIABLE = 64, 4096
+
+
+class EngineSpecFault(NamedTuple):
+    """A field that is not for this type of engine.  field: below `engine`."""
+
+    field: str
+    reason: str
+    fix: str
+
+
+def engine_faults(kind: str, engine: "EngineSpec") -> Iterator[EngineSpecFault]:
+    """Fields of one section `engine` that are not for an engine of a type."""
+    flag_text = {
+        str(type(engine).model_fields[name].alias)
+        for name in engine.model_fields_set
+        if getattr(engine, name) is not None
+    }
+    if kind != VLLM:
+        for field in VLLM_ONLY:
+            if field in flag_text:
+                yield EngineSpecFault(
+                    field, f"is for a stock engine, not {kind}", "leave it out, or set type: vllm"
+                )
+        return
+    for field in PDCLUSTER_ONLY:
+        if field not in flag_text:
+            continue
+        if field == "dataParallelSize":
+            fix = "leave it out, and give the pool more replicas"
+            yield EngineSpecFault(field, "is not for vllm, of which a worker has one engine", fix)
+        else:
+            fix = "leave it out, or give vLLM's own flag in engine.args"
+            yield EngineSpecFault(field, "is not for vllm, which has no such setting", fix)
+
+
+def check_argument(value: str) -> str:
+    """Refuse a flag that is set elsewhere; flags may be written with underscores, as vLLM reads
+    them.  A line break behind one, as of a YAML block, is ignored.
+    """
+    flag_text = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
+    flag = long_flag(flag_text)
+    subject = flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
+    if re.search(DATA_PARALLEL_FLAGS, flag):
+        raise rule(
+            f"{subject} is not for a worker, which has one engine",
+            "remove it, and give the pool more replicas",
+        )
+    if (harm := _HARMFUL.get(flag.lstrip("-"))) is not None:
+        raise rule(f"{subject} {harm[0]}", harm[1])
+    if re.search(OWNED_FLAGS, flag):
+        raise rule(f"{subject} is set by PDCluster", "remove it")
+    if re.search(FLAGS_OF_FIELDS, flag):
+        field = FIELD_OF_FLAG[flag.lstrip("-")]
+        raise rule(f"{subject} is the field {field} of engine", f"set engine.{field} in its place")
+    return value
+
+
+def long_flag(flag_text: str) -> str:
+    """The flag that is set elsewhere and begins like this one; else the given one."""
+    if re.search(FLAG_PATTERN, flag_text) is None or is_set_elsewhere(flag_text):
+        return flag_text
+    return next((flag for flag in LONG_FLAGS.split() if flag.startswith(flag_text)), flag_text)
+
+
+def is_set_elsewhere(flag: str) -> bool:
+    """Return whether a flag is one of PDCluster or of a field, by its whole name."""
+    return any(re.search(pattern, flag) for pattern in (OWNED_FLAGS, FLAGS_OF_FIELDS))
+
+
+def check_variable(name: str) -> str:
+    """Refuse a variable that is set elsewhere."""
+    if re.search(OWNED_VARIABLES, name) is None:
+        return name
+    is_field = name == "VLLM_CPU_KVCACHE_SPACE"
+    fix = "set engine.kvCacheMemory in its place" if is_field else "remove it"
+    raise rule(f"{name} is set by PDCluster", fix)
+
+
+class EnvSpec(SpecSection):
+    """One environment variable of a stock engine."""
+
+    name: Annotated[VariableName, AfterValidator(check_variable)]
+    value: Annotated[str, Field(max_length=MAX_VARIABLE)]
+
+
+def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
+    """Refuse a variable that is given twice."""
+    repeated = [
+        name for name, count in Counter(each.name for each in variables).items() if count > 1
+    ]
+    if repeated:
+        raise rule(f"{repeated[0]} is given twice", "remove one of them")
+    return variables
+
+
+_PRECISION_OF: Final[dict[str, Precision]] = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "ptpc_fp8": "fp8",
+    "fp8_per_tensor": "fp8",
+    "fp8_per_block": "fp8",
+    "fp8_per_channel": "fp8",
+    "mxfp8": "fp8",
+    "deepseek_v4_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_mxfp8": "fp8",
+    "modelopt_fp4": "fp4",
+    "nvfp4_per_token": "fp4",
+}
+"""Values of vLLM's --quantization with which it computes in another precision than BF16; the others
+quantize weights alone, or leave it to the checkpoint.
+"""
+
+
+def precision_of(engine: "EngineSpec") -> Precision:
+    """Precision in which an engine computes prompts, as far as its fields say it.
+
+    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
+    """
+    if engine.type != VLLM:
+        return "bf16"
+    method, is_next = "", False
+    for argument in engine.args or ():
+        name, has_value, value = argument.strip().partition("=")
+        if is_next:
+            method, is_next = argument.strip(), False
+        elif name in ("-q", "--quantization"):
+            method, is_next = value, not has_value
+    return _PRECISION_OF.get(method, "bf16")

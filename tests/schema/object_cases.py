@@ -1,0 +1,321 @@
+"""PDCluster objects that are right, and how to change them: for the model (tests/operator) and for
+the API server (tests/apiserver).
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from tests.schema.greatest_values import GREATEST
+
+Document = dict[str, Any]
+Change = Callable[[Any], None]
+
+POOL = "spec.roles.decode.pools.0"
+CPU = {"name": "cpu", "replicas": 1}
+
+
+def minimal() -> Document:
+    """A valid 1P1D object, free to be changed."""
+    return copy.deepcopy(
+        {
+            "apiVersion": "pdcluster.io/v1alpha1",
+            "kind": "PDCluster",
+            "metadata": {"name": "chat"},
+            "spec": {
+                "model": {"name": "tiny", "path": "/models/tiny"},
+                "roles": {"prefill": {"pools": [{**CPU}]}, "decode": {"pools": [{**CPU}]}},
+            },
+        }
+    )
+
+
+def at(path: str, value: Any) -> Change:
+    """A change that sets the value at a dotted path below the object, making sections
+    on the way.
+    """
+    *parents, last = path.split(".")
+
+    def change(content: Any) -> None:
+        for part in parents:
+            content = content[int(part)] if part.isdigit() else content.setdefault(part, {})
+        content[last] = copy.deepcopy(value)
+
+    return change
+
+
+def without(path: str) -> Change:
+    """A change that removes what is at a dotted path."""
+    *parents, last = path.split(".")
+
+    def change(content: Any) -> None:
+        for part in parents:
+            content = content[int(part)] if part.isdigit() else content[part]
+        del content[last]
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    """One change after the other."""
+
+    def change(content: Any) -> None:
+        for each in changes:
+            each(content)
+
+    return change
+
+
+HUB = {"name": "tiny", "huggingFace": {"repo": "HuggingFaceTB/SmolLM2-135M-Instruct"}}
+VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models.of.all"}}
+CEILINGS = both(at("spec.roles.prefill.pools.0.maxReplicas", 4), at(f"{POOL}.maxReplicas", 4))
+"""Without a budget, the autoscaler wants a maxReplicas of each pool."""
+
+NIGHT = {
+    "name": "night",
+    "role": "decode",
+    "pool": "cpu",
+    "start": "22:00",
+    "end": "06:00",
+    "maxReplicas": 4,
+}
+AUTOSCALE = {
+    "mode": "On",
+    "intervalSeconds": 7,
+    "staleAfter": 5,
+    "prefill": {
+        "queueUp": 4,
+        "queueDown": 0,
+        "backlogUpSeconds": 2,
+        "utilizationUp": 1,
+        "ttftSeconds": 0.5,
+        "headroom": 0.25,
+    },
+    "decode": {"queueUp": 9, "kvUsageUp": 0.9, "kvUsageDown": 0, "tpotSeconds": 0.05},
+    "scaleUp": {"windowSeconds": 10, "maxStep": 4},
+    "scaleDown": {"windowSeconds": 0, "maxStep": 0},
+    "tolerance": 0,
+    "ratio": {"min": 0.25, "max": 2},
+    "budget": {"total": 16, "perGpu": {"H100": 8, "cpu": 8}},
+    "schedules": [
+        {
+            **NIGHT,
+            "days": ["Mon", "Sun"],
+            "timeZone": "Europe/Berlin",
+            "minReplicas": 0,
+            "maxReplicas": 2,
+        }
+    ],
+    "cost": {"H100": 2.5, "MI355X": 1},
+    "capacitySeconds": 30,
+    "backoffSeconds": 60,
+}
+FULL: Change = both(
+    at("spec.model", {**HUB, "nodeCache": "/var/cache/models"}),
+    at(
+        "spec.image",
+        {
+            "name": "registry.example/pdcluster-worker:1",
+            "pullPolicy": "Never",
+            "pullSecrets": ["regcred", "a.b"],
+        },
+    ),
+    at(
+        "spec.accelerators",
+        {
+            "MI355X": {
+                "resource": "amd.com/gpu",
+                "nodeLabels": {"amd.com/gpu.product-name": "MI355X"},
+            },
+            "H100": {},
+        },
+    ),
+    at("spec.roles.prefill.pools.0.gpu", "MI355X"),
+    at(
+        "spec.roles.prefill.resources",
+        {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"cpu": "2500m", "memory": "2Gi"}},
+    ),
+    at(
+        "spec.podTemplate",
+        {
+            "metadata": {"labels": {"team": "chat"}},
+            "spec": {"tolerations": [{"operator": "Exists"}]},
+        },
+    ),
+    at(
+        "spec.roles.decode.podTemplate",
+        {"spec": {"containers": [{"name": "worker", "securityContext": {"privileged": True}}]}},
+    ),
+    at(
+        "spec.discovery",
+        {
+            "etcd": {
+                "replicas": 3,
+                "image": "etcd:3",
+                "storage": {"size": "2Gi", "className": "fast", "retain": True},
+            }
+        },
+    ),
+    at(
+        "spec.service",
+        {
+            "port": 80,
+            "type": "LoadBalancer",
+            "annotations": {"example.com/internal": "true"},
+            "apiKeySecret": "keys",
+        },
+    ),
+    at("spec.placement", {"domainLabel": "topology.kubernetes.io/rack", "mode": "Required"}),
+    at("spec.autoscale", AUTOSCALE),
+    at(
+        "spec.rollout",
+        {
+            "strategy": "Recreate",
+            "gracePeriodSeconds": 10,
+            "drainTimeoutSeconds": 60,
+            "progressDeadlineSeconds": 30,
+        },
+    ),
+    at("spec.networkPolicy", {"enabled": False}),
+)
+
+VLLM: dict[str, Any] = {"type": "vllm", "image": "vllm/vllm-openai:v0.32.0"}
+
+
+def vllm(**more: Any) -> Change:
+    """A change to the engine of all roles, with more of its fields."""
+    return at("spec.engine", {**VLLM, **more})
+
+
+RIGHT_STOCK_ENGINES: dict[str, Change] = {
+    "stock engine": vllm(),
+    "stock engine with flags": vllm(
+        command=["/opt/vllm/bin/vllm", "serve"],
+        args=["--enforce-eager", "--max-lora-rank=8", "--model-impl", "auto", "-q", "fp8"],
+        env=[{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}, {"name": "UCX_TLS", "value": ""}],
+    ),
+    "stock engine of sizes": vllm(
+        maxSequences=512,
+        maxModelLen=4096,
+        blockSize=64,
+        prefixCaching=False,
+        kvCacheMemory="2Gi",
+        tensorParallelSize=2,
+    ),
+    "stock engine of another image for a role": both(
+        at("spec.engine", {"type": "vllm"}),
+        at("spec.roles.prefill.engine", {"image": "vllm:a", "args": ["--async-scheduling"]}),
+        at("spec.roles.decode.engine", {"image": "vllm:b"}),
+    ),
+    "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
+}
+
+GOOD: dict[str, Change] = {
+    **RIGHT_STOCK_ENGINES,
+    "minimum": lambda content: None,
+    "everything": FULL,
+    "mixed": at("spec.roles", {"mixed": {"pools": [CPU]}}),
+    "two pools": at(
+        "spec.roles.prefill.pools",
+        [
+            {"name": "b200", "gpu": "B200", "replicas": 4},
+            {"name": "b300", "gpu": "B300", "replicas": 2},
+        ],
+    ),
+    "bounds": at(
+        "spec.roles.decode.pools",
+        [{"name": "cpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}],
+    ),
+    "greatest numbers": both(*(at(path, most) for path, most in GREATEST.items())),
+    "most replicas": at(f"{POOL}.replicas", 1024),
+    "most workers": at(
+        "spec.roles.decode.pools", [{"name": f"p{number}", "replicas": 273} for number in range(15)]
+    ),
+    "no ceiling but the budget": at("spec.autoscale", {"mode": "On", "budget": {"total": 8}}),
+    "no ceiling but each pool's own": both(
+        CEILINGS, at("spec.autoscale", {"mode": "On", "intervalSeconds": 5})
+    ),
+    "no prefill worker": at("spec.roles.prefill.pools", [{"name": "cpu", "replicas": 0}]),
+    "most pools": at(
+        "spec.roles.prefill.pools", [{"name": f"p{number}", "replicas": 0} for number in range(15)]
+    ),
+    "largest pod template": at("spec.podTemplate", {"spec": {"hostname": "a" * (32 * 1024 - 24)}}),
+    "quantity": at("spec.engine", {"kvCacheMemory": "1.5Gi"}),
+    "bytes": at("spec.engine", {"kvCacheMemory": 1073741824}),
+    "less than a byte is one": at("spec.engine", {"kvCacheMemory": "0.50"}),
+    "share of a device": at("spec.engine", {"deviceMemoryShare": 0.9}),
+    "all of a device": at("spec.engine", {"deviceMemoryShare": 1}),
+    "role engine": at("spec.roles.prefill.engine", {"maxBatchedTokens": 512}),
+    "a token for each sequence": at("spec.engine", {"maxBatchedTokens": 64, "maxSequences": 64}),
+    "scheduler of a role": at(
+        "spec.roles.prefill.engine", {"scheduler": "prefill-first", "maxBatchedTokens": 8192}
+    ),
+    "whole prompts": at(
+        "spec.engine", {"chunkedPrefill": False, "maxModelLen": 256, "schedulingPolicy": "fcfs"}
+    ),
+    "sarathi": at(
+        "spec.engine",
+        {
+            "scheduler": "sarathi",
+            "tbtSloMilliseconds": 50.5,
+            "chunkSchedule": {"low": 32, "high": 256, "stages": 4, "maxTokens": 4096},
+        },
+    ),
+    "long prompts": at("spec.engine", {"longPrefillTokenThreshold": 64, "maxModelLen": 64}),
+    "same block size for both": at("spec.engine", {"blockSize": 32}),
+    "policy": at(
+        "spec.routing",
+        {
+            "offload": {"prefillQueueMax": 0},
+            "prefillScore": {"loadWeight": 2},
+            "credits": {"batchesAhead": 0.5},
+        },
+    ),
+    "endpoints": at(
+        "spec.discovery",
+        {
+            "etcd": {
+                "endpoints": ["etcd-0.etcd:2379", "10.0.0.1:2379"],
+                "tlsSecret": "etcd.client-tls",
+            }
+        },
+    ),
+    "volume": at("spec.model", VOLUME),
+    "hub": at("spec.model", HUB),
+    "no limit of a step": at("spec.autoscale", {"scaleDown": {"maxStep": 0}}),
+    "nothing said, in other words": both(
+        at(
+            "spec.model",
+            {
+                "name": "tiny",
+                "path": "/models/tiny",
+                "huggingFace": None,
+                "nodeCache": None,
+                "pvc": None,
+            },
+        ),
+        at("spec.engine.maxModelLen", None),
+        at(f"{POOL}.minReplicas", None),
+    ),
+    "empty sections": lambda content: content["spec"].update(
+        {
+            name: {}
+            for name in (
+                "image",
+                "engine",
+                "accelerators",
+                "routing",
+                "qos",
+                "discovery",
+                "service",
+                "autoscale",
+                "rollout",
+            )
+        }
+    ),
+    "endpoint picker": at(
+        "spec.service.endpointPicker", {"name": "picker", "port": 9003, "failureMode": "FailOpen"}
+    ),
+    "longest name": at("metadata.name", "c" * 31),
+    "labels": at("metadata.labels", {"team": "chat"}),
+}

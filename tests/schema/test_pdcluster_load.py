@@ -1,0 +1,166 @@
+"""Reading a PDCluster from a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.load import load, parse, parse_applied, parse_stored
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_valid(path: Path) -> None:
+    assert load(path).kind == "PDCluster"
+
+
+def test_load_finds_the_cluster_beside_other_objects(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump_all([{"kind": "Namespace"}, document, None]))
+
+    assert load(path).metadata.name == "chat"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "",
+            "must hold one object of kind PDCluster, not nothing; write one with `kind: PDCluster`",
+        ),
+        ("kind: Pod", "must hold one object of kind PDCluster, not Pod"),
+        ("- 1", "must hold one object of kind PDCluster, not no object"),
+        (
+            "kind: PDCluster\n---\nkind: PDCluster",
+            "must hold one object of kind PDCluster, not PDCluster, PDCluster",
+        ),
+        ("a: [", "not YAML in line 1: "),
+        ("a: 1\nb: 2\na: 3", "not YAML in line 3: 'a' is given twice; correct that line"),
+        (
+            "a: !!python/object:os.system {}",
+            "not YAML in line 1: could not determine a constructor",
+        ),
+        ("a: 2020-13-45", "not YAML: month must be in 1..12; look for a date"),
+        ("a: !!bool maybe", "not YAML: 'maybe'; look for a date, a number, a tag"),
+        ("a: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
+        ("? [a]\n: 1", "not YAML: "),
+    ],
+)
+def test_load_refuses_what_is_no_cluster(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidObjectError) as refused:
+        load(path)
+
+    assert str(refused.value).startswith(message)
+
+
+def test_load_refuses_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidObjectError, match="cannot be read: No such file or directory; give the path of"
+    ):
+        load(tmp_path / "missing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidObjectError, match="cannot be read: it is not UTF-8 text"):
+        load(tmp_path / "binary.yaml")
+
+
+def test_parse_leaves_out_what_the_server_owns(document: dict[str, Any]) -> None:
+    document["metadata"] |= {
+        "uid": "1",
+        "resourceVersion": "2",
+        "managedFields": [],
+        "creationTimestamp": "now",
+        "generateName": "c",
+    }
+    document["status"] = {"ready": True}
+
+    assert parse(document).metadata.name == "chat"
+
+
+def test_parsed_cluster_is_frozen(
+    document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]
+) -> None:
+    cluster = load(write_document(document))
+    with pytest.raises(ValueError, match="frozen"):
+        cluster.spec.service.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", ["~/models/tiny", "models/tiny", "./tiny", "~"])
+def test_a_path_of_this_machine_is_for_pdctl_alone(path: str, document: dict[str, Any]) -> None:
+    document["spec"]["model"]["path"] = path
+
+    assert parse(document).spec.model.path == path
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_applied(document)
+    (fault,) = refused.value.faults
+    assert fault.path == "spec.model.path"
+    assert f"must begin with /, not {path!r}" in fault.reason
+    assert "give pvc" in fault.fix
+
+
+def test_a_draft_models_path_of_this_machine_is_for_pdctl_alone(document: dict[str, Any]) -> None:
+    document["spec"]["roles"]["decode"]["engine"] = {
+        "speculation": {"method": "draft", "draftModel": "small"}
+    }
+    assert parse(document)
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_applied(document)
+    (fault,) = refused.value.faults
+    assert fault.path == "spec.roles.decode.engine.speculation.draftModel"
+    assert "must begin with /, not 'small'" in fault.reason
+
+    document["spec"]["model"] = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}
+    assert parse_applied(document)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "tiny", "path": "/models/tiny"},
+        {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}},
+        {"name": "tiny", "huggingFace": {"repo": "a/b"}},
+    ],
+)
+def test_a_model_that_a_pod_can_find_may_be_applied(
+    model: dict[str, Any], document: dict[str, Any]
+) -> None:
+    document["spec"]["model"] = model
+
+    assert parse_applied(document) == parse(document)
+
+
+def test_stored_object_may_have_fields_of_another_version(document: dict[str, Any]) -> None:
+    """An API server fills in the defaults of its own CRD, which an operator of another version does
+    not know.
+    """
+    plain, _ = parse_stored(document)
+    document["spec"]["roles"]["decode"]["pools"][0]["gpusPerNode"] = 1
+    document["spec"]["rollout"] = {"later": {"value": 3}}
+    document["spec"]["future"] = [1]
+    document["status"] = {"observedGeneration": 1}
+
+    cluster, unknown = parse_stored(document)
+
+    assert cluster == plain
+    assert sorted(unknown) == [
+        "spec.future",
+        "spec.roles.decode.pools.0.gpusPerNode",
+        "spec.rollout.later",
+    ]
+    assert document["spec"]["future"] == [1]
+
+
+def test_stored_object_with_other_faults_is_refused(document: dict[str, Any]) -> None:
+    document["spec"]["future"] = 1
+    document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = 2000
+    with pytest.raises(InvalidObjectError) as refused:
+        parse_stored(document)
+
+    assert [fault.path for fault in refused.value.faults] == ["spec.roles.decode.pools[0].replicas"]

@@ -1,0 +1,99 @@
+"""Engines whose fields of scheduling are wrong: (change, the model's fault, the API server's
+field).
+"""
+
+from tests.schema.object_cases import Change, at, both
+
+CHUNKS = {"low": 32, "high": 128, "stages": 4, "maxTokens": 512}
+
+WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
+    (
+        at("spec.engine.scheduler", "fastest"),
+        "spec.engine.scheduler: must be 'continuous', 'sarathi', 'prefill-first', 'orca', "
+        "'request-level' or 'simple-ch",
+        "spec.engine.scheduler",
+    ),
+    (
+        at("spec.engine.schedulingPolicy", "lifo"),
+        "spec.engine.schedulingPolicy: must be 'fcfs', 'priority' or 'preemptive', not 'lifo'",
+        "spec.engine.schedulingPolicy",
+    ),
+    (
+        at("spec.engine.longPrefillTokenThreshold", -1),
+        "spec.engine.longPrefillTokenThreshold: must be at least 0, not -1; raise it",
+        "spec.engine.longPrefillTokenThreshold",
+    ),
+    (
+        at("spec.engine", {"scheduler": "sarathi", "tbtSloMilliseconds": 0}),
+        "spec.engine.tbtSloMilliseconds: must be more than 0, not 0; raise it",
+        "spec.engine.tbtSloMilliseconds",
+    ),
+    (
+        at("spec.roles.prefill.engine", {"tbtSloMilliseconds": 50}),
+        "spec.roles.prefill.engine.tbtSloMilliseconds: is for scheduler sarathi, not continuous; "
+        "leave it out, or set",
+        "spec.roles.prefill",
+    ),
+    (
+        at("spec.roles.decode.engine", {"chunkSchedule": CHUNKS}),
+        "spec.roles.decode.engine.chunkSchedule: is for scheduler sarathi, not continuous; leave "
+        "it out, or set",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 129}}),
+        "spec.engine.chunkSchedule.low: must be at most high (128), not 129; lower low or raise "
+        "high",
+        "spec.engine.chunkSchedule.low",
+    ),
+    (
+        at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"stages": 65}}),
+        "spec.engine.chunkSchedule.stages: must be at most 64, not 65; lower it",
+        "spec.engine.chunkSchedule.stages",
+    ),
+    (
+        at(
+            "spec.roles.decode.engine",
+            {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"high": 257}},
+        ),
+        "spec.roles.decode.engine.chunkSchedule.high: must be at most maxBatchedTokens (256); "
+        "lower high or raise",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.roles.decode.engine", {"scheduler": "orca", "maxModelLen": 257}),
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (257), since a "
+        "step computes a whole prompt; raise",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.roles.decode.engine", {"chunkedPrefill": False, "maxModelLen": 300}),
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (300), since a "
+        "step computes a whole prompt; raise",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.roles.decode.engine", {"chunkedPrefill": False, "scheduler": "sarathi"}),
+        "spec.roles.decode.engine.chunkedPrefill: false is for scheduler continuous, not sarathi; "
+        "leave it out",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.roles.decode.engine", {"longPrefillTokenThreshold": 9, "scheduler": "sarathi"}),
+        "spec.roles.decode.engine.longPrefillTokenThreshold: caps the chunks of scheduler "
+        "continuous, and no prompt is cut so here",
+        "spec.roles.decode",
+    ),
+    (
+        at("spec.roles.decode.engine", {"longPrefillTokenThreshold": 101, "maxModelLen": 100}),
+        "spec.roles.decode.engine.longPrefillTokenThreshold: must be at most maxModelLen (100); "
+        "lower it or leave it out",
+        "spec.roles.decode",
+    ),
+    (
+        both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
+        "spec.qos.allowClientPriority: no engine goes by priorities, since schedulingPolicy is "
+        "fcfs; leave it out, or set",
+        "spec.qos",
+    ),
+]
