@@ -1,12 +1,9 @@
 """The length threshold that follows what is measured: which way, how far, and when it rests."""
 
-import doctest
-
 import pytest
 
 from pdcluster_worker.config.routing import SloFeedbackPolicy
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.routing import link_rates
 from pdcluster_worker.routing.link_rates import MAX_PAIRS, LinkRates, kv_bytes_per_token
 from pdcluster_worker.routing.slo_feedback import (
     ADJUST_SECONDS,
@@ -234,8 +231,11 @@ def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) ->
     assert kv_bytes_per_token(KVGeometry(kv_heads, 128, 40, 16, dtype)) == expected
 
 
-def test_pair_rates_docstrings_are_true() -> None:
-    result = doctest.testmod(link_rates)
+def test_link_rate_is_a_fading_average() -> None:
+    rates = LinkRates()
+    rates.add("p", 1000, 1.0)
+    rates.add("p", 2000, 1.0)
 
-    assert result.attempted > 0
-    assert result.failed == 0
+    assert rates.bytes_per_second("p") == 1200.0
+    assert rates.seconds("p", 2400) == 2.0
+    assert rates.seconds("unknown", 2400) == 0.0

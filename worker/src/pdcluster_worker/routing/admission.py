@@ -1,8 +1,4 @@
-"""The bounds of a worker's queue: beyond them requests are refused before they reach the engine.
-
-A wait that is bounded in tokens is bounded in time: the bound over the tokens
-that a worker computes in a second is the longest wait for a first token.
-"""
+"""Bounds of a worker's queue: requests over them are refused before they reach the engine."""
 
 from pdcluster_worker.config.policy import AdmissionPolicy
 
@@ -10,11 +6,7 @@ from pdcluster_worker.config.policy import AdmissionPolicy
 def full(
     policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int
 ) -> str | None:
-    """Reason why a request of `num_tokens` is not taken beside those that wait; None when it is.
-
-    They wait for their first token.  With none waiting a request is taken whatever its size: it
-    would never find more room.
-    """
+    """Reason for a refusal, or None.  With an empty queue a request of any size is admitted."""
     if num_queued >= policy.max_queued_requests:
         return (
             f"{num_queued} requests wait for their first token (qos.admission.maxQueuedRequests is "
@@ -40,13 +32,10 @@ def seconds_until_capacity(
     firsts_per_second: float,
     token_seconds: float | None,
 ) -> float | None:
-    """Seconds until `full` takes the request that it has just refused, at the recent pace; None =
-    unknown.
+    """Seconds until `full` admits the refused request at the recent pace; None = unknown.
 
-    num_queued:        requests that wait.
-    num_tokens:        of their prompts and of the one that comes.
-    firsts_per_second: requests that get their first token.
-    token_seconds:     of waiting for each prompt token ahead.
+    num_tokens:    prompt tokens queued and of this request.
+    token_seconds: seconds of waiting for each prompt token ahead.
     """
     seconds = []
     excess_requests = num_queued + 1 - policy.max_queued_requests

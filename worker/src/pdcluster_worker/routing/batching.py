@@ -1,11 +1,6 @@
-"""Grants of credits in groups: a prefill worker's batch begins where its credits are given.
+"""Batch window of a prefill worker: requests of a length bucket are granted together.
 
-By default every want is granted as soon as there is room.  With a window, the
-first want of a length bucket waits for company for a moment, and all that have
-come by then are granted at once, so that the engine finds them together.
-Nothing waits where waiting cannot help: a prompt that fills a batch by itself,
-one in the fast lane, one that comes to an idle worker when no other is likely
-to come within the window.  Pure: time is passed in.
+Without a window a request is granted as soon as there is room.
 """
 
 from bisect import bisect_left
@@ -17,18 +12,13 @@ from pdcluster_worker.routing.fair_queue import FairQueue
 
 FAST, ORDINARY = 0, 1
 
-FAST_IN_A_ROW = 8
-"""Grants of the fast lane after which one of the other lane has its turn."""
+FAST_IN_A_ROW = 8  # then the other lane has a turn
 
-_NEWEST_GAP = 0.2
-"""Weight of the newest gap between two arrivals in their mean."""
+_NEWEST_GAP = 0.2  # weight of the newest gap in the mean
 
 
 class QueueKey(NamedTuple):
-    """Group that may be granted together; lower keys go first.
-
-    bucket: of its length.
-    """
+    """Requests of one key may be granted together; lower keys go first."""
 
     priority: int
     lane: int
@@ -36,10 +26,7 @@ class QueueKey(NamedTuple):
 
 
 class Batching:
-    """The rule of one prefill worker.
-
-    batch_tokens: of one step of its engines; 0 = not known.
-    """
+    """batch_tokens: of one step of its engines; 0 = unknown."""
 
     def __init__(self, policy: PrefillQueuePolicy, batch_tokens: int = 0) -> None:
         self.policy = policy
@@ -49,22 +36,19 @@ class Batching:
 
     @property
     def is_immediate(self) -> bool:
-        """Nothing waits for company."""
         return self.policy.mode == "immediate"
 
     @property
     def most_prompts(self) -> int | None:
-        """Most prompts of one group; None = no bound."""
+        """None = no bound."""
         return None if self.is_immediate else self.policy.max_prompts
 
     def key(self, tokens: int, priority: int) -> QueueKey:
-        """The line of a want."""
         lane = FAST if tokens <= self.policy.fast_lane_tokens else ORDINARY
         bucket = 0 if self.is_immediate else bisect_left(self.policy.length_buckets, tokens)
         return QueueKey(priority, lane, bucket)
 
     def arrived(self, now: float) -> None:
-        """A want has come."""
         gap = now - self._last_arrival
         if self._mean_gap == inf:
             self._mean_gap = gap  # inf for the first
@@ -73,9 +57,9 @@ class Batching:
         self._last_arrival = now
 
     def ripe_at(self, key: QueueKey, queue: FairQueue, busy_ratio: float) -> float:
-        """Time when the group of a line is granted; -inf = at once.
+        """Time when the group of a key is granted; -inf = at once.
 
-        busy_ratio: what is promised and in hand, as a share of the credit limit.
+        busy_ratio: outstanding tokens over the credit limit.
         """
         if self.is_immediate or key.lane == FAST or self._is_full(queue):
             return -inf
@@ -86,7 +70,6 @@ class Batching:
         return queue.oldest().arrived_at + window
 
     def window(self, priority: int, busy_ratio: float) -> float:
-        """Seconds that a want of that priority waits for company at most."""
         policy = self.policy
         for each in policy.latency_classes:
             if priority <= each.priority:

@@ -1,36 +1,23 @@
-"""Requests of a decode worker that wait for a credit, in (priority, arrival) order; lower priority
-values go first.
+"""Requests of a decode worker that wait for a credit, by (priority, arrival).
 
-Those that name a prefill worker are a line of their own for each name, so that they hold up no
-others.
-
-It holds request ids and no blocks, and its sizes are this worker's part of the
-prefill queue.  It does not know when a credit comes; that is the ledger's rule
-(`credits`).
+Those pinned to a prefill worker have a queue of their own, so that they do not block others.
 """
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from itertools import count
 
-REQUESTING_HEADS = 8
-"""Requests of one line that ask for credit at the same time; more would only lengthen the queues of
-the prefill workers.
-"""
+REQUESTING_HEADS = 8  # more would only lengthen the queues of prefill workers
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuePosition:
-    """Place of a request in its line (`order` is unique) and the tokens that it waits for."""
-
     queue: str
     order: tuple[int, int]
     tokens: int
 
 
 class CreditQueue:
-    """An ordered set of requests with a token count each; arrival is the order of `add`."""
-
     def __init__(self) -> None:
         self._arrivals = count()
         self._places: dict[str, _QueuePosition] = {}
@@ -38,10 +25,7 @@ class CreditQueue:
         self._num_tokens = 0
 
     def add(self, request_id: str, tokens: int, priority: int, only: str = "") -> None:
-        """Put a request into its line; one that waits already keeps its place.
-
-        only: key of the one prefill worker that it may go to; empty = any.
-        """
+        """only: key of the one prefill worker that it may go to; empty = any."""
         if request_id in self._places:
             return
         place = _QueuePosition(only, (priority, next(self._arrivals)), tokens)
@@ -50,7 +34,6 @@ class CreditQueue:
         self._num_tokens += tokens
 
     def discard(self, request_id: str) -> None:
-        """Take a request out of its line; unknown ones are a no-op."""
         place = self._places.pop(request_id, None)
         if place is None:
             return
@@ -61,12 +44,12 @@ class CreditQueue:
         self._num_tokens -= place.tokens
 
     def heads(self, n: int) -> list[str]:
-        """The first n requests of each line, or all of it when fewer wait; in order."""
+        """The first n requests of each queue, in order."""
         first = sorted(entry for queue in self._queues.values() for entry in queue[:n])
         return [request_id for _, request_id in first]
 
     def tokens(self, request_id: str) -> int:
-        """Tokens that a waiting request waits for; KeyError for one that does not wait."""
+        """Raises KeyError for a request that does not wait."""
         return self._places[request_id].tokens
 
     def __contains__(self, request_id: object) -> bool:
@@ -74,12 +57,10 @@ class CreditQueue:
 
     @property
     def num_requests(self) -> int:
-        """Requests in all lines."""
         return len(self._places)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they wait for, in all."""
         return self._num_tokens
 
 

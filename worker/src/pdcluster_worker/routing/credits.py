@@ -1,14 +1,8 @@
-"""The prefill side's ledger of credits: how many tokens of work it has promised to each peer.
+"""Ledger of a prefill worker: credits, in tokens, granted to each peer.
 
-A request of a peer goes want -> unused grant -> work in hand -> gone.  Wants
-are granted by priority, and within one by turns of the peers in tokens
-(`fair_queue`), while outstanding tokens (unused grants and work in hand) stay
-within the limit; with nothing outstanding the next is granted whatever its
-size, so a prompt over the limit goes alone.  Nothing overtakes the next one
-for its size, so no want starves behind smaller ones of its priority.  With a
-batch window a group is granted together once it is due (`batching`); the
-caller asks again at `due`.  The ledger does not know how a grant reaches the
-peer: its caller sends those that a call returns.
+A claim becomes an unused grant, then work in hand, then is gone.  Claims are granted by priority,
+then in turns of the peers in tokens (`fair_queue`), while outstanding tokens stay within the limit.
+With nothing outstanding the next is granted whatever its size; a smaller claim never overtakes.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +15,8 @@ from pdcluster_worker.routing.fair_queue import CreditRequest, FairQueue, Grant
 
 
 class CreditLedger:
-    """Grants credits in tokens; `limit_tokens` is about one batch ahead of the engine.
-
-    clock:    in seconds; only a batch window reads it.
-    on_group: called with the number of wants that were granted together.
+    """limit_tokens: about one batch ahead of the engine.
+    on_group:     called with the number of claims that were granted together.
     """
 
     def __init__(self, limit_tokens: int, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -41,10 +33,8 @@ class CreditLedger:
         self._num_fast = 0  # grants of the fast lane in a row that overtook another want
 
     def claim(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
-        """Ask for a credit.  Returns the wants granted now; the request is among them, or queued.
+        """Claim a credit; returns all claims that are granted now.  Repeating a claim is harmless.
 
-        Others are where it makes their group complete.  A repeated want changes nothing, and one
-        that has its grant gets it again.
         Raises ValueError when `tokens` is not positive: the peer is at fault.
         """
         if tokens < 1:
@@ -62,10 +52,7 @@ class CreditLedger:
         return self.grant_due()
 
     def release(self, peer: str, request_id: str) -> list[Grant]:
-        """Give back a want or an unused grant; returns the wants granted in its place.
-
-        Work in hand and unknown ids stay as they are.
-        """
+        """Give back a claim or an unused grant; returns the claims granted in its place."""
         grant = Grant(peer, request_id)
         self._forget(grant)
         if (unused := self._unused.pop(grant, None)) is not None:
@@ -74,10 +61,7 @@ class CreditLedger:
         return self.grant_due()
 
     def start(self, peer: str, request_id: str) -> bool:
-        """The granted request arrived: its grant becomes work in hand.
-
-        False without such a grant; the caller refuses the request.
-        """
+        """Turn a grant into work in hand; False without a grant."""
         grant = Grant(peer, request_id)
         if grant not in self._unused:
             return False
@@ -85,17 +69,12 @@ class CreditLedger:
         return True
 
     def finish(self, peer: str, request_id: str) -> list[Grant]:
-        """Work in hand is computed, or failed: its tokens return.
-
-        Returns the wants granted now; unknown ids are a no-op.
-        """
+        """Return the tokens of computed or failed work; unknown ids are a no-op."""
         self._in_hand.pop(Grant(peer, request_id), None)
         return self.grant_due()
 
     def drop_peer(self, peer: str) -> list[Grant]:
-        """The pair broke: the peer's wants and unused grants go, its work in hand stays until
-        `finish`.
-        """
+        """Drop claims and unused grants of a lost peer; work in hand stays until `finish`."""
         for grant in [grant for grant in self._claims if grant.peer == peer]:
             self._forget(grant)
         self._unused = {
@@ -106,15 +85,12 @@ class CreditLedger:
         return self.grant_due()
 
     def set_limit(self, limit_tokens: int) -> list[Grant]:
-        """Take a new limit.  A lower one takes no grant back; it is reached as work finishes."""
+        """A lower limit revokes no grant: it is reached as work finishes."""
         self._limit_tokens = limit_tokens
         return self.grant_due()
 
     def set_policy(self, policy: PrefillQueuePolicy, batch_tokens: int) -> list[Grant]:
-        """Take another policy; those that wait keep their arrival.
-
-        batch_tokens: of one step of this worker's engines.
-        """
+        """batch_tokens: of one step of this worker's engines."""
         if (policy, batch_tokens) != (self._batching.policy, self._batching.batch_tokens):
             waiting = sorted(
                 (claim for _, claim in self._claims.values()), key=lambda claim: claim.number
@@ -127,17 +103,16 @@ class CreditLedger:
         return self.grant_due()
 
     def stop(self) -> None:
-        """Grant nothing more (drain): wants are answered queued, grants that are out stay good."""
+        """Grant nothing more (drain); unused grants stay valid."""
         self._is_stopped = True
 
     def resume(self) -> list[Grant]:
-        """Grant again after `stop`."""
         self._is_stopped = False
         return self.grant_due()
 
     @property
     def due(self) -> float | None:
-        """Time when a group that waits for company is granted; None = none waits."""
+        """Time when the next batch window ends; None = no claim waits for one."""
         if self._is_stopped or self._batching.is_immediate:
             return None
         now, busy = self._clock(), self._busy_ratio()
@@ -145,7 +120,6 @@ class CreditLedger:
         return min((time for time in times if time > now), default=None)
 
     def grant_due(self) -> list[Grant]:
-        """Grant what is due and has room."""
         granted: list[Grant] = []
         while (queue := self._next_queue()) is not None:
             group = list(self._grant_group(*queue))
@@ -162,17 +136,14 @@ class CreditLedger:
 
     @property
     def unused_grants(self) -> int:
-        """Grants whose requests have not arrived."""
         return len(self._unused)
 
     @property
     def queued_requests(self) -> int:
-        """Wants not granted yet."""
         return len(self._claims)
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens of the wants not granted yet."""
         return sum(queue.num_tokens for queue in self._queues.values())
 
     def _busy_ratio(self) -> float:
@@ -194,7 +165,6 @@ class CreditLedger:
             del self._queues[key]
 
     def _next_queue(self) -> tuple[QueueKey, FairQueue] | None:
-        """The line whose group is granted next; None = none is due."""
         if self._is_stopped or not self._queues:
             return None
         busy, now = self._busy_ratio(), 0.0 if self._batching.is_immediate else self._clock()
@@ -206,7 +176,7 @@ class CreditLedger:
         return min(due, key=self._order, default=None)
 
     def _order(self, entry: tuple[QueueKey, FairQueue]) -> tuple[int, bool, int]:
-        """By priority; then the fast lane, unless it has had its turns; then by arrival."""
+        """Priority; then the fast lane, at most FAST_IN_A_ROW times in a row; then arrival."""
         key, queue = entry
         has_turn = key.lane == FAST and self._num_fast < FAST_IN_A_ROW
         return key.priority, not has_turn, queue.oldest().number
@@ -230,6 +200,6 @@ class CreditLedger:
         self._drop_empty(key)
 
     def _overtakes(self, key: QueueKey) -> bool:
-        """A grant of that line goes before wants of its priority that may have come earlier."""
+        """A fast grant goes before ordinary claims of its priority that may be older."""
         others = (other for other in self._queues if other.priority == key.priority)
         return key.lane == FAST and any(other.lane != FAST for other in others)

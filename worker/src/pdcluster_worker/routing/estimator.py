@@ -1,9 +1,6 @@
-"""The seam between estimates of waiting times and what decides by them (admission, degradation,
-order).
+"""Interface of waiting-time estimators (`waiting_time`), as admission and degradation use it.
 
-An estimator learns from completions and answers two questions about a request
-that might join now.  It sees counts, tokens and seconds of this worker only,
-so it serves any engine behind the wall.  Estimators: `waiting_time`.
+An estimator sees counts, tokens and seconds of this worker only, so it works with any engine.
 """
 
 from collections.abc import Collection
@@ -13,63 +10,39 @@ from typing import Protocol
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """One request on this worker, from its arrival to its last token.
-
-    group:         its request group, see `waiting_time.groups`.
-    prompt_tokens: to prefill; those of the prefix cache are not counted.
-    num_tokens:    output tokens so far; 0 = it waits, or is prefilled.
-    due_seconds:   of the caller's clock: when it is to be complete; inf = whenever.
-    """
-
     group: str
-    prompt_tokens: int
+    prompt_tokens: int  # to prefill, without those in the prefix cache
     max_tokens: int
     priority: int = 0
-    due_seconds: float = float("inf")
-    num_tokens: int = 0
+    due_seconds: float = float("inf")  # deadline by the caller's clock
+    num_tokens: int = 0  # output tokens so far
 
     @property
     def is_decoding(self) -> bool:
-        """True past its first token."""
         return self.num_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The line that a request finds which comes now.  seats: requests that the engine runs at a
-    time at most.
-    """
-
     requests: Collection[QueuedRequest]
-    slots: int
+    slots: int  # most requests that the engine runs at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The measurements of one request.
-
-    prompt_tokens:   prefilled, without those of the prefix cache.
-    prefill_seconds: that its prefill took, without waiting for it; None = not known.
-    decode_seconds:  from its first token to its last.
-    batch:           requests that decoded beside it and itself, on the average of that time.
-    """
-
     group: str
-    prompt_tokens: int
+    prompt_tokens: int  # prefilled, without those in the prefix cache
     output_tokens: int
-    prefill_seconds: float | None
-    decode_seconds: float
-    batch: float = 1.0
+    prefill_seconds: float | None  # without waiting; None = unknown
+    decode_seconds: float  # first token to last
+    batch: float = 1.0  # mean number of requests that decoded together
 
 
 class Estimator(Protocol):
-    """Estimates in seconds from now.
-
-    None = there are no figures to go by yet, and nothing is to be refused for it.
-    """
+    """Estimates are seconds from now; None = no figures yet, and nothing is refused for it."""
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
-        """Until the first token of a request that joins the line now; it is not in the line yet."""
+        """The request is not in the queue yet."""
         ...
 
     def estimated_completion_seconds(
@@ -79,5 +52,5 @@ class Estimator(Protocol):
         ...
 
     def observe(self, completion: Completion) -> None:
-        """Learn from a request that has ended by itself."""
+        """Learn from a request that ended by itself."""
         ...

@@ -1,9 +1,5 @@
-"""A line of wants in which each peer has its share, whatever the others ask for.
-
-The next is the first want of the peer that has been served least, in tokens,
-since the line was last empty; equals by arrival.  A peer that joins late, or
-comes back, starts where the line is: it neither makes up for the past nor
-waits for it.  With one peer it is first come, first served.  Pure.
+"""Fair queueing: the oldest request of the peer with the fewest tokens served since the queue was
+empty.  A peer that joins late starts at the current level.
 """
 
 from dataclasses import dataclass
@@ -11,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The right of one peer to send one named request."""
+    """The right of a peer to send one named request."""
 
     peer: str
     request_id: str
@@ -19,22 +15,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class CreditRequest:
-    """A request that waits for a grant.
-
-    number:     of its arrival, unique.
-    arrived_at: in seconds of the ledger's clock.
-    """
-
     grant: Grant
     tokens: int
     priority: int
-    number: int
-    arrived_at: float
+    number: int  # of arrival, unique
+    arrived_at: float  # seconds of the ledger's clock
 
 
 class FairQueue:
-    """Wants that may be granted in any order among peers, and by arrival within a peer."""
-
     def __init__(self) -> None:
         self._claims: dict[str, dict[Grant, CreditRequest]] = {}
         self._served: dict[str, int] = {}
@@ -43,7 +31,6 @@ class FairQueue:
         self.num_tokens = 0
 
     def add(self, claim: CreditRequest) -> None:
-        """Put a want at the end of its peer's."""
         peer = claim.grant.peer
         if peer not in self._claims:
             self._claims[peer] = {}
@@ -53,7 +40,6 @@ class FairQueue:
         self.num_tokens += claim.tokens
 
     def discard(self, claim: CreditRequest) -> None:
-        """Take a want of this line out, unserved."""
         claims = self._claims[claim.grant.peer]
         del claims[claim.grant]
         if not claims:
@@ -62,26 +48,25 @@ class FairQueue:
         self.num_tokens -= claim.tokens
 
     def serve(self, claim: CreditRequest) -> None:
-        """Take a want out, and count it for its peer."""
         peer = claim.grant.peer
         self._level = self._served[peer]
         self._served[peer] += claim.tokens
         self.discard(claim)
 
     def refund(self, claim: CreditRequest) -> None:
-        """A served want came to nothing: its peer gave the grant back."""
+        """Undo `serve` after the peer gave the grant back."""
         self._served[claim.grant.peer] -= claim.tokens
 
     def forget(self, peer: str) -> None:
-        """A peer without wants is gone for good."""
+        """Drop a peer that is gone and has no requests here."""
         self._served.pop(peer, None)
 
     def next(self) -> CreditRequest:
-        """The want whose turn it is; the line must not be empty."""
+        """The queue must not be empty."""
         firsts = (next(iter(claims.values())) for claims in self._claims.values())
         return min(firsts, key=lambda claim: (self._served[claim.grant.peer], claim.number))
 
     def oldest(self) -> CreditRequest:
-        """The want that has waited longest; the line must not be empty."""
+        """The queue must not be empty."""
         firsts = (next(iter(claims.values())) for claims in self._claims.values())
         return min(firsts, key=lambda claim: claim.number)

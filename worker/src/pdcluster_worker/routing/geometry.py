@@ -1,11 +1,6 @@
-"""May KV blocks move between two workers?  The pair check of the handshake, as a pure function.
+"""Pair check of the handshake: may KV blocks move between two workers (docs/kv-blocks.md)?
 
-KV geometry, that of the whole model, the fingerprint of the weights, the revision
-and, under engine.batchInvariant, the operations must be equal, and of the
-tensor-parallel sizes one must divide the other (docs/kv-blocks.md, 'The pair
-check').  A router holds no KV: of it and a worker only revision and
-model's name are compared.  Both sides come to the same verdict.  A mismatch refuses the pair
-only: it says nothing about either worker's health.
+A mismatch refuses only the pair; it says nothing about either worker's health.
 """
 
 import msgspec
@@ -14,9 +9,7 @@ from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 
 
 def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """Reason why the pair is refused, naming each field with both values and the fix; None when the
-    two match.
-    """
+    """Reason for a refusal, with both values of each field and the fix; None = they match."""
     label = reason_label(mine, theirs)
     if label is None:
         return None
@@ -56,9 +49,7 @@ def mismatch(mine: PeerFacts, theirs: PeerFacts) -> str | None:
 
 
 def reason_label(mine: PeerFacts, theirs: PeerFacts) -> str | None:
-    """The first thing that differs, as the label of pdcluster_peer_refused_total; None = nothing
-    that matters.
-    """
+    """The first difference, as the label of pdcluster_peer_refused_total; None = they match."""
     moves_kv = mine.has_engine and theirs.has_engine
     if moves_kv and mine.geometry != theirs.geometry:
         return "kv_geometry"

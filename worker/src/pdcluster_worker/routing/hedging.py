@@ -1,25 +1,23 @@
-"""Choose requests that run on two decode workers until their first token, and the second worker.
+"""Hedged requests: run on two decode workers until the first token of either.
 
-A race costs a prompt's computation, so it is for idle workers and for a share of the requests.
-Pure: loads are given, and the share is counted in requests, not in time.
+A hedge costs a second prefill, so it needs idle workers and is limited to a share of the requests.
 """
 
 from collections.abc import Mapping
 
 from pdcluster_worker.config.migration import RacingPolicy
 
-_WHOLE = 1 - 1e-9
-"""Threshold of one race: ten times a tenth is a little less than one."""
+_WHOLE = 1 - 1e-9  # ten times 0.1 is a little less than 1
 
 
 class HedgeBudget:
-    """Counts requests: each earns its share of a race, and one race at most is saved up."""
+    """Each request earns a share of a hedge; at most one is saved up."""
 
     def __init__(self) -> None:
         self._earned = 0.0
 
     def earn(self, policy: RacingPolicy) -> bool:
-        """Note a request; whether it may race by its turn.
+        """Count a request; returns True when it may be hedged.
 
         >>> budget, policy = HedgeBudget(), RacingPolicy(enabled=True, max_ratio=0.5)
         >>> [budget.earn(policy) and not budget.spend() for _ in range(4)]
@@ -29,14 +27,11 @@ class HedgeBudget:
         return self._earned >= _WHOLE
 
     def spend(self) -> None:
-        """Note a race."""
         self._earned = 0.0
 
 
 def hedge_target(policy: RacingPolicy, first: str, num_requests: Mapping[str, int]) -> str | None:
-    """The worker that a request races on beside its first one; None = it does not race.
-
-    num_requests: on each worker that takes new ones.  Both have `max_requests` at most.
+    """The second worker of a hedged request, or None; both have at most `max_requests`.
 
     >>> policy = RacingPolicy(enabled=True, max_requests=2)
     >>> hedge_target(policy, "a", {"a": 2, "b": 1, "c": 0})

@@ -1,22 +1,16 @@
-"""Rates at which KV moves from each prefill worker to here, by the transfers that have ended.
-
-Pure.  An average that fades, so that a link that has become slow shows within a
-few transfers.
-"""
+"""Transfer rate of KV from each prefill worker, as a fading average of ended transfers."""
 
 from pdcluster_worker.messages.facts import KVGeometry
 
-_NEWEST = 0.2
-"""Weight of the newest transfer."""
+_NEWEST = 0.2  # weight of the newest transfer
 
-MAX_PAIRS = 1024
-"""Pairs that are remembered; of more the one that was measured first is forgotten."""
+MAX_PAIRS = 1024  # beyond it the pair measured first is dropped
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 
 
 def _element_bytes(dtype: str) -> int:
-    """Bytes of one element; of a dtype that is not known those of bfloat16, which most KV has."""
+    """An unknown dtype counts as bfloat16."""
     return 1 if dtype.startswith(("fp8", "float8")) else _BYTES.get(dtype, _BYTES["bfloat16"])
 
 
@@ -32,22 +26,13 @@ def kv_bytes_per_token(geometry: KVGeometry) -> int:
 
 
 class LinkRates:
-    """One per decode worker; pairs are named by the prefill worker's key.
-
-    >>> rates = LinkRates()
-    >>> rates.add("p", num_bytes=1000, seconds=1.0)
-    >>> rates.add("p", num_bytes=2000, seconds=1.0)
-    >>> rates.bytes_per_second("p"), rates.seconds("p", 2400), rates.seconds("unknown", 2400)
-    (1200.0, 2.0, 0.0)
-    """
+    """One per decode worker; keys are of prefill workers."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """Take a transfer that has ended; seconds: with a write under way, 0 = too short to
-        measure.
-        """
+        """seconds: with a write in flight; 0 = too short to measure."""
         if seconds <= 0 or num_bytes <= 0:
             return
         rate, old = num_bytes / seconds, self._rates.get(key)
@@ -56,10 +41,10 @@ class LinkRates:
             del self._rates[next(iter(self._rates))]
 
     def bytes_per_second(self, key: str) -> float:
-        """Rate of the pair with that worker; 0 = not measured yet."""
+        """0 = not measured yet."""
         return self._rates.get(key, 0.0)
 
     def seconds(self, key: str, num_bytes: int) -> float:
-        """Seconds that so many bytes are expected to take; 0 = not measured yet."""
+        """0 = not measured yet."""
         rate = self._rates.get(key)
         return 0.0 if rate is None else num_bytes / rate

@@ -1,24 +1,22 @@
-"""Choose requests that have begun and may continue at another decode worker, and the worker.
+"""Migration: running requests that continue on another decode worker, and which worker.
 
-A move is a new leg of the same choice: its prompt and what it has made so far go to the next
-worker apart, so limits, penalties and draws go on by position.  Pure; what has happened to a
-worker is seen in `serving.ingress.attempt`.
+A migration is a new attempt: prompt and output so far go to the next worker separately, so limits,
+penalties and draws continue by position.
 """
 
 from typing import Literal
 
 from pdcluster_worker.config.migration import MovingPolicy
 
+# why a request leaves its worker
 MigrationReason = Literal["lost", "stalled", "draining", "preempted"]
-"""State of the worker that makes a request leave it."""
 
+# nowhere: no worker accepts it; refused: by the policy or the type of engine
 MigrationOutcome = Literal["moved", "nowhere", "refused"]
-"""Another worker made the next token; none takes it; the policy, or the type of engine, does not
-allow it."""
 
 
 def may_migrate(policy: MovingPolicy, num_moves: int) -> bool:
-    """Return whether a choice that has moved so often may move once more.
+    """Limit the migrations of one choice.
 
     >>> may_migrate(MovingPolicy(), 1), may_migrate(MovingPolicy(), 2)
     (True, False)
@@ -27,7 +25,7 @@ def may_migrate(policy: MovingPolicy, num_moves: int) -> bool:
 
 
 def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
-    """Return whether a request that its worker preempted so often should move.
+    """Return whether a request that was preempted so often should migrate.
 
     >>> policy = MovingPolicy(after_preemptions=2)
     >>> is_short_of_blocks(policy, 1), is_short_of_blocks(policy, 2)
@@ -38,13 +36,11 @@ def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
     return policy.enabled and 0 < policy.after_preemptions <= num_preemptions
 
 
-MIN_READ_TOKENS = 64
-"""Fewer are computed in a step that runs anyway, in less time than a transfer takes to begin."""
+MIN_READ_TOKENS = 64  # fewer are computed in a running step before a transfer could begin
 
 
 def reads_kv(uncached_tokens: int) -> bool:
-    """Return whether a request that moves should read the KV of so many tokens from the worker that
-    it left.
+    """Return whether a migrated request reads its KV from the worker that it left.
 
     >>> reads_kv(64), reads_kv(63)
     (True, False)
@@ -52,14 +48,13 @@ def reads_kv(uncached_tokens: int) -> bool:
     return uncached_tokens >= MIN_READ_TOKENS
 
 
-PUSH_SECONDS = 60.0
-"""Longest time for which a prefill worker keeps blocks for a prefix that it is given."""
+PUSH_SECONDS = 60.0  # longest time for which a prefill worker keeps blocks of a pushed prefix
 
 
 def pushes_prefix(lacking_tokens: int, transfer_seconds: float, compute_seconds: float) -> bool:
-    """Return whether a decode worker gives a prefill worker the KV of so many tokens that this one
-    lacks, since that is expected to take less time than to compute them, and half of PUSH_SECONDS
-    at most; 0 = not measured.
+    """Return whether a decode worker pushes a cached prefix to a prefill worker.
+
+    Only if that is faster than to compute it, and takes at most half of PUSH_SECONDS; 0 = unknown.
 
     >>> pushes_prefix(64, 0.1, 0.2), pushes_prefix(64, 0.2, 0.1), pushes_prefix(63, 0.1, 0.2)
     (True, False, False)
@@ -72,11 +67,9 @@ def pushes_prefix(lacking_tokens: int, transfer_seconds: float, compute_seconds:
 
 
 def is_held(held_tokens: int, num_tokens: int) -> bool:
-    """Return whether a worker that a request left has enough of its KV to hand it over: at least
-    half.
+    """Return whether the worker that a request left has at least half of its KV.
 
-    What it lacks it computes, and it was left so that it need not.  The last tokens are lacking as
-    a rule: they fill no block, or no report has named their block yet.
+    The last tokens are usually missing: their block is not full or not reported yet.
 
     >>> is_held(48, 90), is_held(48, 97)
     (True, False)
@@ -85,10 +78,7 @@ def is_held(held_tokens: int, num_tokens: int) -> bool:
 
 
 def has_capacity(free_blocks: int, needed_blocks: int) -> bool:
-    """Return whether a worker takes a request that is short of blocks elsewhere: with as many left
-    over.
-
-    With just its own it would soon be preempted there, or preempt others.
+    """Return whether a worker has twice the blocks needed; with fewer it would soon preempt.
 
     >>> has_capacity(20, 10), has_capacity(19, 10)
     (True, False)
@@ -97,9 +87,7 @@ def has_capacity(free_blocks: int, needed_blocks: int) -> bool:
 
 
 def attempt_id(request_id: str, num_attempts: int) -> str:
-    """The id of a choice's leg after so many others: each is another request to a worker.
-
-    Blocks of one leg are never taken for those of the next, also where both run on one worker.
+    """Each attempt has its own id, so that its blocks are never taken for those of another.
 
     >>> attempt_id("r", 0), attempt_id("r", 2)
     ('r', 'r~2')

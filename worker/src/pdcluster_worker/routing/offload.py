@@ -1,36 +1,24 @@
-"""The offload decision: compute this prompt here, or at a prefill worker.
+"""The offload decision: prefill this prompt locally or at a prefill worker.
 
-One pure function of the policy and of what is known of the request, this
-worker and the prefill pool.  All policies go by uncached tokens.  It does not
-know which prefill workers have credit (`credits`), nor what the client forced:
-the caller asks only for requests that may go either way.
+Pure, and by uncached tokens.  Called only for requests that may go either way.
 """
 
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.config.routing import OffloadPolicy
 
-MARGIN = 0.1
-"""Margin by which the other side must be faster before the rule of `measured` gives way:
-expectations are no better than that.
-"""
+MARGIN = 0.1  # the other side must be faster by this: estimates are no better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadFacts:
-    """Inputs of a decision.
-
-    prompt_tokens:    to prefill, those made so far of a moved request included.
-    cached_tokens:    of them, what this worker's prefix cache holds, or will when the requests in
-                      hand are computed.
-    prefill_queue:    requests in the prefill queue, over all workers.
-    decode_active:    requests that this worker's engine runs.
-    prefill_batches:  work in hand of the least busy prefill worker, in batches of its engine.
-    decode_ratio:     share of this worker's KV blocks in use.
-    transfer_seconds: that the KV is expected to take to here from the nearest prefill worker;
-                      0 = not measured yet.
-    local_seconds, remote_seconds: until the first token, were it computed here or at a prefill
-                      worker, by what was measured (`ttft_estimates`); 0 = not measured yet.
+    """prompt_tokens:   to prefill, with the output so far of a migrated request.
+    cached_tokens:   in this worker's prefix cache, now or once requests in flight are computed.
+    prefill_queue:   requests in the prefill queue, over all workers.
+    prefill_batches: work of the least busy prefill worker, in batches of its engine.
+    decode_ratio:    share of this worker's KV blocks in use.
+    local_seconds, remote_seconds: measured time to first token (`ttft_estimates`).
+    Times are 0 until they are measured.
     """
 
     prompt_tokens: int
@@ -45,12 +33,11 @@ class OffloadFacts:
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens that have to be computed."""
         return max(0, self.prompt_tokens - self.cached_tokens)
 
     @property
     def when_idle(self) -> "OffloadFacts":
-        """The same prompt with both pools idle; no bound of the queue, not even 0, keeps it."""
+        """The same prompt with both pools idle; a prefill_queue of -1 passes any bound, even 0."""
         idle = replace(
             self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0
         )
@@ -59,20 +46,15 @@ class OffloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """Place where the prompt is computed, and the rule that decided it."""
-
     is_remote: bool
     reason: str
 
 
 def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
-    """Decide by the policy of that name.
+    """threshold: uncached tokens, configured (`length_threshold`) or of `slo_feedback`.
 
-    threshold: the length threshold in force (`length_threshold`, or that of `slo_feedback`).
-
-    A wholly cached prompt stays.  A decode worker that is short of KV blocks keeps no other.
-    A transfer that is expected to take too long keeps a prompt here; the rest is the
-    named policy's.
+    A cached prompt stays, a decode worker short of KV blocks sends the rest, and a transfer that
+    would take too long keeps a prompt here; after that the named policy decides.
     """
     if facts.uncached_tokens == 0:
         return OffloadDecision(False, "cached")
@@ -103,21 +85,17 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Offloa
 
 
 def takes_length(max_model_len: int, num_tokens: int) -> bool:
-    """A worker of that limit computes so many tokens and one more; 0 = its limit is unknown."""
+    """max_model_len: 0 = unknown.  One more token must fit."""
     return max_model_len == 0 or num_tokens < max_model_len
 
 
 def length_threshold(policy: OffloadPolicy, gpu: str) -> int:
-    """The configured threshold of a decode worker with that accelerator, in uncached tokens."""
+    """In uncached tokens, for a decode worker with that accelerator."""
     return policy.length_thresholds.get(gpu, policy.prefill_length_threshold)
 
 
 def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
-    """Add up the weights that speak for a prefill worker, less those that speak against it.
-
-    Each line of the policy counts with its whole weight or not at all, and is strict: a metric
-    at its threshold does not count.  With the default numbers a long prompt goes (.7 > .5) and
-    stays while the queue is over its threshold (.7 - .3 = .4):
+    """Sum of the weights whose metric is above its threshold.  With the default weights:
 
     >>> def at(prompt_tokens, prefill_queue):
     ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, prefill_queue=prefill_queue)
@@ -138,8 +116,7 @@ def score(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> float:
 def _guarded(
     policy: OffloadPolicy, facts: OffloadFacts, verdict: OffloadDecision
 ) -> OffloadDecision:
-    """The rule's verdict, unless the other side is expected to be faster by MARGIN; without
-    measurements the rule's.
+    """The rule's decision, unless the other side is measured to be faster by MARGIN.
 
     The transfer counts as remote time, since the second token waits for it.
 
@@ -165,9 +142,7 @@ def _guarded(
 
 
 def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
-    """Decide by the rule: a long prompt goes while the prefill queue is short.
-
-    A busy decode worker sends shorter ones too, whatever the queue.  With the default numbers:
+    """Offload long prompts while the prefill queue is short, and shorter ones when decode is busy.
 
     >>> def goes(prompt_tokens, **others):
     ...     facts = OffloadFacts(prompt_tokens=prompt_tokens, **others)
@@ -187,7 +162,6 @@ def _by_rule(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Offl
 
 
 def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
-    """A long prompt goes while the prefill queue is short."""
     if facts.uncached_tokens < threshold:
         return OffloadDecision(False, "short")
     has_capacity = facts.prefill_queue < policy.prefill_queue_max
@@ -202,7 +176,7 @@ def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
 
 
 def _is_prefill_busy(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
-    """Every prefill worker has more in hand than it may."""
+    """Even the least busy prefill worker is over its limit."""
     most = policy.prefill_load.busy_batches
     return most is not None and facts.prefill_batches > most
 

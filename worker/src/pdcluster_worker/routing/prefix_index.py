@@ -1,21 +1,13 @@
-"""Index of the KV blocks in each worker's prefix cache, by its events.
+"""Index of the KV blocks in each worker's prefix cache, from its events.
 
-One table from block hash to a set of workers, a bit each, so that one walk over
-a prompt's hashes answers for all workers.  Block hashes are chained, so only
-leading blocks count as a match.  The index may lag behind a worker: it steers a
-choice and never promises a hit.  Sequence numbers are not its business: after a
-gap the subscriber takes a new snapshot.
-
-A worker that goes, or sends a snapshot, gives up its bit at once; what
-bears that bit is cleared later, some with each call, and only then is the bit
-given to another worker.
+One table from block hash to a bit set of workers, so one walk over a prompt's hashes covers all.
+It may lag behind a worker.  The bits of a dropped worker are cleared in small steps, then reused.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 
-MAX_BLOCKS = 2_000_000
-"""Distinct blocks that an index holds by default: 0.25 GB (bench/results)."""
+MAX_BLOCKS = 2_000_000  # 0.25 GB (bench/results)
 
 _CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
 _EVICTED_AT_ONCE = 4096
@@ -24,11 +16,7 @@ _LOOKUPS_AT_ONCE = 32
 
 
 class PrefixIndex:
-    """Workers by block hash, in bounded memory: beyond `max_blocks` the blocks noted first are
-    forgotten.
-
-    A block that is forgotten too early is a missed hit, which costs less than a false one.
-    """
+    """Beyond `max_blocks` the oldest blocks go: a missed hit costs less than a false one."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._table: dict[bytes, int] = {}
@@ -41,17 +29,15 @@ class PrefixIndex:
         self._uncleared: list[bytes] = []  # blocks that this round has yet to look at
 
     def __len__(self) -> int:
-        """Distinct blocks held, those that wait to be cleared among them."""
+        """Distinct blocks, those still to be cleared included."""
         return len(self._table)
 
     def snapshot(self, worker: str, hashes: Iterable[bytes]) -> None:
-        """Replace all that is known of a worker."""
         self.drop(worker)
         self.apply(worker, hashes, ())
 
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Take one batch of events; duplicates are no-ops, and a worker without a snapshot starts
-        from nothing.
+        """Apply one batch of events; duplicates are no-ops.
 
         A hash in both lists ends as removed: a missed hit costs less than a false one.
         """
@@ -78,23 +64,17 @@ class PrefixIndex:
         self._clear_some()
 
     def drop(self, worker: str) -> None:
-        """Forget a worker with all its blocks; unknown ones are a no-op.
-
-        The caller has ended its events before.
-        """
+        """Unknown workers are a no-op."""
         self._retired |= self._bits.pop(worker, 0)
         self._clear_some()
 
     def hashes(self, worker: str) -> frozenset[bytes]:
-        """All that is known of a worker: what a snapshot for others holds.
-
-        Walks the whole index.
-        """
+        """Walks the whole index."""
         bit = self._bits.get(worker, 0)
         return frozenset(block for block, mask in self._table.items() if mask & bit)
 
     def match(self, worker: str, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of `hashes` that the worker has; 0 for an unknown worker."""
+        """Leading blocks of `hashes` that the worker has."""
         bit, table = self._bits.get(worker, 0), self._table
         for num_matched, block in enumerate(hashes):
             if not table.get(block, 0) & bit:
@@ -136,9 +116,7 @@ class PrefixIndex:
         return bit
 
     def _clear_some(self) -> None:
-        """Clear given-up bits from some blocks; after the last one they are free for
-        other workers.
-        """
+        """Clear dropped bits from some blocks; after the last block the bits are reused."""
         if not self._clearing:
             if not self._retired:
                 return

@@ -1,9 +1,6 @@
-"""Places where the recent long prompts of a decode worker were prefilled: their number, and the
-share that went to prefill workers.
+"""Recent long prompts of a decode worker, and how many were prefilled remotely.
 
-Pure.  The window ends at the newest long prompt, not now: a worker without traffic goes on saying
-what it last saw, so that a quiet night does not look like a change.  Counted in slices, so that its
-size does not depend on the load.
+The window ends at the newest long prompt, so an idle worker keeps its last figures.
 """
 
 from collections import deque
@@ -34,9 +31,7 @@ class RemoteRatio:
         self._slices: deque[_TimeSlice] = deque()
 
     def add(self, now: float, *, is_remote: bool) -> None:
-        """Count a long prompt that has been prefilled.  now: seconds of a clock that only goes
-        forward.
-        """
+        """now: seconds of a monotonic clock."""
         if not self._slices or now - self._slices[-1].start >= _SLICE_SECONDS:
             self._slices.append(_TimeSlice(now))
         self._slices[-1].num_long += 1
@@ -46,10 +41,8 @@ class RemoteRatio:
 
     @property
     def num_long(self) -> int:
-        """Long prompts in the window."""
         return sum(each.num_long for each in self._slices)
 
     @property
     def num_remote(self) -> int:
-        """Those of them that a prefill worker computed."""
         return sum(each.num_remote for each in self._slices)

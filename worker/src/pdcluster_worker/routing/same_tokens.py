@@ -1,32 +1,28 @@
-"""Two greedy answers to one prompt: the same, but for a near tie.
+"""Compare two greedy answers to one prompt, allowing for near ties.
 
-Pure.  Where the two best logits of the reference are about equal, another order of sums may turn
-them (promise 1 in docs/architecture.md), and the answers have nothing in common after that place.
+Where the two best logits are about equal, another order of sums may swap them (promise 1 in
+docs/architecture.md), and the answers differ from there on.
 """
 
 from collections.abc import Sequence
 
 from pdcluster_worker.messages.requests import Token
 
+# largest difference of log probabilities that is a near tie: ten times the 1e-3 of promise 1, since
+# prefill and decode may be on different kinds of devices
 TIES = {"float32": 0.01}
-"""Largest difference of two log probabilities that counts as a near tie, by dtype: ten times the
-1e-3 of float32 logits that promise 1 allows, since prefill and decode may be on devices of two
-kinds.
-"""
 
-_COARSE_TIE = 0.5
-"""The same of any other dtype: some units in the last of the 8 bits of a logit in bfloat16."""
+_COARSE_TIE = 0.5  # some units in the last of the 8 bits of a bfloat16 logit
 
 
 def tie_of(dtype: str) -> float:
-    """The largest difference that counts as a near tie."""
     return TIES.get(dtype, _COARSE_TIE)
 
 
 def first_difference(
     reference: Sequence[Token], other: Sequence[Token], tie: float
 ) -> tuple[int, bool]:
-    """(tokens that are equal from the first one on, whether the next one is a true difference).
+    """(number of equal leading tokens, whether the next one is a real difference).
 
     The tokens of the reference carry `top_logprobs`.
 

@@ -1,8 +1,6 @@
-"""Choice of a prefill worker among candidates: the lowest cost, ties decided by a seeded draw.
+"""Choice of a prefill worker: the lowest cost, ties decided by a seeded draw.
 
-The same candidates and the same state of the generator give the same choice,
-whatever order the candidates come in.  The caller chooses the candidates (ready, matched,
-with credit).
+The order of the candidates does not matter.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,26 +12,16 @@ from pdcluster_worker.config.routing import PrefillScorePolicy
 
 @dataclass(frozen=True, slots=True)
 class PrefillCandidate:
-    """A prefill worker that may compute a prompt.
-
-    matched_tokens:   of the prompt, in its prefix cache.
-    queued_tokens:    that wait there.
-    transfer_seconds: that the KV is expected to take from there; 0 = not measured.
-    """
-
     key: str
-    matched_tokens: int
+    matched_tokens: int  # of the prompt, in its prefix cache
     queued_tokens: int
-    transfer_seconds: float = 0.0
+    transfer_seconds: float = 0.0  # expected; 0 = not measured
 
 
 def choose_prefill(
     policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random
 ) -> str:
-    """The key with the lowest cost, as `PrefillScorePolicy` has it.
-
-    ValueError without candidates.
-    """
+    """Raises ValueError without candidates."""
     costs = {
         c.key: policy.load_weight * c.queued_tokens
         - policy.prefix_weight * c.matched_tokens
@@ -44,9 +32,7 @@ def choose_prefill(
 
 
 def _cheapest(costs: Mapping[str, float]) -> list[str]:
-    """All keys of the lowest cost, sorted, so that a draw does not depend on the
-    candidates' order.
-    """
+    """Sorted, so that a draw does not depend on the candidates' order."""
     if not costs:
         raise ValueError("no candidate to choose from: ask only with at least one worker")
     lowest = min(costs.values())

@@ -1,14 +1,8 @@
-"""A length threshold that follows what is measured: the policy `sloFeedback`.
+"""Policy `sloFeedback`: a length threshold that follows measured time to first token.
 
-Two lines, seconds to the first token over uncached tokens, are kept of the
-requests that were prefilled here and elsewhere recently.  The threshold goes
-where the lines cross: down while a prompt of just its length is better off
-elsewhere, up while it is better off here, one step at a time, within its
-bounds, and not at all while both are about equal (hysteresis).  Decodes that
-miss their pace lower it too, since the prefills here delay them.
-A side that has not been seen for a while gets one prompt as a probe, whatever
-its length: so a side that has become better is found out, at little cost.
-Pure: time is passed in.
+For local and remote prefill a line (seconds over uncached tokens) is fitted; the threshold moves
+in steps to where they cross, with hysteresis.  Decodes over their TPOT objective lower it too.  A
+side without recent samples gets a prompt as a probe.
 """
 
 from math import inf
@@ -18,30 +12,24 @@ from pdcluster_worker.config.routing import SloFeedbackPolicy
 
 Side = Literal["local", "remote"]
 
-STEP = 1.25
-"""The threshold is multiplied or divided by this."""
+STEP = 1.25  # factor of one change of the threshold
 
-ADJUST_SECONDS = 1.0
-"""Shortest time between two steps: the effect of the last one must show first."""
+ADJUST_SECONDS = 1.0  # the effect of a change must show before the next
 
-MIN_SAMPLES = 4
-"""Fewest samples of a side before its line is used."""
+MIN_SAMPLES = 4  # of a side, before its line is used
 
+# without a sample for so long a side gets a probe; sooner while it has too few
 PROBE_SECONDS = 30.0
-"""Without a sample for so long a side gets a probe; sooner while it has too few samples."""
 
-_KEPT = 0.9
-"""Weight of all older samples at each new one: about the last ten count."""
+_KEPT = 0.9  # weight of older samples at each new one: about the last ten count
 
-_KEPT_OF_OLD = 0.25
-"""And of those before a gap of PROBE_SECONDS, beside that."""
+_KEPT_OF_OLD = 0.25  # and of those before a gap of PROBE_SECONDS
 
-_FLAT = 1e-4
-"""Share of the squared mean length: with less variance than that no slope is read from it."""
+_FLAT = 1e-4  # with less variance, as a share of the squared mean length, no slope is fitted
 
 
 class _Fit:
-    """Seconds over tokens: least squares, with weights that fade."""
+    """Seconds over tokens: least squares with fading weights."""
 
     def __init__(self) -> None:
         self.num_samples = 0
@@ -67,7 +55,7 @@ class _Fit:
         self._xy = kept * self._xy + tokens * seconds
 
     def slope(self) -> float | None:
-        """Seconds a token; None where all prompts were of one length."""
+        """Seconds a token; None where all prompts have one length."""
         x, y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - x * x
         if variance <= _FLAT * max(1.0, x * x):
@@ -75,7 +63,6 @@ class _Fit:
         return max(0.0, (self._xy / self._weight - x * y) / variance)
 
     def at(self, tokens: float, slope: float) -> float:
-        """Seconds of a prompt of that length; never below 0."""
         x, y = self._x / self._weight, self._y / self._weight
         return max(0.0, y + slope * (tokens - x))
 
@@ -92,13 +79,11 @@ class SloFeedback:
         self._probed_at: dict[Side, float] = {}
 
     def first_token(self, side: Side, uncached_tokens: int, seconds: float, now: float) -> None:
-        """A prompt was computed there; seconds: from when it was sent there to its first
-        token.
-        """
+        """seconds: from dispatch to the first token."""
         self._fits[side].add(uncached_tokens, seconds, now)
 
     def finished(self, seconds_per_token: float, now: float) -> None:
-        """A request of this worker ended; seconds_per_token: after its first."""
+        """seconds_per_token: after the first."""
         is_first = now - self._tpot_at > PROBE_SECONDS
         self._tpot = (
             seconds_per_token if is_first else _KEPT * self._tpot + (1 - _KEPT) * seconds_per_token
@@ -106,7 +91,7 @@ class SloFeedback:
         self._tpot_at = now
 
     def threshold(self, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
-        """The threshold in force now, in uncached tokens.  configured: where it starts."""
+        """In uncached tokens.  configured: its start value."""
         low, high = policy.min_threshold, policy.max_threshold
         current = min(max(self._threshold or configured, low), high)
         if now - self._moved_at >= ADJUST_SECONDS:
@@ -120,9 +105,7 @@ class SloFeedback:
     def threshold_for(
         self, uncached_tokens: int, policy: SloFeedbackPolicy, configured: int, now: float
     ) -> int:
-        """The threshold for a prompt of that length: the one in force, or one that makes it a
-        probe.
-        """
+        """The current threshold, or one that makes this prompt a probe."""
         threshold = self.threshold(policy, configured, now)
         side: Side = "remote" if uncached_tokens < threshold else "local"
         if uncached_tokens < policy.min_threshold or not self._needs_probe(side, now):
@@ -136,7 +119,6 @@ class SloFeedback:
         return now - since >= (PROBE_SECONDS if fit.is_known else PROBE_SECONDS / MIN_SAMPLES)
 
     def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
-        """Factor of the threshold."""
         if not all(fit.is_known for fit in self._fits.values()):
             return 1.0
         local, remote = self._at(current)
@@ -152,9 +134,7 @@ class SloFeedback:
         return STEP if margin * local < remote else 1.0
 
     def _at(self, tokens: float) -> tuple[float, float]:
-        """Seconds of a prompt of that length here and elsewhere; of one length alone, with the
-        other's slope.
-        """
+        """(local, remote) seconds of a prompt; a side without a slope uses the other's."""
         local, remote = self._fits["local"], self._fits["remote"]
         local_fit, there = local.slope(), remote.slope()
         return local.at(tokens, _first(local_fit, there)), remote.at(

@@ -1,12 +1,7 @@
-"""Expected cost of a prompt's first token here, and at the prefill workers: the guard of the policy
-`measured`.
+"""Expected time to first token, local and remote: the guard of the policy `measured`.
 
-For each side: the prompt tokens that wait there over the rate at which prompts were
-computed recently, the prompt's own, and what first tokens took beside that (the way to
-there, other steps), an average.  A side that has not been seen for a while gets one
-prompt as a probe, so that one that has become better is found out.  Pure: time is
-passed in.  It knows this worker's own prompts; what others have sent to the prefill
-workers is the caller's to add.
+For each side: queued prompt tokens over the recent rate, plus the prompt's own, plus an average
+overhead (network, other steps).  A side without recent samples gets a prompt as a probe.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,51 +12,35 @@ from pdcluster_worker.routing.offload import OffloadDecision, OffloadFacts
 
 Side = Literal["local", "remote"]
 
-MIN_SAMPLES = 4
-"""Fewest samples of a side before its costs are known."""
+MIN_SAMPLES = 4  # of a side, before its estimate is used
 
-MANY_SAMPLES = 16
-"""Samples of one side, after which another that was never seen gets a probe."""
+MANY_SAMPLES = 16  # of one side, before the other, never measured, gets a probe
 
-PROBE_SECONDS = 30.0
-"""Without a sample for so long a side gets a probe,"""
+PROBE_SECONDS = 30.0  # without a sample for so long a side gets a probe
 
-PROBE_GAP = 50
-"""but no more than one in so many prompts is one, and one in a sixth of them while the side is not
-known.
-"""
+PROBE_GAP = 50  # prompts between two probes; a sixth of it while the side is not known
 
+# reasons of decisions that a probe may override
 _FREE = frozenset({"short", "long", "queue", "decode_load", "slower", "faster"})
-"""Reasons of a verdict for which a prompt may as well be a probe: none that bars a side."""
 
-_KEPT = 0.9
-"""Weight of all older samples at each new one."""
+_KEPT = 0.9  # weight of older samples at each new one
 
-_LEAST_SECONDS = 1e-6
-"""Smallest expectation, as 0 means not measured."""
+_LEAST_SECONDS = 1e-6  # smallest estimate, as 0 means not measured
 
 
 @dataclass(slots=True)
 class _PendingPrompt:
-    """A prompt without a first token.  began, expected: seconds; the latter without
-    `_overhead_seconds`, None = not known then.
-    """
-
     tokens: int
-    began: float
-    expected: float | None
+    began: float  # seconds
+    expected: float | None  # seconds without overhead; None = unknown
 
 
 @dataclass(slots=True)
 class _SideEstimate:
-    """waiting: prompts of this worker, by request.  settled_at: when one came to a free side, or
-    had its first token.
-    """
-
-    waiting: dict[str, _PendingPrompt] = field(default_factory=dict)
+    waiting: dict[str, _PendingPrompt] = field(default_factory=dict)  # by request
     num_samples: int = 0
     seen_at: float = -inf
-    settled_at: float = 0.0
+    settled_at: float = 0.0  # last first token, or arrival at a free side
     _tokens: float = 0.0
     _seconds: float = 0.0
     _overhead_seconds: float = 0.0
@@ -77,11 +56,11 @@ class _SideEstimate:
         self.seen_at = now
 
     def correct(self, seconds: float) -> None:
-        """Take by how much an expectation without `beside` fell short."""
+        """seconds: by how much the estimate without overhead was too low."""
         self._overhead_seconds = _KEPT * self._overhead_seconds + (1 - _KEPT) * seconds
 
     def plain(self, tokens: int, others: int, num_workers: int, now: float) -> float:
-        """Seconds of those that wait and of the prompt itself."""
+        """Seconds of the queued prompts and of this one, without overhead."""
         rate = self._tokens / self._seconds
         queued = max(sum(sent.tokens for sent in self.waiting.values()), others)
         done = min(now - self.settled_at, self._first() / rate) if self.waiting else 0.0
@@ -110,9 +89,7 @@ class TtftEstimates:
     ) -> float:
         """Until the first token of a prompt with so many uncached tokens; 0 = not measured yet.
 
-        others:      prompt tokens that wait there by the reports of all workers, this one's among
-                     them.
-        num_workers: that share them.
+        others: prompt tokens queued there by all workers' reports, this one's included.
         """
         at = self._sides[side]
         return at.expected(at.plain(tokens, others, num_workers, now)) if at.is_known else 0.0
@@ -120,7 +97,6 @@ class TtftEstimates:
     def known(
         self, facts: OffloadFacts, now: float, *, others: int = 0, num_workers: int = 1
     ) -> OffloadFacts:
-        """The facts with what both sides are expected to take; see `seconds`."""
         local = self.seconds("local", facts.uncached_tokens, now)
         remote = self.seconds(
             "remote", facts.uncached_tokens, now, others=others, num_workers=num_workers
@@ -128,9 +104,7 @@ class TtftEstimates:
         return replace(facts, local_seconds=local, remote_seconds=remote)
 
     def or_probe(self, verdict: OffloadDecision, now: float) -> OffloadDecision:
-        """The verdict, or the other side for a prompt that may as well be a probe and is due as
-        one.
-        """
+        """The decision, or the other side when this prompt may be a probe and one is due."""
         unseen: Side = "local" if verdict.is_remote else "remote"
         if verdict.reason in _FREE and self.needs_probe(unseen, now):
             return OffloadDecision(not verdict.is_remote, "probe")
@@ -146,7 +120,7 @@ class TtftEstimates:
         others: int = 0,
         num_workers: int = 1,
     ) -> None:
-        """A prompt waits there from now on; others, num_workers: as `seconds` has them."""
+        """A prompt is queued on that side from now on."""
         at = self._sides[side]
         expected = at.plain(tokens, others, num_workers, now) if at.is_known else None
         if not at.waiting:
@@ -161,11 +135,7 @@ class TtftEstimates:
         prefill_seconds: float | None,
         now: float,
     ) -> None:
-        """Take its first token.
-
-        computed_tokens: of its prompt, those that no prefix cache had.  prefill_seconds: that it
-                         was computed for; None = not known.
-        """
+        """computed_tokens: without those in a prefix cache.  prefill_seconds: None = unknown."""
         at = self._sides[side]
         sent = at.waiting.pop(request_id, None)
         if sent is not None:
@@ -176,14 +146,11 @@ class TtftEstimates:
             at.take(computed_tokens, prefill_seconds, now)
 
     def ended(self, request_id: str) -> None:
-        """Drop it from those that wait."""
         for at in self._sides.values():
             at.waiting.pop(request_id, None)
 
     def needs_probe(self, side: Side, now: float) -> bool:
-        """Return whether that side was last measured so long ago that a prompt goes there to
-        measure it; rarely True.
-        """
+        """Return whether a prompt should go to that side only to measure it; counts the call."""
         self._num_since += 1
         at = self._sides[side]
         other = self._sides["remote" if side == "local" else "local"]

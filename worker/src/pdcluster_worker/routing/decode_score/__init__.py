@@ -1,3 +1,1 @@
-"""The choice of a decode worker by policy: one file for each family of policies, one interface
-(`policies`).
-"""
+"""Choice of a decode worker: a file for each family of policies, one interface (`policies`)."""

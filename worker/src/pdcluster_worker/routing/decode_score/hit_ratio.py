@@ -1,6 +1,4 @@
-"""The least share of a prompt that has to be cached on a worker before the match counts for that
-worker.
-"""
+"""Least share of a prompt that must be cached before a prefix match counts."""
 
 from collections.abc import Sequence
 
@@ -12,7 +10,7 @@ from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, Req
 def with_enough_hits(
     candidates: Sequence[DecodeCandidate], request: RequestSize, min_ratio: float
 ) -> list[DecodeCandidate]:
-    """Candidates without matches of a smaller share of the prompt's blocks; 0 = every match counts.
+    """Clear matches that are a smaller share of the prompt's blocks than `min_ratio`.
 
     >>> found = with_enough_hits([DecodeCandidate("a", matched_blocks=3), DecodeCandidate("b",
     ...     matched_blocks=2)], RequestSize(64, 16), 0.75)

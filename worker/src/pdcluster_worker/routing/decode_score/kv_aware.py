@@ -1,9 +1,4 @@
-"""`kvAware`: the blocks that a request would compute and hold at each worker, less credit for what
-it finds cached.
-
-With the default weights the cost is the plain KV-aware cost with an overlap weight of 1:
-blocks to prefill, those queued before it among them, plus blocks that decode.
-"""
+"""`kvAware`: blocks to prefill, queued ones included, plus blocks held, less cached blocks."""
 
 from collections.abc import Sequence
 
@@ -14,9 +9,7 @@ from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, Req
 def decay(
     policy: KvAwarePolicy, request: RequestSize, prefill_tokens: int, least_prefill_tokens: int
 ) -> float:
-    """Factor by which a queue of prompts before the request lessens its credit.
-
-    1 at the worker with the shortest queue, and everywhere for k = 0.
+    """Factor of the credit for cached blocks: 1 at the worker with the shortest prefill queue.
 
     >>> decay(KvAwarePolicy(prefill_decay=1.0), RequestSize(160, 16), prefill_tokens=320,
     ...     least_prefill_tokens=160)
@@ -29,11 +22,7 @@ def decay(
 def cost(
     policy: KvAwarePolicy, request: RequestSize, candidate: DecodeCandidate, credit_blocks: float
 ) -> float:
-    """Cost of the request at a worker, in blocks.
-
-    Where prefill is not tracked, for decode workers that compute no prompts, credit lessens what
-    decodes instead.
-    """
+    """In blocks.  For decode workers that compute no prompts the credit lessens the decode term."""
     active = policy.active_request_weight * candidate.num_requests
     decode_blocks = candidate.decode_blocks + request.num_blocks
     if credit_blocks > 0 and not policy.track_prefill:
@@ -50,7 +39,6 @@ def cost(
 def kv_aware(
     policy: KvAwarePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
-    """Cost of the request at each worker."""
     least = min(c.prefill_tokens for c in candidates)
     return {
         c.key: cost(policy, request, c, _credit_at(policy, request, c, least)) for c in candidates

@@ -1,17 +1,14 @@
-"""Policies that look at no prefix: `leastRequest` and `roundRobin`."""
+"""Policies that ignore prefixes: `leastRequest` and `roundRobin`."""
 
 from collections.abc import Sequence
 
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate
 
-_HOP = 0.5
-"""Cost of a hop to another worker, in requests: it decides between equals, and between equals
-alone.
-"""
+_HOP = 0.5  # cost of a hop to another worker, in requests: breaks ties only
 
 
 def least_request(candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
-    """Cost: requests on the worker; this worker wins ties, which saves a hop.
+    """Requests on the worker; this worker wins ties, which saves a hop.
 
     >>> least_request([DecodeCandidate("a", 2), DecodeCandidate("b", 2, is_self=True)])
     {'a': 2.5, 'b': 2.0}
@@ -20,7 +17,7 @@ def least_request(candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
 
 
 def round_robin(candidates: Sequence[DecodeCandidate], last: str) -> dict[str, float]:
-    """Cost: places from the worker after `last`, by name, round and round; `last` may have gone.
+    """Position after `last` in the order of keys; `last` may be gone.
 
     >>> abc = [DecodeCandidate(key) for key in "cab"]
     >>> round_robin(abc, last=""), round_robin(abc, last="b")

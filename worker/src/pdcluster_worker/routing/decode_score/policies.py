@@ -1,9 +1,4 @@
-"""The choice of a decode worker: pinned, then by session, then by the cost of the policy in force.
-
-One interface for all policies: a request and its candidates to a cost for each,
-lowest wins.  Pure but for the draw and the turn of `roundRobin`, which are the
-chooser's state.
-"""
+"""Choice of a decode worker: pinned, then by session, then the lowest cost by the policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,17 +15,13 @@ from pdcluster_worker.routing.decode_score.load import least_request, round_robi
 from pdcluster_worker.routing.decode_score.prefix_aware import prefix_aware
 from pdcluster_worker.routing.decode_score.selection import select, tainted
 
+# need a prompt's hashes and hotspot prevention
 PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
-"""Those that a cached prefix attracts: they need a prompt's hashes, and hotspot prevention is for
-them.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """The worker, by which rule (the policy's name, `pinned` or `session`), and the costs that it
-    was chosen by.
-    """
+    """rule: the policy's name, `pinned` or `session`."""
 
     key: str
     rule: str
@@ -38,7 +29,7 @@ class DecodeChoice:
 
 
 class DecodeChooser:
-    """One per ingress.  draw: of ties and of softmax."""
+    """One per ingress; `draw` decides ties and samples for temperature > 0."""
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
@@ -52,12 +43,9 @@ class DecodeChooser:
         pinned: str = "",
         session: str = "",
     ) -> DecodeChoice:
-        """The worker for a request.
-
-        pinned:  the worker that must run it, which short-circuits; "" = any.  One that is no
-                 candidate is the caller's to refuse.
-        session: what belongs together; counts where the policy says so.
-        Raises ValueError without candidates, and for a pinned worker that is none of them.
+        """pinned:  the worker that must run it; "" = any.
+        session: counts only where the policy enables session affinity.
+        Raises ValueError without candidates, and for a pinned worker that is not a candidate.
         """
         if pinned:
             if all(c.key != pinned for c in candidates):

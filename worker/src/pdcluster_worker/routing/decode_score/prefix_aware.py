@@ -7,14 +7,11 @@ from pdcluster_worker.routing.decode_score.load import least_request
 
 
 def prefix_aware(candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
-    """Cost: minus the blocks matched; among equals the fewest requests, and this worker of those.
+    """Minus the blocks matched; ties go to the fewest requests, then to this worker.
 
-    >>> most = DecodeCandidate("most", num_requests=9, matched_blocks=3)
-    >>> busy = DecodeCandidate("busy", num_requests=3, matched_blocks=3)
-    >>> none = DecodeCandidate("none")
-    >>> costs = prefix_aware([most, busy, none])
-    >>> sorted(costs, key=costs.__getitem__)
-    ['busy', 'most', 'none']
+    >>> candidates = [DecodeCandidate("a"), DecodeCandidate("b", num_requests=9, matched_blocks=3)]
+    >>> min(costs := prefix_aware(candidates), key=costs.__getitem__)
+    'b'
     """
     loads = least_request(candidates)
     least_block = 1.0 + max(loads.values())  # no load outweighs a block

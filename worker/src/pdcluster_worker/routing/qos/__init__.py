@@ -1,3 +1,1 @@
-"""Quality of service, pure: priorities, estimates, admission, degradation and the limits of
-tenants.
-"""
+"""Quality of service: priorities, admission, degradation and tenant limits."""

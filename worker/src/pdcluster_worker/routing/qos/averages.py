@@ -1,11 +1,7 @@
-"""The estimate of the source document: requests ahead times moving averages, which are normalised
-by tokens.
+"""Estimates from moving averages: requests ahead times the time of each, normalised by tokens.
 
-The averages come from `meter` about once a second.  A prompt token costs the
-time in which requests waited, divided by the prompt tokens that were answered
-meanwhile: whatever held them up (other prompts, decodes, full seats, prefill
-workers) is in it.  Before its turn a request also waits for the decode step
-under way.  Waits for other reasons, and the request's own prefill, are no part.
+A prompt token costs the time in which requests waited, over the prompt tokens prefilled meanwhile,
+so every cause of delay is in it (other prompts, decodes, a full batch, prefill workers).
 """
 
 from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
@@ -13,16 +9,11 @@ from pdcluster_worker.routing.qos.meter import Measured
 from pdcluster_worker.routing.waiting_time.request_queue import queue_of
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 
-KEPT = 0.8
-"""Share of its weight that a second keeps with each that passes: half of it after three."""
+KEPT = 0.8  # of the weight, for each second that passes: half after three
 
-LEAST_KEPT = 1e-6
-"""Smallest weight of old figures after a pause: the next measurement counts nearly alone, and until
-then the last figures do.
-"""
+LEAST_KEPT = 1e-6  # after a pause the next measurement counts nearly alone
 
-MIN_TOKENS = 2
-"""Fewest tokens of the streams in a second that say something of their pace."""
+MIN_TOKENS = 2  # fewer tokens in a second say too little
 
 
 def queue_seconds(
@@ -31,7 +22,7 @@ def queue_seconds(
     """The estimated time to the first token.
 
     prefill_q, decode_q:     requests ahead, to prefill and decoding.
-    avg_prefill, avg_decode: seconds that each of them takes.
+    avg_prefill, avg_decode: seconds of each.
 
     >>> queue_seconds(3, 0.1, 4, 0.05)
     0.5
@@ -40,7 +31,7 @@ def queue_seconds(
 
 
 class Averages:
-    """An `Estimator` by moving averages; it also says how fast the queue moves."""
+    """An `Estimator` by moving averages; also the pace of the queue."""
 
     def __init__(self) -> None:
         self._waiting = self._prompt_tokens = 0.0  # sums, faded
@@ -48,7 +39,6 @@ class Averages:
         self._step = StepTime(None, min_samples=1)
 
     def refresh(self, measured: Measured) -> None:
-        """Take what was measured since the last time."""
         kept = max(LEAST_KEPT, KEPT**measured.elapsed_seconds)
         self._waiting = kept * self._waiting + measured.waiting_seconds
         self._prompt_tokens = kept * self._prompt_tokens + measured.prompt_tokens
@@ -60,23 +50,19 @@ class Averages:
             self._step.observe(measured.stream_seconds, measured.tokens + 1, batch)
 
     def observe(self, completion: Completion) -> None:
-        """See `Estimator`; these averages come from `refresh`, which also counts requests that have
-        not ended.
-        """
+        """Nothing: the averages come from `refresh`, which also counts unfinished requests."""
 
     @property
     def prompt_token_seconds(self) -> float | None:
-        """Seconds of waiting for each prompt token ahead; None before anything was measured."""
+        """Seconds of waiting for each prompt token ahead; None = not measured."""
         return self._waiting / self._prompt_tokens if self._prompt_tokens else None
 
     def estimated_tpot_seconds(self, num_streams: int) -> float | None:
-        """Between two tokens of a stream when so many run."""
+        """Seconds between two tokens of a stream."""
         return self._step.seconds(num_streams) if num_streams else None
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
-        """See `Estimator`: each request ahead times its own prompt tokens, and one decode step of
-        the streams.
-        """
+        """Each request ahead times its own prompt tokens, and one decode step of the streams."""
         token_seconds = self.prompt_token_seconds
         if token_seconds is None:
             return None
@@ -91,17 +77,17 @@ class Averages:
     def estimated_completion_seconds(
         self, request: QueuedRequest, queue: QueueState
     ) -> float | None:
-        """See `Estimator`: with the longest answer that it may give."""
+        """With the longest answer that it may give."""
         first = self.estimated_ttft_seconds(request, queue)
         step = self.estimated_tpot_seconds(len(queue_of(queue).running) + 1)
         return None if first is None or step is None else first + (request.max_tokens - 1) * step
 
     @property
     def firsts_per_second(self) -> float:
-        """Recent first tokens, while any request waited; 0 = none."""
+        """Recent first tokens a second, while any request waited; 0 = none."""
         return self._firsts / self._waiting if self._waiting else 0.0
 
     @property
     def ends_per_second(self) -> float:
-        """Recently ended requests, while there were any; 0 = none."""
+        """Recently ended requests a second, while there were any; 0 = none."""
         return self._ended / self._busy if self._busy else 0.0

@@ -1,7 +1,6 @@
-"""Verdict on a request under load: taken, taken with less, or refused.
+"""Load shedding: admit a request, degrade it, or refuse it.
 
-Only low priority is ever degraded or refused for an estimate; high and normal
-are taken whatever it says.  An estimate that is not known refuses nothing.
+An estimate degrades or refuses only low priority; an unknown one refuses nothing.
 """
 
 from dataclasses import dataclass
@@ -11,54 +10,38 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.qos import SmallerModelPolicy, Tier
 from pdcluster_worker.routing.qos.slo import LatencySlo
 
-MAX_RETRY_SECONDS = 600
-"""Most seconds that a client is asked to stay away: present figures say little about later."""
+MAX_RETRY_SECONDS = 600  # present figures say little about later
 
 TOO_MANY_REQUESTS = 429
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """Expected times of a request if it is taken, in seconds; None = not known.
-
-    turn_seconds: until a stream ends, on average.
-    """
-
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
-    turn_seconds: float | None = None
+    turn_seconds: float | None = None  # until a stream ends, on average
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRefusal:
-    """Refusal of a request.  code: a word for programs and metrics."""
-
-    code: str
+    code: str  # for programs and metrics
     message: str
     retry_after_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """Losses of a request.  max_tokens: most output tokens, None = no fewer; is_local: no prefill
-    worker computes its prompt.
-    """
-
-    max_tokens: int | None = None
-    is_local: bool = False
+    max_tokens: int | None = None  # None = unchanged
+    is_local: bool = False  # no remote prefill
 
 
 def retry_after(seconds: float | None) -> int:
-    """Whole seconds for a Retry-After, at least 1 and at most MAX_RETRY_SECONDS; None = nothing is
-    known.
-    """
+    """Whole seconds for Retry-After, within 1 and MAX_RETRY_SECONDS."""
     return 1 if seconds is None else max(1, ceil(min(MAX_RETRY_SECONDS, seconds)))
 
 
 def pressure(estimate: LoadEstimate, slo: LatencySlo) -> float:
-    """The larger share that an estimate is of its objective: over 1 it would be missed; 0 = nothing
-    is known.
-    """
+    """Largest ratio of an estimate to its objective: over 1 it would be missed; 0 = unknown."""
     shares = [0.0]
     if estimate.ttft_seconds is not None:
         shares.append(estimate.ttft_seconds / slo.ttft_seconds)
@@ -70,11 +53,7 @@ def pressure(estimate: LoadEstimate, slo: LatencySlo) -> float:
 def refusal(
     policy: PolicyConfig, tier: Tier, prompt_tokens: int, slo: LatencySlo, estimate: LoadEstimate
 ) -> LoadRefusal | None:
-    """Refuse a request before any work; None when it is taken.
-
-    By its objectives iff it is of low priority, an estimate is over one, and qos.earlyRejection
-    says so.
-    """
+    """Refuse a low-priority request that would miss an objective or is too long."""
     if tier != "low":
         return None
     early, degradation = policy.early_rejection, policy.degradation
@@ -121,7 +100,7 @@ def refusal(
 
 
 def degradation(policy: PolicyConfig, tier: Tier, load: float) -> Degradation:
-    """Losses of a request that is taken.  load: see `pressure`."""
+    """load: the `pressure` of this request."""
     if tier != "low":
         return Degradation()
     is_loaded, workers = load >= policy.degradation.at_pressure, policy.low_priority.prefill_workers
@@ -130,9 +109,7 @@ def degradation(policy: PolicyConfig, tier: Tier, load: float) -> Degradation:
 
 
 def offloads_at_once(policy: PolicyConfig, tier: Tier, uncached_tokens: int) -> bool:
-    """Return whether a prompt goes to a prefill worker whatever waits there, and however idle this
-    worker is.
-    """
+    """Return whether a prompt goes to a prefill worker whatever the load of both."""
     return (
         policy.high_priority.offload_at_once
         and tier == "high"

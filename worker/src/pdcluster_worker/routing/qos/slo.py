@@ -1,4 +1,4 @@
-"""The latency objectives of a request: its own, else those of the policy."""
+"""Latency objectives of a request: its own, else those of the policy."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,16 @@ from msgspec.structs import replace
 from pdcluster_worker.config.qos import SloPolicy
 from pdcluster_worker.messages.requests import RequestSpec
 
-LEAST_SECONDS = 0.001
-"""Left of a time that has passed: a request that is late is still wanted."""
+LEAST_SECONDS = 0.001  # of a time that has passed: a late request is still served
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySlo:
-    """Bounds of a request's latency, in seconds; tpot_seconds: None = none."""
-
     ttft_seconds: float
-    tpot_seconds: float | None
+    tpot_seconds: float | None  # None = no objective
 
 
 def slo_of(spec: RequestSpec, policy: SloPolicy) -> LatencySlo:
-    """SLO of a request: each objective that it gave, and the policy's for the others."""
     ttft, tpot = spec.ttft_slo_seconds, spec.tpot_slo_seconds
     if ttft is None:
         ttft = policy.ttft_milliseconds / 1000.0
@@ -30,8 +26,7 @@ def slo_of(spec: RequestSpec, policy: SloPolicy) -> LatencySlo:
 
 
 def aged(spec: RequestSpec, seconds: float) -> RequestSpec:
-    """The request so many seconds later: its times count from its arrival, not from when another
-    worker gets it.
+    """Subtract elapsed seconds: times count from arrival, also after a change of worker.
 
     >>> from pdcluster_worker.messages.requests import SamplingParams
     >>> spec = RequestSpec("r", [1], SamplingParams(1, 1), ttft_slo_seconds=0.5,

@@ -1,15 +1,7 @@
-"""Limits of each tenant: those of its API key, kept by token buckets.
+"""Limits of each tenant (API key), kept by token buckets at each ingress.
 
-Limits are of the whole service, and each ingress worker counts by itself: it
-lets through its even share of them, by the number of ingresses there are, so
-all together pass the limit only by what each takes whole: its one at least, and
-a request of more choices than its share.
-What counts is the sequence: each choice (`n`) of each prompt.
-
-A bucket holds what may be used at once and fills at the limit's rate.  Output
-tokens are charged when they have been made, so a bucket may owe; it lets
-nothing through until it is filled again.  Limits are those of the policy in
-force at each request.  `clock` gives monotonic seconds.
+Each ingress enforces an even share of the limits by itself.  Every choice (`n`) of every prompt is
+one sequence.  Output tokens are charged afterwards, so a bucket may go below 0.
 """
 
 from collections.abc import Callable
@@ -21,26 +13,17 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.qos import TenantPolicy
 from pdcluster_worker.routing.qos.load_shedding import LoadRefusal, retry_after
 
-KEPT = 0.9
-"""Share of its weight that a request's duration keeps at each later one of its tenant."""
+KEPT = 0.9  # weight of the average at each later request of the tenant
 
-HALVED_SECONDS = 60.0
-"""And without a later one it halves in this time."""
+HALVED_SECONDS = 60.0  # and half-life without one
 
 
 def tenant_policy(policy: PolicyConfig, tenant: str) -> TenantPolicy:
-    """The limits of a tenant: its own, else those of all others."""
     return policy.tenants.get(tenant, policy.tenant_defaults)
 
 
 def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
-    """The part of the limits that each of so many ingresses lets through; whole numbers are at
-    least 1.
-
-    >>> share = share_of(TenantPolicy(requests_per_second=5.0, max_concurrent_requests=7), 2)
-    >>> share.requests_per_second, share.max_concurrent_requests, share.tokens_per_minute
-    (2.5, 3, None)
-    """
+    """Share of the limits for each ingress; whole numbers are at least 1."""
     if num_ingresses <= 1:
         return limits
     rate, at_once, tokens = (
@@ -58,29 +41,17 @@ def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Amounts that a request asks for.
-
-    prompt_tokens: of each of its prompts once: choices share theirs.
-    num_sequences: choices of all prompts.
-    """
-
-    prompt_tokens: int
-    num_sequences: int = 1
+    prompt_tokens: int  # of each prompt once: its choices share them
+    num_sequences: int = 1  # choices of all prompts
 
 
 @dataclass(slots=True)
 class Bucket:
-    """level: what may be used now, None = nothing was counted yet; at: seconds of the clock when
-    that was so.
-    """
-
-    level: float | None = None
-    at: float = 0.0
+    level: float | None = None  # None = nothing counted yet
+    at: float = 0.0  # time of `level`
 
     def fill(self, now: float, rate: float | None, size: float) -> float:
-        """Bring the level to now; returns it.  rate: a second; None = there is no limit, and
-        nothing is counted.
-        """
+        """Refill the bucket up to now and return its level.  rate: a second; None = no limit."""
         if rate is None:
             self.level = None
             return size
@@ -89,36 +60,27 @@ class Bucket:
         return filled
 
     def take(self, amount: float) -> None:
-        """Use some, or more than there is."""
+        """The level may go below 0."""
         if self.level is not None:
             self.level -= amount
 
 
 @dataclass(slots=True)
 class _TenantUsage:
-    """Usage of one tenant.
-
-    num_open: sequences.
-    seconds:  that its requests took, a moving average; 0 = none has ended.  ended_at: the last one.
-    """
-
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
-    num_open: int = 0
-    seconds: float = 0.0
+    num_open: int = 0  # sequences
+    seconds: float = 0.0  # mean duration of requests; 0 = none has ended
     ended_at: float = 0.0
 
     def ended(self, now: float, seconds: float) -> None:
-        """Average the duration of a request that ended now."""
         kept = KEPT * 0.5 ** ((now - self.ended_at) / HALVED_SECONDS) if self.seconds else 0.0
         self.seconds = kept * self.seconds + (1 - kept) * seconds
         self.ended_at = now
 
 
 class Tenants:
-    """Usage of all tenants at this ingress worker, by name.  num_ingresses: that share the limits
-    now, this one included.
-    """
+    """num_ingresses: ingress workers that share the limits, this one included."""
 
     def __init__(
         self, clock: Callable[[], float], num_ingresses: Callable[[], int] = lambda: 1
@@ -128,7 +90,7 @@ class Tenants:
         self._usage: dict[str, _TenantUsage] = {}
 
     def begin(self, tenant: str, limits: TenantPolicy, demand: Demand) -> LoadRefusal | None:
-        """Take a request of a tenant, or say why not; what is taken is given back by `end`."""
+        """Admit a request, to be returned by `end`, or refuse it."""
         usage = self._usage.setdefault(tenant, _TenantUsage())
         refusal = self._excess(usage, tenant, limits, demand)
         if refusal is None:
@@ -138,7 +100,7 @@ class Tenants:
         return refusal
 
     def end(self, tenant: str, demand: Demand, output_tokens: int, seconds: float) -> None:
-        """A request that was taken is over, after so many seconds; its answer is charged now."""
+        """Charge the output tokens of an admitted request."""
         usage = self._usage[tenant]
         usage.num_open -= demand.num_sequences
         usage.tokens.take(output_tokens)

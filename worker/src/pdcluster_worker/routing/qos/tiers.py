@@ -1,27 +1,20 @@
-"""Tiers of priorities, and the priority of a request.
-
-A priority is a number, lower first, and names stand for numbers; only the
-number travels between workers.  Below 0 is high, above 0 is low.
-"""
+"""Priorities, lower first: below 0 is tier high, above 0 low.  Workers exchange only numbers."""
 
 from collections.abc import Mapping
 
 from pdcluster_worker.config.qos import Tier
 
 PRIORITIES: Mapping[str, int] = {"high": -100, "normal": 0, "low": 100}
-"""The number that each name stands for."""
 
 TIERS: tuple[Tier, ...] = ("high", "normal", "low")
 
 
 class PriorityError(ValueError):
-    """A request asks for a priority that it may not have; the message says why and
-    what it may do.
-    """
+    """The request may not have this priority; the message says what it may have."""
 
 
 def tier_of(priority: int) -> Tier:
-    """The tier of a number.
+    """Below 0 is high, above 0 low.
 
     >>> [tier_of(priority) for priority in (-1000, -1, 0, 1, 1000)]
     ['high', 'high', 'normal', 'low', 'low']
@@ -30,12 +23,9 @@ def tier_of(priority: int) -> Tier:
 
 
 def priority_of(requested: int | None, ceiling: Tier | None, *, client_decides: bool) -> int:
-    """The priority of a request.  Raises PriorityError.
-
-    requested:      by the request itself; None = nothing.
-    ceiling:        the highest tier of its tenant, and what it has unasked; None = normal unasked,
-                    and no ceiling.
-    client_decides: whether what it asks for counts.
+    """requested: None = by default.
+    ceiling:   the tenant's highest tier, and its default; None = no ceiling, normal.
+    Raises PriorityError.
     """
     default = PRIORITIES[ceiling or "normal"]
     if requested is None or requested == default:

@@ -1,3 +1,1 @@
-"""The time until requests and request groups are complete, and the order in which groups are
-served.
-"""
+"""Time until requests and request groups are complete, and the order of groups (QLM)."""

@@ -1,18 +1,8 @@
-"""Our own estimator, `loadAware`: it plays the queue forward with lengths and speeds as they were
-measured.
+"""Estimator `loadAware`: simulates the queue with measured lengths (docs/waiting-time.md).
 
-Where RWT has one mean length and one time of a token, this has
-
-    d(b)          seconds of a token in a batch of b, a line fitted online (`step_time`);
-    S(t), t > g   how long answers of the group are, given that one already has g tokens
-                  (`survival`), running ones counted as censored, with as many pseudo-samples
-                  from all groups as these are alike (`likeness`);
-    p             prompt tokens a second (`prefill_rate`);
-
-and the completion time is the end of the last request in `drain(lengths, slots, d)`.  For a group
-the lengths are drawn SCENARIOS times at spread ranks of S and the median of the ends is taken: the
-last of several requests ends later than the mean of each.  docs/waiting-time.md has the formula and
-when to trust it.
+It uses d(b), the seconds of a token in a batch of b (`step_time`); S(t), the distribution of a
+group's answer lengths with running ones censored (`survival`), pooled with all groups by
+`pooling_weight`; and the prefill rate.  A group's time is the median of SCENARIOS simulations.
 """
 
 from collections import deque
@@ -31,21 +21,16 @@ from pdcluster_worker.routing.waiting_time.simulate_queue import simulate_behind
 from pdcluster_worker.routing.waiting_time.step_time import StepTime
 from pdcluster_worker.routing.waiting_time.survival import Survival
 
-WINDOW = 200
-"""Latest lengths that are kept of a group, and of all groups together."""
+WINDOW = 200  # latest lengths kept of a group, and of all groups together
 
 SCENARIOS = 32
-"""Draws of all lengths for the completion time of a group."""
 
-_NewCompletions = tuple[int, int, int, int]
-"""Values that show that a kept distribution is old."""
+_NewCompletions = tuple[int, int, int, int]  # changes when a cached distribution is old
 
 _GOLDEN = 0.6180339887498949  # ranks of neighbours are as far apart as can be
 
 
 class LoadAware:
-    """Estimates by playing the line forward; learns from completions."""
-
     def __init__(self, presets: Presets) -> None:
         self._preset_tokens = presets.output_tokens
         self._step = StepTime(presets.token_seconds, MIN_SAMPLES)
@@ -58,7 +43,7 @@ class LoadAware:
         self._kept: LruDict[tuple[_NewCompletions, Survival] | None] = LruDict(MAX_GROUPS)
 
     def observe(self, completion: Completion) -> None:
-        """Learn from a completion, short ones too: they are part of the distribution."""
+        """Short answers count too: they are part of the distribution."""
         self._prefill.observe(completion.prompt_tokens, completion.prefill_seconds)
         self._step.observe(completion.decode_seconds, completion.output_tokens, completion.batch)
         lengths = self._lengths.get(completion.group, deque(maxlen=WINDOW))
@@ -69,7 +54,6 @@ class LoadAware:
         self._num_own.put(completion.group, self._num_own.get(completion.group, 0) + 1)
 
     def survival(self, group: str, queue: QueueState) -> Survival:
-        """The distribution of the lengths of a group's answers."""
         return self._survival_of(
             group, [f.num_tokens for f in queue.requests if f.group == group and f.is_decoding]
         )
@@ -85,7 +69,7 @@ class LoadAware:
         return Survival.of(completed, [(tokens, 1.0) for tokens in going])
 
     def _shared_weight(self) -> float:
-        """That of all groups together in one, made again when a tenth of the completions is new."""
+        """Recomputed when a tenth of the completions is new."""
         news = _steps(self._num_seen, 10)
         if self._weight is None or self._weight[0] != news:
             self._weight = (
@@ -95,9 +79,7 @@ class LoadAware:
         return self._weight[1]
 
     def group_seconds(self, members: Collection[QueuedRequest], queue: QueueState) -> float | None:
-        """Seconds from now until all `members` are complete; queue: they and whatever is served
-        beside and before them, in order.
-        """
+        """Seconds until all `members` are complete; they are part of `queue`."""
         if self._step.seconds(1.0) is None or not members:
             return None if members else 0.0
         chosen = {id(request) for request in members}
@@ -127,7 +109,7 @@ class LoadAware:
         ) / max(1, queue.slots)
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
-        """Estimate until a seat is free for it, the prefills before it and its own, and a step."""
+        """Until a slot is free, the prefills before it and its own, and a step."""
         played = self._play(request, queue)
         return None if played is None else played[0]
 
@@ -160,7 +142,7 @@ class LoadAware:
         return start + prompts + self._seconds(len(running) + 1), end + prompts
 
     def _mean(self, running: Sequence[QueuedRequest]) -> Callable[[QueuedRequest], float]:
-        """Tokens that a request still has, on the average."""
+        """Function: mean number of tokens that a request still has."""
         going: dict[str, list[int]] = {}
         for other in running:
             going.setdefault(other.group, []).append(other.num_tokens)
@@ -177,16 +159,14 @@ class LoadAware:
         return tokens
 
     def _mean_ahead(self, ahead: QueueAhead, running: Sequence[QueuedRequest]) -> float:
-        """Tokens of each of those that wait, on the average; 0 without any."""
+        """Mean tokens of the waiting requests; 0 without any."""
         tokens, total = self._mean(running), 0.0
         for (group, _), (number, max_tokens) in ahead.alike.items():
             total += number * tokens(QueuedRequest(group, 0, max(1, max_tokens // number)))
         return total / ahead.num_requests if ahead.num_requests else 0.0
 
     def _kept_survival(self, group: str, going: Sequence[int]) -> Survival:
-        """The distribution of a group, made again when a twentieth of it is new, or its running
-        answers are longer by an eighth.
-        """
+        """Recomputed when 1/20 of the group is new, or its running answers grew by 1/8."""
         num_own = self._num_own.get(group, 0)
         news = _steps(num_own, 20), _steps(self._num_seen, 10), len(going), _steps(sum(going), 8)
         kept = self._kept.get(group, None)
@@ -209,12 +189,10 @@ class LoadAware:
 
 
 def _steps(number: int, per_doubling: int) -> int:
-    """A whole number that grows by `per_doubling` each time `number` doubles; small numbers stand
-    for themselves.
+    """A whole number that grows by `per_doubling` each time `number` doubles.
 
-    >>> [_steps(number, 8) for number in (0, 1, 2, 3)], _steps(1000, 8) == _steps(1020,
-    ...     8), _steps(1000, 8) == _steps(1140, 8)
-    ([0, 8, 12, 16], True, False)
+    >>> [_steps(number, 8) for number in (0, 1, 2, 3)]
+    [0, 8, 12, 16]
     """
     return int(per_doubling * log2(1 + number))
 

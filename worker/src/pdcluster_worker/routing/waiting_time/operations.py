@@ -1,10 +1,4 @@
-"""The four operations on virtual queues (LSOs) of QLM, as decisions: pull, eviction, model swap,
-load balancing.
-
-Each looks at queues and estimates and says what to do; none does it.  `replan`
-is what runs at every event: it keeps an order while the estimates meet all
-deadlines, and asks for another one when they do not.
-"""
+"""The four queue operations (LSOs) of QLM, as pure decisions: pull, evict, swap, balance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +12,12 @@ from pdcluster_worker.routing.waiting_time.virtual_queue import (
     num_late,
 )
 
-MAX_BATCH_SIZE = 10
-"""Requests of a worker beyond which nothing is pulled."""
+MAX_BATCH_SIZE = 10  # running requests beyond which nothing is pulled
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Load balancing: a group goes to the end of another worker's queue, which is then put in
-    order.
-    """
+    """Load balancing: a group goes to the end of another worker's queue."""
 
     group: RequestGroup
     source: str
@@ -41,8 +32,8 @@ def pull(
 ) -> list[int]:
     """Count the requests of each group that go to the engine now, in the queue's order.
 
-    waiting: of each group, requests that are not on the engine.
-    Groups of another model than the loaded one wait for a swap, and all behind them.
+    waiting: per group, requests that are not on the engine.
+    A group of a model that is not loaded blocks all behind it until a swap.
     """
     free_slots = max(0, max_batch_size - num_running)
     taken = []
@@ -57,11 +48,7 @@ def pull(
 def evict(
     queue: VirtualQueue, order: Sequence[RequestGroup], running: Sequence[RequestGroup]
 ) -> list[RequestGroup]:
-    """Groups with requests on the engine that another order puts behind a group that was behind
-    them: their requests go back.
-
-    queue: as it is served now; order: as it is to be served.
-    """
+    """Running groups that the new order puts behind a group that was behind them."""
     before = {group.key: index for index, group in enumerate(queue.groups)}
     after = {group.key: index for index, group in enumerate(order)}
 
@@ -75,20 +62,14 @@ def evict(
 
 
 def swap(queue: VirtualQueue, num_running: int) -> str | None:
-    """The model to load, that of the group at the head; None = the loaded one, or it still runs
-    requests.
-    """
+    """The model to load; None = the loaded one, or it still runs requests."""
     if num_running or not queue.groups or queue.groups[0].key.model == queue.model:
         return None
     return queue.groups[0].key.model
 
 
 def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order of the groups from now on: that of now while all are in time, or while no other has
-    fewer late requests.
-
-    A change for less would come and go with each estimate, and every change may cost an eviction.
-    """
+    """The new order of the groups, changed only if fewer requests are late: a change may evict."""
     late = num_late(queue, service, now)
     if late == 0:
         return list(queue.groups)
@@ -99,11 +80,9 @@ def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[Req
 def place(
     queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float
 ) -> str:
-    """The worker for a new group: the fewest late requests with it, then the earliest end of it.
+    """The worker for a new group: fewest late requests, then earliest end.
 
-    ValueError without queues.
-
-    The document takes any queue; a violation would have it moved at the next event.
+    Raises ValueError without queues.
     """
     if not queues:
         raise ValueError("no virtual queue to place a group in: ask only with at least one worker")
@@ -113,10 +92,7 @@ def place(
 
 
 def balance(queues: Sequence[VirtualQueue], service: ServiceSeconds, now: float) -> Move | None:
-    """The one move that makes most late requests be in time; None where none does.
-
-    A group that is served now stays: it would lose what has been computed.
-    """
+    """The move that saves most late requests, or None.  A group that is being served stays."""
     best, most = None, 0
     for source in queues:
         late = num_late(source, service, now)

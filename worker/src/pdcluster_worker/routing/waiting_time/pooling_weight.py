@@ -1,29 +1,20 @@
-"""Weight of the answers of all groups in the distribution of one group.
+"""Weight of all groups' answers in the length distribution of one group.
 
-Where the groups' means differ by no more than chance, all answers may as well be of one group;
-where they differ by more, another group's answers say little.  So the weight, in completions of the
-group's own, is the variance of answers within groups over that of the groups' true means (method of
-moments of a one-way analysis of variance): an answer of the group's own counts as much as all
-others together at that ratio.  To the latter variance its standard error is added, since a few
-groups of a few answers look alike by chance.
+If group means differ by no more than noise, the groups are pooled.  Weight, in own completions:
+variance within groups over variance of the true means (method of moments, one-way ANOVA), with
+its standard error added.
 """
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
 
-LEAST, MOST = 0.1, 200.0
-"""Bounds of the weight: a group without completions has the others', and its own outweigh them in
-the end.
-"""
+LEAST, MOST = 0.1, 200.0  # bounds of the weight
 
-UNKNOWN = 1.0
-"""The weight until two groups can be compared."""
+UNKNOWN = 1.0  # until two groups can be compared
 
 
 def shared_weight(groups: Iterable[Sequence[int]]) -> float:
-    """The weight of all answers together, in completions; UNKNOWN where groups cannot be compared.
-
-    groups: lengths of answers by group; those with one alone say nothing.
+    """groups: lengths of answers by group; UNKNOWN with fewer than two groups of two answers.
 
     >>> [round(shared_weight(groups), 1) for groups in ([[1, 99, 50], [3, 97, 51]], [[10, 11, 12],
     ...     [90, 91, 92]], [[5, 6]])]

@@ -1,4 +1,4 @@
-"""The estimators by the names of `qos.estimation.estimator`."""
+"""Estimators by the names of `qos.estimation.estimator`."""
 
 from pdcluster_worker.config.qos import EstimationPolicy
 from pdcluster_worker.routing.estimator import Estimator
@@ -8,9 +8,7 @@ from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
 
 
 def make_estimator(policy: EstimationPolicy) -> Estimator | None:
-    """A new one, which has measured nothing; None for `ema`, whose averages are kept elsewhere
-    (`routing.qos`).
-    """
+    """None for `ema`, whose averages are in `routing.qos`."""
     milliseconds = policy.preset_token_milliseconds
     presets = Presets(
         None if milliseconds is None else milliseconds / 1000.0, float(policy.preset_output_tokens)

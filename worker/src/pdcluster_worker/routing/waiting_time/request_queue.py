@@ -1,9 +1,7 @@
-"""The requests of one worker as estimates need them: running ones, and totals of those that wait,
-in the order of service.
+"""Requests of one worker for estimates: running ones, and totals of the waiting ones in order.
 
-The order is the engine's: priority, then the earliest deadline (EDF), then arrival.  Totals are
-kept for chunks of it, so a request that comes or goes, and a look at those ahead, cost the square
-root of the line and not the line.
+Waiting requests are in the engine's order: priority, deadline (EDF), arrival.  Totals are kept by
+chunk, so each operation costs the square root of the queue's length.
 """
 
 from bisect import bisect_left
@@ -13,32 +11,26 @@ from dataclasses import dataclass, field
 
 from pdcluster_worker.routing.estimator import QueuedRequest, QueueState
 
-MOST = 128
-"""Requests of a chunk."""
+MOST = 128  # requests of a chunk
 
-_Key = tuple[int, float, int]
-"""Priority, seconds of the deadline, serial number."""
+_Key = tuple[int, float, int]  # priority, deadline, serial number
 
 
 @dataclass(slots=True)
 class QueueAhead:
-    """Totals of requests that wait.
-
-    alike: (requests, sum of max_tokens) by group and the number of binary digits of max_tokens.
-    """
+    """alike: (requests, sum of max_tokens) by group and bit length of max_tokens."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
     alike: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
     def count(self, request: QueuedRequest, sign: int = 1) -> None:
-        """Add a request, or take it off again (-1)."""
+        """sign: -1 removes it."""
         self.num_requests += sign
         self.prompt_tokens += sign * request.prompt_tokens
         self._add((request.group, request.max_tokens.bit_length()), sign, sign * request.max_tokens)
 
     def add(self, other: "QueueAhead") -> None:
-        """Add other totals."""
         self.num_requests += other.num_requests
         self.prompt_tokens += other.prompt_tokens
         for kind, (number, tokens) in other.alike.items():
@@ -53,8 +45,6 @@ class QueueAhead:
 
 
 class _QueueChunk:
-    """Some that follow each other."""
-
     def __init__(self, keys: list[_Key], requests: list[QueuedRequest]) -> None:
         self.keys, self.requests = keys, requests
         self.totals = QueueAhead()
@@ -73,7 +63,7 @@ class _QueueChunk:
         self.totals.count(self.requests.pop(at), -1)
 
     def half(self) -> "_QueueChunk":
-        """The second half, which leaves this one."""
+        """Split off the second half."""
         middle = len(self.keys) // 2
         rest = _QueueChunk(self.keys[middle:], self.requests[middle:])
         del self.keys[middle:]
@@ -84,8 +74,6 @@ class _QueueChunk:
 
 
 class RequestQueue(Collection[QueuedRequest]):
-    """Requests from their arrival to their last token.  running: past their first token."""
-
     def __init__(self, requests: Iterable[QueuedRequest] = ()) -> None:
         self.running: dict[QueuedRequest, None] = {}
         self.by_group: Counter[str] = Counter()
@@ -96,7 +84,6 @@ class RequestQueue(Collection[QueuedRequest]):
             self.add(request)
 
     def add(self, request: QueuedRequest) -> None:
-        """One more."""
         self.by_group[request.group] += 1
         if request.is_decoding:
             self.running[request] = None
@@ -112,12 +99,10 @@ class RequestQueue(Collection[QueuedRequest]):
             self._chunks.insert(at + 1, self._chunks[at].half())
 
     def began(self, request: QueuedRequest) -> None:
-        """Take its first token."""
         self._leave(request)
         self.running[request] = None
 
     def remove(self, request: QueuedRequest) -> None:
-        """Remove it, with or without a first token."""
         self.by_group[request.group] -= 1
         if not self.by_group[request.group]:
             del self.by_group[request.group]  # clients choose deadlines, and so groups
@@ -125,7 +110,7 @@ class RequestQueue(Collection[QueuedRequest]):
         self.running.pop(request, None)
 
     def ahead(self, request: QueuedRequest) -> QueueAhead:
-        """Totals of those that are served before one which comes now."""
+        """Totals of waiting requests that are served before a new one."""
         place, found = (request.priority, request.due_seconds), QueueAhead()
         for chunk in self._chunks:
             if chunk.keys[-1][:2] <= place:
@@ -162,7 +147,6 @@ class RequestQueue(Collection[QueuedRequest]):
 
 
 def queue_of(queue: QueueState) -> RequestQueue:
-    """The requests of a line, with totals."""
     return (
         queue.requests if isinstance(queue.requests, RequestQueue) else RequestQueue(queue.requests)
     )

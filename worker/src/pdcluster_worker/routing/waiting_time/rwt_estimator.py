@@ -1,8 +1,6 @@
-"""The RWT estimator of QLM with the online parameters of the source document, for groups and for
-one request.
+"""Estimator `rwt`: QLM's RWT with online parameters.
 
-It knows counts only: requests before this one, the mean length of their group,
-one time of a token whatever the batch.  So it is cheap, and conservative.
+It uses counts, the mean length of a group and one time of a token, so it is cheap and conservative.
 """
 
 from collections.abc import Collection
@@ -15,8 +13,6 @@ from pdcluster_worker.routing.waiting_time.rwt import DecodeTime, MeanOutput, co
 
 
 class RwtEstimator:
-    """T(n) with d_eff and mu of each group; either stays at its preset where it is not to adapt."""
-
     def __init__(
         self, presets: Presets, *, adapts_decode: bool = True, adapts_output: bool = True
     ) -> None:
@@ -28,7 +24,7 @@ class RwtEstimator:
         self._prefill = PrefillRate(presets.prefill_tokens_per_second)
 
     def observe(self, completion: Completion) -> None:
-        """Learn from a completion; short ones change only the prefill rate."""
+        """Short answers change only the prefill rate."""
         self._prefill.observe(completion.prompt_tokens, completion.prefill_seconds)
         if self._adapts_decode:
             self._decode.observe(completion.decode_seconds, completion.output_tokens)
@@ -36,9 +32,7 @@ class RwtEstimator:
             self._output.observe(completion.group, completion.output_tokens)
 
     def group_seconds(self, members: Collection[QueuedRequest], slots: int) -> float | None:
-        """T(n) of a group: seconds that these n requests take, from the start of the first to the
-        end of the last.
-        """
+        """T(n) of a group, from the start of its first request to the end of its last."""
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None
@@ -55,9 +49,7 @@ class RwtEstimator:
         )
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
-        """A seat is free once as many answers have ended as stand before this one beyond the seats;
-        then prefills.
-        """
+        """A slot is free once enough answers ahead have ended; then prefills and one token."""
         token_seconds = self._decode.seconds
         if token_seconds is None:
             return None

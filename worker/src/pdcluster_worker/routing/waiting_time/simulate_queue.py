@@ -1,9 +1,4 @@
-"""Compute when requests end at an engine that serves a bounded number of them at a time, one token
-each a step.
-
-All running requests make tokens at the same rate, so the order of their ends is found in
-tokens first, and turned into seconds by the batch of each stretch after.
-"""
+"""Simulate an engine that decodes at most `slots` requests at a time, each one token a step."""
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -17,8 +12,7 @@ def simulate_queue(
 ) -> list[tuple[float, float]]:
     """(start, end) in seconds from now of each request, running ones first, in the order given.
 
-    running, waiting: output tokens that each still has; those that wait take a seat in that order
-                      when one is free.
+    running, waiting: output tokens that each still has.
     token_seconds:    of one token in a batch of that size.
 
     >>> simulate_queue([2.0], [3.0, 1.0], 2, lambda batch: batch)
@@ -53,16 +47,11 @@ def simulate_behind(
     slots: int,
     token_seconds: Callable[[float], float],
 ) -> tuple[float, float]:
-    """(start, end) of a request of so many tokens that waits behind others which are alike, in time
-    that does not grow with them.
+    """(start, end) of a request behind `ahead` = (number, tokens of each) equal ones.
 
-    ahead: how many wait before it, and the tokens of each.
-    In a line of alike ones each round of all seats takes as long as the one before, so but for two
-    they are only counted.
+    The cost does not grow with the number: equal rounds take equal time and are only counted.
 
     >>> simulate_behind([4.0, 1.0], (7, 3.0), 2.0, 2, lambda batch: batch)
-    (26.0, 28.0)
-    >>> simulate_queue([4.0, 1.0], [*(7 * [3.0]), 2.0], 2, lambda batch: batch)[-1]
     (26.0, 28.0)
     """
     number, each = ahead

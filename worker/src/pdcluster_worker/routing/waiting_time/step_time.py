@@ -1,20 +1,14 @@
-"""The time of an output token as a function of the batch: d(b) = base + slope * b, fitted online.
+"""Time of an output token as a function of the batch: d(b) = base + slope * b, fitted online.
 
-A weighted least-squares line over completions, in which older ones fade, so it
-follows a machine that becomes slower.  With batches that are all alike the
-line is flat: a slope is taken only from batches that differ.
+Weighted least squares over completions, with fading weights; flat while all batches are alike.
 """
 
-KEPT = 0.97
-"""Share of its weight that a completion keeps at each later one: half of it after 23."""
+KEPT = 0.97  # weight of a completion at each later one: half after 23
 
-MIN_SPREAD = 0.25
-"""Standard deviation of batches, in requests, below which no slope is fitted."""
+MIN_SPREAD = 0.25  # standard deviation of batches below which no slope is fitted
 
 
 class StepTime:
-    """Seconds of an output token, by the number of requests that decode together."""
-
     def __init__(self, preset_seconds: float | None, min_samples: int) -> None:
         self._preset = preset_seconds
         self._min_samples = min_samples
@@ -23,7 +17,7 @@ class StepTime:
         self._batch_squared = self._product = 0.0
 
     def observe(self, decode_seconds: float, output_tokens: int, batch: float) -> None:
-        """Take a completion; a longer one weighs more."""
+        """A longer completion weighs more."""
         if output_tokens < 2:
             return
         seconds, weight = decode_seconds / (output_tokens - 1), float(output_tokens)
@@ -43,9 +37,7 @@ class StepTime:
         self._product *= KEPT
 
     def seconds(self, batch: float) -> float | None:
-        """The time of a token in a batch of that many requests; None without a preset and too few
-        completions.
-        """
+        """None without a preset and with too few completions."""
         if self._num_samples < self._min_samples:
             return self._preset
         mean, seconds = self._batch / self._weight, self._seconds / self._weight

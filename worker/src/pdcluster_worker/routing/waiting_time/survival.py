@@ -1,16 +1,13 @@
-"""The lengths of answers, from those that have ended and those that go on.
+"""Distribution of answer lengths from finished and running answers (Kaplan-Meier).
 
-The mean of what has ended is too low while long answers still run: short ones
-end first.  The product-limit estimate (Kaplan and Meier) counts a running
-answer as at least as long as it is.  Pure arithmetic on token counts.
+The mean of finished answers alone is too low: short ones finish first.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-BEYOND = 0.5
-"""The share of its length that an answer longer than all ever seen is taken to go on for."""
+BEYOND = 0.5  # share of its length that the longest answer so far is taken to go on for
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +15,8 @@ class Survival:
     """S(t): the share of answers longer than t tokens, a step function.
 
     ends:   lengths at which it falls, ascending.
-    share:  S from there on; the last one is 0.
-    beyond: tokens by which answers exceed ends[i], on the average of those that do so, times
-            share[i].
+    share:  S from there on; the last is 0.
+    beyond: mean tokens by which answers exceed ends[i], times share[i].
     """
 
     ends: tuple[int, ...]
@@ -31,9 +27,9 @@ class Survival:
     def of(
         cls, completed: Iterable[tuple[int, float]], running: Iterable[tuple[int, float]] = ()
     ) -> "Survival":
-        """From (tokens, weight) pairs; at least one completed.
+        """From (tokens, weight) pairs; at least one completed, else ValueError.
 
-        Those that run longer than all completed end at once.
+        Running answers longer than all completed ones end at once.
         """
         # tokens: weight that ended there, weight that left there
         events: dict[int, list[float]] = {}
@@ -57,7 +53,7 @@ class Survival:
         return cls(tuple(ends), tuple(share), tuple(_areas(ends, share)))
 
     def mean_beyond(self, tokens: int) -> float:
-        """Tokens that an answer of already `tokens` still has, on the average; at least 1."""
+        """Mean tokens that an answer of already `tokens` still has; at least 1."""
         index = bisect_right(self.ends, tokens)
         if index == len(self.ends):
             return max(1.0, BEYOND * tokens)
@@ -67,13 +63,10 @@ class Survival:
 
     @property
     def mean(self) -> float:
-        """Tokens of an answer that has not begun."""
         return self.mean_beyond(0)
 
     def quantile_beyond(self, tokens: int, rank: float) -> float:
-        """Tokens that an answer of already `tokens` still has, at a rank in [0, 1) of those so
-        long; at least 1.
-        """
+        """The same at a rank in [0, 1) of the answers so long; at least 1."""
         index = bisect_right(self.ends, tokens)
         if index == len(self.ends):
             return max(1.0, BEYOND * tokens)

@@ -1,11 +1,7 @@
-"""Virtual queues: the request groups of one worker in the order they are served, and what an order
-costs.
+"""Virtual queues of QLM: request groups of one worker in the order of service.
 
-Two orders are offered.  `by_deadline` (EDF) is the best one while everything
-can be in time.  `best_order` finds the order with the most requests in time,
-exactly: groups that are in time go by deadline, so only the set of those is to
-be chosen, which is every subset of a short queue.  A longer queue falls back
-to EDF that gives up the longest group whenever one would be late.
+EDF (`by_deadline`) is optimal while every group can be in time.  `best_order` is exact up to
+MAX_EXACT groups and falls back to Moore-Hodgson.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,20 +10,15 @@ from itertools import combinations
 
 from pdcluster_worker.routing.waiting_time.groups import RequestGroup, by_deadline
 
-MAX_EXACT = 10
-"""Groups of a queue whose best order is looked for among all subsets: 1024 of them, 12 ms."""
+MAX_EXACT = 10  # all subsets are tried: 1024 of them, 12 ms
 
+# of a group alone, from now or from the end of the one before
 ServiceSeconds = Callable[[RequestGroup], float]
-"""Seconds that a group takes alone, from now or from the end of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualQueue:
-    """One worker's groups, first to be served first.
-
-    model:        what the worker has loaded.
-    swap_seconds: that loading another model takes.
-    """
+    """Groups in the order of service.  model: the loaded one."""
 
     worker: str
     model: str
@@ -35,30 +26,25 @@ class VirtualQueue:
     swap_seconds: float = 0.0
 
     def with_groups(self, groups: Iterable[RequestGroup]) -> "VirtualQueue":
-        """The same worker with other groups or another order."""
         return replace(self, groups=tuple(groups))
 
     @property
     def num_requests(self) -> int:
-        """The requests of all groups."""
         return sum(group.num_requests for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Time when a group would be complete, by the caller's clock."""
-
     group: RequestGroup
-    end_seconds: float
+    end_seconds: float  # by the caller's clock
 
     @property
     def is_late(self) -> bool:
-        """True where that violates its deadline."""
         return self.end_seconds > self.group.due_seconds
 
 
 def forecasts(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[Forecast]:
-    """The end of each group: those before it, the model swaps on the way, and itself."""
+    """End of each group, with the model swaps before it."""
     found, end, model = [], now, queue.model
     for group in queue.groups:
         if group.key.model != model:
@@ -70,7 +56,7 @@ def forecasts(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[
 
 
 def num_late(queue: VirtualQueue, service: ServiceSeconds, now: float) -> int:
-    """Requests whose group would be late."""
+    """Requests of the groups that would be late."""
     return sum(
         forecast.group.num_requests
         for forecast in forecasts(queue, service, now)
@@ -79,9 +65,7 @@ def num_late(queue: VirtualQueue, service: ServiceSeconds, now: float) -> int:
 
 
 def best_order(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
-    """The order with the fewest late requests; among equals the least time by which groups are
-    late, then EDF itself.
-    """
+    """Fewest late requests, then least lateness, then EDF."""
     groups = by_deadline(queue.groups)
     if num_late(queue.with_groups(groups), service, now) == 0:
         return groups
@@ -112,9 +96,7 @@ def _orders(groups: list[RequestGroup]) -> Iterable[list[RequestGroup]]:
 def _without_longest(
     queue: VirtualQueue, groups: list[RequestGroup], service: ServiceSeconds, now: float
 ) -> list[RequestGroup]:
-    """EDF; when a group would be late, the one with the most seconds a request so far goes behind
-    all (Moore and Hodgson).
-    """
+    """EDF, but whenever one is late, the group with most seconds a request goes last."""
     kept: list[RequestGroup] = []
     behind: list[RequestGroup] = []
     for group in groups:
