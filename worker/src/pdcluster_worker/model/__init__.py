@@ -1,3 +1,1 @@
-"""The only room with torch: loading, the paged KV cache, a decoder over a table of operations,
-sampling.
-"""
+"""The only package that imports torch: model loading, KV cache, decoder, sampling."""

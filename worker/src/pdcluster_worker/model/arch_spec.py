@@ -1,10 +1,7 @@
-"""A model's module without transformers: its form as an answer has it, over weights mapped from the
-model's files.
+"""A model's module built without transformers, from an inspected spec and mapped weight files.
 
-`describe` reads the form from transformers' module, in the process that answers
-(`model.hf_inspect_process`); `build` makes a module of that form which `model.families` reads as
-it reads transformers' own.  It computes nothing: only its weights and the rotary table
-are used.  A form that the files do not show as they are has no skeleton.
+`describe` reads the spec from transformers' module in the inspection process; `build` makes a
+module with the weights and the rotary table, which `model.families` reads.  It computes nothing.
 """
 
 import json
@@ -31,53 +28,36 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class ArchSpec(msgspec.Struct, frozen=True, tag=True):
-    """Form of a module, as our decoder reads it beside its weights.
-
-    weights:         names of its parameters, as in its files; a tied head is none of them.
-    epsilon:         of all its norms.
-    rotates:         of each layer: whether it has positions.
-    embedding_scale: factor of embedded rows; None = 1.
-    rotary_scale:    factor of cosines and sines.
-    """
-
     info: ModelInfo
     attention: AttentionShape
     model_type: str
     hidden_act: str
-    weights: list[str]
-    epsilon: float
-    rotates: list[bool]
-    embedding_scale: float | None
-    rotary_scale: float
+    weights: list[str]  # parameter names as in the files, without a tied head
+    epsilon: float  # of all norms
+    rotates: list[bool]  # per layer
+    embedding_scale: float | None  # None = 1
+    rotary_scale: float  # factor of cosines and sines
 
 
 class NoArchSpec(msgspec.Struct, frozen=True, tag=True):
-    """Reason why the model is loaded by transformers' code."""
-
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArchAnswer:
-    """tensors: `inverse_frequencies` [R] float32 and `logits` (of `logits_check`); none where there
-    is no form.
-    """
+    """tensors: `inverse_frequencies` [R] float32, `logits` of `logits_check`; empty if refused."""
 
     form: ArchSpec | NoArchSpec
     tensors: Mapping[str, Tensor]
 
 
 class _Product(nn.Linear):
-    """A linear layer whose weights are set afterwards."""
-
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.register_parameter("bias", None)
 
 
 class _Rotary(nn.Module):
-    """The rotary table of a form, by transformers' own formula."""
-
     def __init__(self, inverse_frequencies: Tensor, scale: float) -> None:
         super().__init__()
         self._frequencies, self._scale = inverse_frequencies, scale
@@ -95,10 +75,7 @@ class _Rotary(nn.Module):
 
 
 def describe(loaded: LoadedModel, folder: Path) -> tuple[ArchSpec, dict[str, Tensor]]:
-    """Form and inverse frequencies of a module that transformers has loaded from `folder`.
-
-    Raises UnsupportedArchError with the reason.
-    """
+    """Raises UnsupportedArchError with the reason."""
     module: Any = loaded.module
     traits_of(module)
     parameters = dict(module.named_parameters())
@@ -129,7 +106,7 @@ def describe(loaded: LoadedModel, folder: Path) -> tuple[ArchSpec, dict[str, Ten
 
 
 def _check_rotary(model: Any, ours: _Rotary, max_model_len: int) -> None:
-    """Compare every cosine and sine that will be used."""
+    """Every position that can be served must agree."""
     stub = SimpleNamespace(embed_tokens=model.embed_tokens, rotary_emb=ours)
     tables = rotary_table(model, max_model_len), rotary_table(stub, max_model_len)
     if not all(torch.equal(theirs, found) for theirs, found in zip(*tables, strict=True)):
@@ -176,11 +153,9 @@ def weights_by_file(folder: Path) -> dict[Path, list[str]]:
 
 
 def build(answer: ArchAnswer, folder: Path, block_size: int) -> LoadedModel:
-    """The model of an answer over the weights in `folder`, which stay mapped where they have the
-    dtype already.
+    """Weights of the right dtype stay mapped from their files.
 
-    Raises UnsupportedArchError where the answer has no form, ModelError where the files have
-    changed.
+    Raises UnsupportedArchError for NoArchSpec, ModelError where the files have changed.
     """
     form = answer.form
     if isinstance(form, NoArchSpec):
@@ -197,11 +172,7 @@ def build(answer: ArchAnswer, folder: Path, block_size: int) -> LoadedModel:
 
 
 def _weights(form: ArchSpec, folder: Path) -> list[tuple[str, Tensor]]:
-    """In the form's order, of its dtype.
-
-    Products of another stay as the files have them: `families` converts one after the other, so
-    that the model is not in memory twice.
-    """
+    """To save memory, `families` converts products of another dtype one by one."""
     dtype = DTYPES[form.info.dtype]
     found: dict[str, Tensor] = {}
     try:
@@ -217,7 +188,7 @@ def _weights(form: ArchSpec, folder: Path) -> list[tuple[str, Tensor]]:
 
 
 def _part(module: nn.Module, path: str) -> nn.Module:
-    """The part of that path, made where there is none yet."""
+    """The module at that path; missing ones are created."""
     for name in path.split("."):
         if name not in module._modules:
             kind = (
@@ -233,7 +204,7 @@ def _part(module: nn.Module, path: str) -> nn.Module:
 
 
 def _finish(module: Any, form: ArchSpec, inverse_frequencies: Tensor) -> None:
-    """All that is no weight."""
+    """Set what is not a weight."""
     module.config = SimpleNamespace(model_type=form.model_type, hidden_act=form.hidden_act)
     model = module.model
     for name, part in model.named_modules():
@@ -251,13 +222,12 @@ def _finish(module: Any, form: ArchSpec, inverse_frequencies: Tensor) -> None:
 
 
 def write_answer(answer: ArchAnswer, file: Path) -> None:
-    """Write one safetensors file."""
     tensors = {name: tensor.contiguous() for name, tensor in answer.tensors.items()}
     save_file(tensors, file, metadata={"form": msgspec.json.encode(answer.form).decode()})
 
 
 def read_answer(file: Path) -> ArchAnswer:
-    """Read it back.  Raises ValueError for a file that is no whole answer."""
+    """Raises ValueError for a file that is not a complete answer."""
     try:
         with safe_open(file, framework="pt") as opened:
             form = msgspec.json.decode(opened.metadata()["form"], type=ArchSpec | NoArchSpec)

@@ -1,4 +1,4 @@
-"""Joins a loaded model, its KV cache and a device's operations to what the runner runs."""
+"""Joins a loaded model, its KV cache and a device's operations into a forward pass."""
 
 import logging
 
@@ -22,12 +22,11 @@ logger = logging.getLogger(__name__)
 def assemble(
     loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLimits, *, invariant: bool
 ) -> Forward:
-    """The model's forward pass: by our decoder where it is known and passes its proof, else by
-    transformers' code.
+    """Our decoder where it supports the model and passes the logits check, else transformers' code.
 
-    invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
-    cannot be had, and on a device where transformers' code is not run; UnsupportedArchError
-    where the model was opened by an answer that does not fit it.
+    invariant: a row's bits do not depend on the batch.
+    Raises ModelError where that is impossible, or where a device cannot run transformers' code;
+    UnsupportedArchError where an inspection answer does not fit the model.
     """
     operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     try:
@@ -56,9 +55,7 @@ def _logged(forward: Forward) -> Forward:
 
 
 def _pack(loaded: LoadedModel, operations: Operations) -> None:
-    """Pack the module's products, unless its code reads the layers themselves and no
-    longer runs.
-    """
+    """Pack the module's linear layers, unless its code reads them directly and then fails."""
     packed = pack_linears(loaded.module, operations)
     try:
         probe(loaded.module, loaded.info.geometry.num_layers, loaded.info.max_model_len)
@@ -68,10 +65,7 @@ def _pack(loaded: LoadedModel, operations: Operations) -> None:
 
 
 def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int) -> Decoder:
-    """Our decoder over the model's weights.
-
-    Raises UnsupportedArchError when it is not for this model or computes something else.
-    """
+    """Raises UnsupportedArchError when it does not support this model or its logits differ."""
     weights = read_weights(
         loaded.module, loaded.info.max_model_len, operations, loaded.info.windows
     )
@@ -81,10 +75,7 @@ def _proven_decoder(loaded: LoadedModel, operations: Operations, num_blocks: int
 
 
 def prove(ours: Forward, loaded: LoadedModel, num_blocks: int) -> None:
-    """Compare with transformers' module, or its answer.
-
-    Raises UnsupportedArchError when ours computes something else.
-    """
+    """Compare logits with transformers'; raises UnsupportedArchError where they differ."""
     theirs = logits_check.expected_logits(loaded) if loaded.answer is None else loaded.answer
     found = logits_check.logits_difference(
         ours,

@@ -1,7 +1,6 @@
 """Our attention function for transformers' own model code.
 
-`register` makes transformers call `paged_attention` in every layer; it hands
-the call to the object that the forward pass was given as `attend`: a
+transformers calls `paged_attention` in every layer, which calls the `attend` of the forward pass:
 `generic.PlannedAttention` when serving, a `probe.Probe` when a model is loaded.
 """
 
@@ -15,22 +14,18 @@ ATTENTION_NAME = "pdcluster_paged"
 
 
 class Attend(Protocol):
-    """The attention of one forward pass."""
-
     def __call__(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Tensor:
-        """One layer.  query: [1, Hq, T, D]; key, value: [1, Hkv, T, D], rotated; returns [1, T, Hq,
-        D].
-        """
+        """query: [1, Hq, T, D]; key, value: [1, Hkv, T, D], rotated; returns [1, T, Hq, D]."""
         ...
 
 
 def register() -> None:
-    """Make `attn_implementation=ATTENTION_NAME` known to transformers.
+    """Register our attention with transformers.
 
-    There is deliberately no mask function of that name: transformers then
-    builds no mask at all (masking_utils, 'other custom attention').
+    There is no mask function of that name on purpose: transformers then builds no mask at all
+    (masking_utils, 'other custom attention').
     """
     from transformers import AttentionInterface
 
@@ -45,9 +40,7 @@ def paged_attention(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface; `attend` is among the keyword arguments that the model
-    hands on from its own call.
-    """
+    """transformers' attention interface; the model passes `attend` on as a keyword argument."""
     attend: Attend | None = options.pop("attend", None)
     if attend is None:
         raise ModelError(

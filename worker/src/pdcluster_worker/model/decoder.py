@@ -1,8 +1,4 @@
-"""Our decoder for llama-like models: embedding, layers and head, on whatever device they run.
-
-Its weights are read from transformers' module (`model.families`), and it is
-compared with that module before it serves (`model.logits_check`).
-"""
+"""Our decoder for llama-like models on any device; `model.logits_check` verifies it at load."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,16 +12,11 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Everything a decoder computes with.
-
-    embedding:       [vocab_size, W] of the model's dtype; its first row alone where another stage
-                     embeds, or where its rows are those of the packed head.
-    is_tied:         its rows are those of the packed head.
-    embedding_scale: factor of its rows, of the model's dtype; None = 1.
-    cosine, sine:    [max_model_len, R] float32, rounded to the model's dtype.
-    layers:          of this stage.
-    head:            packed wide: logits are float32; of several ranks, one after another, the first
-                     `vocab_size` columns count.  None where another stage has it.
+    """embedding:    [vocab_size, W] of the model's dtype; only its first row if this stage does not
+                  embed or the head is tied.
+    is_tied:      embedded rows are read from the packed head.
+    cosine, sine: [max_model_len, R] float32, rounded to the model's dtype.
+    head:         logits are float32, the first `vocab_size` columns count; None on other stages.
     """
 
     embedding: Tensor
@@ -40,19 +31,17 @@ class DecoderWeights:
 
 
 class Stages(Protocol):
-    """The neighbours of one pipeline stage.  is_first: it embeds tokens; is_last: it
-    makes logits.
-    """
+    """Neighbours of one pipeline stage."""
 
     is_first: bool
     is_last: bool
 
     def receive(self, like: Tensor) -> Tensor:
-        """Hidden rows [T, W] of the stage before this one, of the shape and dtype of `like`."""
+        """Hidden rows [T, W] of the previous stage, of the shape and dtype of `like`."""
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Hand hidden rows [T, W] on to the next stage."""
+        """Send hidden rows [T, W] to the next stage."""
         ...
 
 
@@ -70,7 +59,7 @@ ONE_STAGE: Stages = _OneStage()
 
 
 class Decoder:
-    """See `model.forward.Forward`.  Of a stage that is not the last one, `logits` has no rows."""
+    """A `Forward`.  On a stage that is not the last, `logits` has no rows."""
 
     code = "decoder"
 
@@ -89,7 +78,6 @@ class Decoder:
         self._step = operations.prepare(self._compute)
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """See `Forward`."""
         return self._step(plan)
 
     def _compute(self, plan: StepPlan) -> Tensor:
@@ -110,7 +98,7 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """See `Forward`: it started nothing."""
+        pass
 
     def _first_rows(self, token_ids: Tensor) -> Tensor:
         if self._stages.is_first:
@@ -120,13 +108,12 @@ class Decoder:
         )
 
     def empty_logits(self, num_rows: int) -> Tensor:
-        """Room for logits [num_rows, vocab_size] where this rank computes."""
         return self._weights.embedding.new_empty(
             num_rows, self._weights.vocab_size, dtype=torch.float32
         )
 
     def warm_up(self, num_rows: int) -> None:
-        """See `Forward`: one layer's products stand for all."""
+        """One layer's products stand for all."""
         ops, layers = self.operations, self._weights.layers
         layer = layers.each[0]
         hidden = self._weights.embedding[:1].repeat(num_rows, 1)

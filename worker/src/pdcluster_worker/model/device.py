@@ -1,10 +1,6 @@
-"""The device that this engine computes on: decided once, before a weight is read.
+"""Chooses the device of an engine once, before weights are loaded, or refuses with the fix.
 
-`choose` is pure: from what is asked for and what the machine has to a device,
-or to a refusal that says why and what to change.  An engine never computes on
-another device than the one it was asked for: `check_computes_on` compares it
-with where the KV cache really is.  A node without any GPU is refused before, by
-`config.requested_device`.
+An engine never computes on another device than requested: `check_computes_on` verifies it.
 """
 
 import importlib.util
@@ -21,35 +17,23 @@ from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
 
-TESTED_ON = ("H200",)
-"""GPUs on which `make gpu-run` has passed; other ones are noted wherever a device is named."""
+TESTED_ON = ("H200",)  # GPUs that passed `make gpu-run`; others are reported as untested
 
-_OLD_DRIVER = "too old"
-"""Stands in CUDA's own message when the node's driver is older than the libraries need."""
+_OLD_DRIVER = "too old"  # part of CUDA's own message for an old driver
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts of the machine and its torch.
-
-    cpu:   name of the processor
-    built: version of CUDA that torch was built for; None = it was built without
-    fault: why CUDA cannot be used, in its own words; None = it can
-    gpu:   name of the first CUDA device; empty without one
-    triton: whether Triton is installed, which makes our kernels
-    compiler: whether there is a C compiler, by which Triton makes its way to the driver
-    """
-
-    cpu: str
-    built: str | None = None
-    fault: str | None = None
-    gpu: str = ""
-    triton: bool = True
-    compiler: bool = True
+    cpu: str  # name of the processor
+    built: str | None = None  # CUDA version of torch; None = built without CUDA
+    fault: str | None = None  # why CUDA cannot be used; None = it can
+    gpu: str = ""  # name of the first CUDA device
+    triton: bool = True  # is installed
+    compiler: bool = True  # a C compiler, which Triton needs
 
 
 def choose(requested: RequestedDevice, facts: MachineFacts, num_ranks: int = 1) -> DeviceFacts:
-    """The device to compute on.  Raises DeviceError with the reason and the fix."""
+    """Raises DeviceError with the reason and the fix."""
     if requested.kind == "cpu":
         return DeviceFacts("cpu", facts.cpu)
     refusal = _refusal(facts)
@@ -59,7 +43,7 @@ def choose(requested: RequestedDevice, facts: MachineFacts, num_ranks: int = 1) 
 
 
 def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
-    """Compare the device with that of the KV cache.  Raises DeviceError where they differ."""
+    """Raises DeviceError where the KV cache is on another device."""
     if cache.type != device.kind:
         raise DeviceError(
             f"this engine is to compute on {device.kind} ({device.name}), but its model and KV "
@@ -70,7 +54,7 @@ def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
 
 
 def find_device(config: WorkerConfig) -> DeviceFacts:
-    """The device of this worker's engine.  Raises DeviceError, without a look if it can."""
+    """Raises DeviceError."""
     requested = requested_device(config)
     engine = config.engine
     num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
@@ -78,10 +62,7 @@ def find_device(config: WorkerConfig) -> DeviceFacts:
 
 
 def read_facts(*, needs_cuda: bool) -> MachineFacts:
-    """Facts of this machine.
-
-    CUDA is looked at only when it is asked for, since a look takes memory of the device.
-    """
+    """CUDA is queried only when requested, since that takes memory of the device."""
     cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
     found = MachineFacts(
         cpu,
@@ -98,7 +79,7 @@ def read_facts(*, needs_cuda: bool) -> MachineFacts:
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:
-    """The first `model name` of /proc/cpuinfo; None where there is none, as on arm64."""
+    """The first `model name`; None where there is none, as on arm64."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
@@ -107,14 +88,13 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
 
 
 def _untested(gpu: str, num_ranks: int) -> str:
-    """Note on what the project has not run; empty where it has."""
     if not any(name in gpu for name in TESTED_ON):
         return f"not tested on this GPU by the project, but on {', '.join(TESTED_ON)}"
     return "not tested on several GPUs by the project" if num_ranks > 1 else ""
 
 
 def _refusal(facts: MachineFacts) -> str | None:
-    """Reason why there is no CUDA, and the fix; None = there is."""
+    """Reason that CUDA cannot be used, and the fix."""
     if facts.built is None:
         return "torch of this image is built without CUDA: use the worker image's cuda variant"
     if facts.fault is not None and _OLD_DRIVER in facts.fault:

@@ -1,10 +1,7 @@
-"""The KV cache on a device: one tensor there, and copies of a block for a transport.
+"""The KV cache on a device, and copies of blocks for a transport.
 
-Layout and block size are those of `model.kv_cache`.  Each block that leaves or
-arrives is copied once more, through pinned memory or within the device (`DeviceSlots`),
-in a stream of its own, which waits for no step: the engine sends a block only after it
-has waited for the step that wrote it, and a block that arrives is in no step under way
-(`engine.ports`).
+Layout as in `model.kv_cache`.  Copies use a stream of their own, which waits for no step: a block
+is sent only after the step that wrote it, and a received block is in no running step.
 """
 
 import logging
@@ -31,27 +28,18 @@ logger = logging.getLogger(__name__)
 
 _cuda: Any = torch.cuda  # its classes have no types
 
+# memory of a step without weights and KV blocks, per token of its budget: an estimate
 STEP_BYTES_PER_TOKEN = 512 << 10
-"""Memory of a step beside weights and KV blocks, per token of its budget: an estimate, not
-measured.
-"""
 
+# of a step's logits, without the graphs': its own, rows with masks, masked rows, all rows, booleans
 SAMPLING_COPIES = 5
-"""Copies of a step's logits beside those of the graphs: the step's own, the rows that masks change,
-these with their masks, all rows together, and truth values.
-"""
-SCORING_COPIES = 3
-"""Copies of the logits of a part of a prompt: its own, the scored rows, and truth values beside the
-rows that are sampled.
-"""
+SCORING_COPIES = 3  # of a part's logits: its own, the scored rows, and booleans of the sampled rows
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a device after the weights were loaded.  taken: of all processes."""
-
-    total: int
-    taken: int
+    total: int  # bytes
+    taken: int  # bytes after loading weights, by all processes
 
 
 def open_cache(
@@ -63,10 +51,10 @@ def open_cache(
     *,
     drafts_for: EngineConfig | None = None,
 ) -> "KVCache | DeviceKVCache":
-    """The KV cache of an engine.  Raises ModelError where it does not fit.
+    """Raises ModelError where it does not fit.
 
-    weight_bytes: of the model, which is not on the device yet.
-    drafts_for: see `runner_loader.open_runner`.
+    weight_bytes: of the model, not on the device yet.
+    drafts_for:   the engine that this draft model is for; None = not a draft model.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
@@ -88,8 +76,7 @@ def open_cache(
 
 
 def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: int | None) -> None:
-    """Refuse what ends in the kernel killing the process, as pages are only taken when they are
-    used.
+    """Refuse what the kernel would kill later: pages are only taken when they are used.
 
     limit: memory of the container or the machine; None = unknown.  Raises ModelError.
     """
@@ -106,10 +93,7 @@ def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: 
 
 
 def device_memory(engine: EngineConfig, device: torch.device, weight_bytes: int) -> DeviceMemory:
-    """Memory of a GPU, as an engine finds it.
-
-    Of several engines each has a share of the device, whatever the others hold at this moment.
-    """
+    """Each of several engines has a share of the device, whatever the others use now."""
     free, total = torch.cuda.mem_get_info(device)
     taken = 0 if engine.data_parallel_size > 1 else total - free
     return DeviceMemory(total, taken + weight_bytes)
@@ -122,9 +106,7 @@ def device_blocks(
     vocab_size: int,
     drafts_for: EngineConfig | None = None,
 ) -> int:
-    """KV blocks for a device: `numBlocks`, or of `deviceMemoryShare` what weights and steps leave,
-    else those of `kvCacheMemory`.
-    """
+    """`numBlocks`, or what weights and steps leave of `deviceMemoryShare`, else `kvCacheMemory`."""
     share = engine.device_memory_share
     if share is None or engine.num_blocks is not None:
         return blocks_that_fit(geometry, engine, drafts_for)
@@ -142,9 +124,7 @@ def device_blocks(
 
 
 def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
-    """Memory of a device for logits, float32, and for choosing tokens from them: reckoned, not
-    measured.  Each captured graph keeps the logits that it writes.
-    """
+    """Device memory for float32 logits and sampling: calculated, not measured."""
     most = engine.max_decode_rows
     copies = max(SAMPLING_COPIES * most, SCORING_COPIES * MOST_ROWS)
     num_rows = sum(graph_sizes(most)) + copies
@@ -152,17 +132,14 @@ def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
 
 
 class DeviceKVCache:
-    """See `engine.ports.KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the
-    device.
-    """
+    """A `KVMemory`.  tensor: `[blocks, Hkv, layers, 2, block_size, D]` on the device."""
 
     def __init__(
         self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0
     ) -> None:
-        """geometry: of what is held here; first_head: the number of the first head of it in the
-        model.
+        """geometry: of this part; first_head: its first head in the model.
 
-        Raises ModelError where the device has no room for it, with the bytes that it needs.
+        Raises ModelError where the device has no room for it.
         """
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -191,26 +168,22 @@ class DeviceKVCache:
             self._stream.wait_stream(torch.cuda.default_stream(device))
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """A copy of these heads of one block, as of now.
-
-        Raises IndexError for a block that does not exist.
-        """
+        """A copy of these heads of one block.  Raises IndexError for an unknown block."""
         copy = self.staging(block_id, heads)
         self.copy(torch.frombuffer(copy, dtype=torch.uint8), self.part(block_id, heads))
         return copy
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
-        """Pinned memory, not yet written.  Raises IndexError for a block that does not exist."""
+        """Pinned memory, not written yet.  Raises IndexError for a block that does not exist."""
         num_bytes = len(self.part(block_id, heads))
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         return host.numpy().data
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
-        """Copy to the device; it is there when this returns."""
+        """Copy to the device; complete on return."""
         self.copy(self.part(block_id, heads), torch.frombuffer(staging, dtype=torch.uint8))
 
     def slots(self, num_bytes: int) -> "DeviceSlots":
-        """See `engine.ports.HasSlots`."""
         with torch.cuda.stream(self._stream):  # torch reuses memory for the stream that had it
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.tensor.device)
         if self._stream is not None:
@@ -218,10 +191,7 @@ class DeviceKVCache:
         return DeviceSlots(self, memory)
 
     def part(self, block_id: int, heads: range | None = None) -> torch.Tensor:
-        """Bytes of these heads of one block on the device, in one run.
-
-        Raises IndexError for a block that does not exist.
-        """
+        """Contiguous bytes on the device.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         held = heads or self.heads
@@ -229,7 +199,7 @@ class DeviceKVCache:
         return self._blocks[block_id, held.start - first : held.stop - first].view(-1)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """To, from or on the device, after no step; all of it is there when this returns."""
+        """To, from or on the device, without waiting for steps; complete on return."""
         if self._stream is None:
             target.copy_(source)
             return
@@ -241,7 +211,7 @@ class DeviceKVCache:
 
 
 class DeviceSlots:
-    """`engine.ports.SlotMemory` on the device of a cache."""
+    """A `SlotMemory` on the device of a cache."""
 
     def __init__(self, cache: DeviceKVCache, memory: torch.Tensor) -> None:
         self._cache = cache
@@ -250,22 +220,18 @@ class DeviceSlots:
         self.device: int | None = memory.device.index
 
     def write(self, start: int, data: bytes) -> None:
-        """See ports.SlotMemory."""
         source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._cache.copy(self.array[start : start + len(data)], source)
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """See ports.SlotMemory."""
         target = torch.empty(num_bytes, dtype=torch.uint8)
         self._cache.copy(target, self.array[start : start + num_bytes])
         return target.numpy().tobytes()
 
     def load(self, start: int, block_id: int, heads: range) -> None:
-        """See ports.SlotMemory."""
         part = self._cache.part(block_id, heads)
         self._cache.copy(self.array[start : start + len(part)], part)
 
     def write_block(self, start: int, block_id: int, heads: range) -> None:
-        """See ports.SlotMemory."""
         part = self._cache.part(block_id, heads)
         self._cache.copy(part, self.array[start : start + len(part)])

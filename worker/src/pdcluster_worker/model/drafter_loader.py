@@ -1,9 +1,7 @@
-"""Opens what drafts tokens: nothing, a search in a request's own tokens, or a second model beside
-the engine's.
+"""Creates the drafter of speculative decoding: none, n-grams, or a draft model.
 
-A draft model runs in the engine process, on the same device and in the same dtype,
-undivided also where the engine has ranks.  Its KV blocks come out of the engine's
-memory for them, divided so that both caches hold about as many tokens.
+A draft model runs in the engine process, on the same device and never sharded.  It shares the
+engine's KV memory so that both caches hold about as many tokens.
 """
 
 import json
@@ -31,18 +29,16 @@ FIELD = "engine.speculation.draftModel"
 
 @dataclass(frozen=True, slots=True)
 class KvMemorySplit:
-    """Settings of the engine, and of its draft model's runner; None without one."""
+    """Engine settings, and those of the draft model's runner; None without one."""
 
     engine: EngineConfig
     draft: EngineConfig | None
 
 
 def divide(model: ModelConfig, engine: EngineConfig) -> KvMemorySplit:
-    """Divide the memory for KV blocks.
+    """Raises ModelError for a draft model with another vocabulary.
 
-    Raises ModelError for a draft model that cannot draft for this one.
-
-    numBlocks are those of the engine; the draft model then has as many beside them.
+    `numBlocks` is the engine's; the draft model has as many in addition.
     """
     drafts = engine.drafts
     if drafts is None or drafts.draft_model is None:
@@ -72,10 +68,9 @@ def divide(model: ModelConfig, engine: EngineConfig) -> KvMemorySplit:
 def open_draft_runner(
     model: ModelConfig, division: KvMemorySplit, device: str
 ) -> tuple[Runner, int] | None:
-    """The draft model's runner and the number of its KV blocks; before the engine's own, which
-    counts what is taken of a GPU.
+    """The draft model's runner and its number of KV blocks.  Raises ModelError.
 
-    Raises ModelError.
+    Called before the engine's own cache is opened, which takes what is left of a GPU.
     """
     drafts = division.engine.drafts
     if division.draft is None or drafts is None or drafts.draft_model is None:
@@ -98,7 +93,7 @@ def open_draft_runner(
 def make_drafter(
     engine: EngineConfig, opened: tuple[Runner, int] | None, info: ModelInfo
 ) -> Drafter | None:
-    """Make the drafter; None where drafting is off.  info: of the engine's own model."""
+    """info: of the engine's own model."""
     if engine.drafts is None:
         return None
     if opened is None:
@@ -117,7 +112,7 @@ def make_drafter(
 
 
 def check_vocabulary(model: Path, draft: Path) -> None:
-    """Raises ModelError, with the first difference, unless both models' tokens are the same."""
+    """Raises ModelError, with the first difference, unless both vocabularies are equal."""
     ours, theirs = vocabulary(model), vocabulary(draft)
     if ours == theirs:
         return
@@ -134,7 +129,7 @@ def check_vocabulary(model: Path, draft: Path) -> None:
 
 
 def vocabulary(folder: Path) -> dict[int, str]:
-    """Tokens by their ids, of the folder's tokenizer.json.  Raises ModelError."""
+    """Tokens by id, from tokenizer.json.  Raises ModelError."""
     content = _json(folder / "tokenizer.json")
     try:
         found = content["model"]["vocab"]
@@ -152,7 +147,7 @@ def vocabulary(folder: Path) -> dict[int, str]:
 
 
 def token_values(folder: Path) -> int:
-    """Numbers in the KV cache for one token, by the folder's config.json.  Raises ModelError."""
+    """Elements of KV cache for one token, from config.json.  Raises ModelError."""
     content = _json(folder / "config.json")
     sizes = content.get("text_config", content)
     try:

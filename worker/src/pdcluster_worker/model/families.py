@@ -1,8 +1,6 @@
-"""The way from a model's module to our decoder's weights.
+"""Reads our decoder's weights from a model's module, by the traits of its family.
 
-Its family gives a handful of traits; biases, sizes, the rotary embedding's kind and
-tied heads are read from the module itself.  A module that does not have the
-expected parts is left to transformers' own code.
+Modules with unexpected parts are left to transformers' code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +30,7 @@ from pdcluster_worker.model.parallel.sharding import (
 
 
 class UnsupportedArchError(Exception):
-    """Our decoder does not run this model; the message says why."""
+    """Our decoder does not run this model; the message has the reason."""
 
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -53,9 +51,8 @@ def read_weights(
 ) -> DecoderWeights:
     """Pack this rank's part of the module's weights.
 
-    Raises UnsupportedArchError for a type or form that our decoder does not have.
-
-    windows: of each layer of the model, in tokens; None = it sees all.
+    windows: of each layer, in tokens; None = full attention.
+    Raises UnsupportedArchError for a type or structure that our decoder does not support.
     """
     family, activation = traits_of(module)
     model = module.model
@@ -90,10 +87,7 @@ def read_weights(
 
 
 def traits_of(module: Any) -> tuple[Family, Activation]:
-    """The traits of a model that our decoder runs.
-
-    Raises UnsupportedArchError for a type or form that it does not have.
-    """
+    """Raises UnsupportedArchError for a type or structure that our decoder does not support."""
     config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -112,7 +106,7 @@ def traits_of(module: Any) -> tuple[Family, Activation]:
 
 
 def _check_parts(layer: Any, family: Family) -> None:
-    """Refuse a layer with a part that would be left out."""
+    """Refuse a layer with a part that our decoder would ignore."""
     parts = {name for name, _ in layer.named_children()}
     if parts != LAYER_PARTS:
         raise UnsupportedArchError(
@@ -178,7 +172,7 @@ def _layer(
 def _pack(
     operations: Operations, dtype: torch.dtype, *products: SplitProduct, wide: bool = False
 ) -> Packed:
-    """Weights of products of one input, one after another, of the model's dtype."""
+    """Products of one input, concatenated."""
     weights = [product.weight for product in products]
     together = torch.cat(weights) if len(weights) > 1 else weights[0]
     return operations.pack(together.to(dtype), _bias(products, dtype), wide=wide)
@@ -203,9 +197,7 @@ def _norm(operations: Operations, norm: Any, family: Family) -> Norm:
 
 
 def rotary_table(model: Any, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [max_model_len, R] of every position, by the module's own code, so that
-    each kind of scaling is its.
-    """
+    """Cosines and sines [max_model_len, R] of every position, by the module's own code."""
     like = model.embed_tokens.weight[:1].unsqueeze(0)
     positions = torch.arange(max_model_len, device=like.device).unsqueeze(0)
     cosine, sine = model.rotary_emb(like, positions)

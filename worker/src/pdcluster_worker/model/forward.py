@@ -1,6 +1,4 @@
-"""The seam between the runner and a model's code: our own decoder, or transformers' module over the
-same operations.
-"""
+"""Interface between the runner and a model: our decoder, or transformers' module."""
 
 from typing import Protocol
 
@@ -11,13 +9,11 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 
 class Forward(Protocol):
-    """One model over one KV cache."""
+    """A model over its KV cache."""
 
-    code: str
-    """Code that computes the layers, for the log and /version: "decoder" or "transformers"."""
+    code: str  # "decoder" or "transformers"
 
     operations: Operations
-    """Operations that it computes by."""
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Compute one step and store its keys and values.
@@ -27,9 +23,9 @@ class Forward(Protocol):
         ...
 
     def warm_up(self, num_rows: int) -> None:
-        """Have the code of products of so many rows made."""
+        """Compile the products for that many rows."""
         ...
 
     def close(self) -> None:
-        """End what it started beside this process."""
+        """End other processes that it started."""
         ...

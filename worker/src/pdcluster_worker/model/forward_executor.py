@@ -1,9 +1,4 @@
-"""Ways to begin a forward pass, and the number of batches that a runner takes at once for that.
-
-A GPU computes while its host goes on, and so does a thread of its own on a CPU;
-there a second batch is taken meanwhile.  Where neither is wanted the pass is done
-when it has begun, and a batch is waited for before the next.
-"""
+"""Starts forward passes: inline, or in a thread so that the next batch is planned meanwhile."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,33 +7,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Pass = Callable[[], tuple[Tensor, float]]
-"""Computes the logits of a step, and says how many seconds that took."""
+Pass = Callable[[], tuple[Tensor, float]]  # returns the logits of a step and its seconds
 
 
 class ForwardExecutor(Protocol):
-    """Begins forward passes, one after another."""
-
-    depth: int
-    """See `engine.ports.ModelRunner`."""
+    depth: int  # batches that are submitted at a time
 
     def begin(self, forward: Pass) -> "Future[tuple[Tensor, float]]":
-        """Begin one pass; what it raises, the future does."""
+        """Exceptions are set on the future."""
         ...
 
     def close(self) -> None:
-        """Wait for the pass that is under way."""
+        """Wait for the running pass."""
         ...
 
 
 class InlineExecutor:
-    """In the caller's thread: of a CPU, done at once; of a GPU (`depth` 2), launched."""
+    """In the caller's thread; a pass on a GPU (`depth` 2) is only launched."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
 
     def begin(self, forward: Pass) -> "Future[tuple[Tensor, float]]":
-        """See `ForwardExecutor`."""
         future: Future[tuple[Tensor, float]] = Future()
         try:
             future.set_result(forward())
@@ -47,11 +37,11 @@ class InlineExecutor:
         return future
 
     def close(self) -> None:
-        """See `ForwardExecutor`: nothing is under way."""
+        pass
 
 
 class ThreadExecutor:
-    """In a thread of its own, with as many threads for its products as the caller has."""
+    """In its own thread, with as many OpenMP threads as the caller has."""
 
     depth = 2
 
@@ -62,9 +52,7 @@ class ThreadExecutor:
         )
 
     def begin(self, forward: Pass) -> "Future[tuple[Tensor, float]]":
-        """See `ForwardExecutor`."""
         return self._pool.submit(forward)
 
     def close(self) -> None:
-        """See `ForwardExecutor`."""
         self._pool.shutdown()

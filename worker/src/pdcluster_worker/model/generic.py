@@ -1,8 +1,6 @@
-"""transformers' own module over our operations: for every model type that our decoder does not
-have.
+"""transformers' own module over our operations, for types that our decoder does not support.
 
-Its layers call our attention function, its linear layers are packed ones; all
-else is the module's code.
+Only attention and linear layers are replaced.
 """
 
 from collections.abc import Sequence
@@ -17,8 +15,6 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 
 class Generic:
-    """See `model.forward.Forward`."""
-
     code = "transformers"
 
     def __init__(self, module: Any, operations: Operations) -> None:
@@ -26,7 +22,6 @@ class Generic:
         self._module = module
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """See `Forward`."""
         # logits_to_keep leaves scaling and capping of logits to the model's own code.
         out = self._module(
             input_ids=plan.token_ids.unsqueeze(0),
@@ -39,16 +34,14 @@ class Generic:
         return logits
 
     def warm_up(self, num_rows: int) -> None:
-        """See `Forward`: the module's products are met by its first steps."""
+        """Nothing: the first steps compile the module's products."""
 
     def close(self) -> None:
-        """See `Forward`: it started nothing."""
+        pass
 
 
 class PlannedAttention:
-    """The attention of one step (`model.attention.Attend`): stores the step's keys and values, then
-    attends over the cache.
-    """
+    """Attention of one step: stores its keys and values, then attends over the cache."""
 
     def __init__(self, plan: StepPlan, operations: Operations) -> None:
         self._plan = plan
@@ -64,7 +57,7 @@ class PlannedAttention:
         sliding_window: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """One layer.  Its other options were found harmless when the model was loaded."""
+        """Other options were checked by `probe` at load."""
         qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).flatten(1).contiguous()
         self._operations.rope_store(qkv, self._plan, module.layer_idx, None, None)
         out = self._operations.attend(qkv, self._plan, module.layer_idx, sliding_window)
@@ -72,8 +65,6 @@ class PlannedAttention:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer by our operations; its weights are packed, the original may be dropped."""
-
     def __init__(self, linear: nn.Linear, operations: Operations, *, wide: bool) -> None:
         super().__init__()
         bias = None if linear.bias is None else linear.bias.detach()
@@ -83,10 +74,7 @@ class PackedLinear(nn.Module):
         self._dtype = linear.weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product of the last dimension.
-
-        Raises TypeError for another dtype than the weights', as the layer itself does.
-        """
+        """Raises TypeError for another dtype than the weights', as nn.Linear does."""
         if x.dtype != self._dtype:
             raise TypeError(f"a product of {self._dtype} weights with {x.dtype} rows")
         rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -95,17 +83,13 @@ class PackedLinear(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A linear layer that was replaced in its parent."""
-
     parent: nn.Module
     name: str
     original: nn.Module
 
 
 def pack_linears(module: Any, operations: Operations) -> list[Replaced]:
-    """Replace the module's linear layers by packed ones, the head by one whose logits
-    are float32.
-    """
+    """Replace linear layers by packed ones; logits of the head are float32."""
     head = module.get_output_embeddings()
     replaced = [
         Replaced(parent, name, child)
@@ -124,6 +108,5 @@ def pack_linears(module: Any, operations: Operations) -> list[Replaced]:
 
 
 def unpack(replaced: Sequence[Replaced]) -> None:
-    """Put the original layers back."""
     for each in replaced:
         setattr(each.parent, each.name, each.original)

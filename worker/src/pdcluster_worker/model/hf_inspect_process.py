@@ -1,10 +1,7 @@
-"""`python -m pdcluster_worker.model.hf_inspect_process FILE SETTINGS`: the process that asks
-transformers about a model.
+"""`python -m pdcluster_worker.model.hf_inspect_process FILE SETTINGS`: inspect a model.
 
-Loads the model by transformers' code with all its checks, and writes FILE: the
-module's form, and its logits for the two sequences of the proof.  Of several that
-are asked the same at once, one does it.  Exit status 2: the model is refused, and the
-line on stdout says why.
+Loads the model with all checks and writes its spec and reference logits to FILE.  Exit status 2:
+the model is refused, with the reason on stdout.
 """
 
 import fcntl
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def main(file: Path, settings: str) -> int:
-    """Answer the question of these settings; returns the exit status."""
     die_with_parent()
     start_logging()
     path, dtype, max_model_len, threads = json.loads(settings)
@@ -32,9 +28,7 @@ def main(file: Path, settings: str) -> int:
 
 
 def inspect_once(file: Path, question: InspectRequest) -> int:
-    """Write the answer unless it is there, or another process is writing it; returns the exit
-    status.
-    """
+    """Write the answer unless it exists, one process at a time.  Returns the exit status."""
     lock_file = file.with_suffix(".lock")
     with lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -50,7 +44,7 @@ def inspect_once(file: Path, question: InspectRequest) -> int:
 
 
 def inspect(question: InspectRequest) -> "ArchAnswer":
-    """transformers' answer.  Raises ModelError for a model that cannot be served."""
+    """Raises ModelError for a model that cannot be served."""
     from pdcluster_worker.model import arch_spec, logits_check
     from pdcluster_worker.model.families import UnsupportedArchError
     from pdcluster_worker.model.loading.loader import load_model

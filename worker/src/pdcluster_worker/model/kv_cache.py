@@ -1,10 +1,6 @@
-"""The KV cache: one run of memory, `[num_blocks, num_kv_heads, num_layers, 2, block_size,
-head_dim]`.
+"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous.
 
-A block is one contiguous run of bytes, and so is the part of it that belongs to
-some of the heads, which is what a transport moves (`engine.ports.KVMemory`).
-Memory is taken from the system page by page as blocks are first written.  Which
-request owns which block is the engine's business.
+A block, and the part of it of some heads, is one run of bytes, which a transport moves.
 """
 
 import contextlib
@@ -23,7 +19,6 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def block_num_bytes(geometry: KVGeometry) -> int:
-    """Bytes of one block."""
     values = (
         geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
     )
@@ -33,10 +28,7 @@ def block_num_bytes(geometry: KVGeometry) -> int:
 def blocks_that_fit(
     geometry: KVGeometry, engine: EngineConfig, drafts_for: EngineConfig | None = None
 ) -> int:
-    """Blocks of `numBlocks`, or that `kvCacheMemory` holds.
-
-    Raises ModelError for fewer than an engine can have.
-    """
+    """`numBlocks`, or what `kvCacheMemory` holds.  Raises ModelError for too few."""
     block_bytes = block_num_bytes(geometry)
     num_blocks = engine.num_blocks
     if num_blocks is None:
@@ -46,10 +38,7 @@ def blocks_that_fit(
 
 
 class KVCache:
-    """The memory as a tensor, and its bytes for a transport.
-
-    heads: those that this process moves; its ranks share one cache, of all heads.
-    """
+    """heads: those that this process transfers; an engine's ranks share one cache of all heads."""
 
     def __init__(
         self,
@@ -58,11 +47,7 @@ class KVCache:
         descriptor: int | None = None,
         place: ParallelRank = ONE_RANK,
     ) -> None:
-        """descriptor: memory that the ranks of an engine share (`parallel.shared`); None = memory
-        of its own.
-
-        place: of the rank that this process is
-        """
+        """descriptor: shared memory of the ranks (`parallel.shared`); None = its own memory."""
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)
@@ -81,15 +66,12 @@ class KVCache:
         )
 
     def part(self, place: ParallelRank) -> torch.Tensor:
-        """The heads and layers of one rank of the engine, contiguous from the layers on."""
+        """Heads and layers of one rank, contiguous from the layers on."""
         layers = place.layers(self.geometry.num_layers)
         return self.tensor[:, place.share(self.geometry.num_kv_heads), layers.start : layers.stop]
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """The writable bytes of these heads of one block.
-
-        Raises IndexError for a block that does not exist.
-        """
+        """Writable bytes of these heads of one block.  Raises IndexError for an unknown block."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         start, part = block_id * self.block_bytes, heads or self.heads
@@ -98,17 +80,14 @@ class KVCache:
         ]
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
-        """The block itself."""
         return self.block(block_id, heads)
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
-        """Nothing is left to do."""
+        """Nothing to do: the staging memory is the block."""
 
 
 def _reserve(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, page-aligned, that costs nothing until it is touched; in huge pages
-    where Linux gives them.
-    """
+    """Zeroed private memory, page-aligned, in huge pages where possible, taken on first use."""
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as e:

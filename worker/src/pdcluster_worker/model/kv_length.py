@@ -1,6 +1,4 @@
-"""The longest request that a KV pool holds: a length that was asked for is refused above it, one
-that was not is lowered, as far as requests are of use.
-"""
+"""Checks or lowers max_model_len to the longest request that the KV cache holds."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -24,13 +22,11 @@ def fit_length(
     engine: EngineConfig,
     drafts_for: EngineConfig | None = None,
 ) -> ModelInfo:
-    """The model's facts with a length that the pool holds; its note says so where that is lower.
+    """The model's facts with a length that fits; `length_note` explains a lowered one.
 
-    Raises ModelError with the bytes needed where engine.maxModelLen asks for more, and where it
-    asks for nothing and the pool holds no request of `LEAST_TOKENS`.
-
-    drafts_for: see `runner_loader.open_runner`.  The length that is asked of that engine is the
-                draft model's too, and lowered where its pool holds less.
+    drafts_for: the engine that this draft model is for; its length is lowered where needed.
+    Raises ModelError where engine.maxModelLen does not fit, or where the default holds fewer than
+    `LEAST_TOKENS`.
     """
     is_draft = drafts_for is not None
     requested = engine.max_model_len if drafts_for is None else drafts_for.max_model_len
@@ -74,7 +70,7 @@ def fit_length(
 
 @dataclass(frozen=True, slots=True)
 class _BlockPool:
-    """A pool of KV blocks.  sizes: without the null block; held: most tokens of one request."""
+    """sizes: without the null block; held: tokens of the longest request."""
 
     engine: EngineConfig
     sizes: EngineSettings
@@ -84,11 +80,10 @@ class _BlockPool:
     is_draft: bool
 
     def needed(self, num_tokens: int) -> int:
-        """Blocks for one request; one to spare for a hand-over, or the null block."""
+        """One block more than the tokens take, for a transfer or the null block."""
         return 1 + most_blocks(num_tokens, self.sizes)
 
     def holds(self, num_tokens: int) -> str:
-        """Blocks and bytes that one request takes, and that there are."""
         needed = self.needed(num_tokens)
         return (
             f"one request of {num_tokens} tokens takes {needed} KV blocks "
@@ -97,6 +92,5 @@ class _BlockPool:
         )
 
     def raised(self, num_tokens: int) -> str:
-        """See `kv_size_advice.raised`."""
         needed = self.needed(num_tokens)
         return raised(self.engine, needed, self.block_bytes, is_draft=self.is_draft)

@@ -1,26 +1,20 @@
-"""Words of what to change where a pool of KV blocks is too small, in the fields and figures of the
-worker's own file: an engine here has only its share of them.
-"""
+"""Messages about a too small KV cache, in the fields and figures of the worker's config file."""
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 
+# shortest useful request: a chat template takes about 30 tokens, a default completion 16
 LEAST_TOKENS = 64
-"""Fewest tokens, prompt and output, of a request that is of use: a chat template with its own
-system prompt takes about 30, and a completion is 16 long where its request does not say.
-"""
 
-LEAST_BLOCKS = 2
-"""Fewest KV blocks of a pool: one request needs as many to decode past a block."""
+LEAST_BLOCKS = 2  # one request needs two to decode past a block
 
 
 def raised(
     engine: EngineConfig, num_blocks: int, block_bytes: int, *, is_draft: bool = False
 ) -> str:
-    """The fix that gives each engine so many blocks, in the field that decides on the pool's size.
+    """The fix that gives each engine so many blocks.
 
-    is_draft: the pool is a draft model's.  Memory that it divides with the engine's own model has
-              no figure here: both pools decide on that.
+    is_draft: of a draft model's cache, which has no figure: it shares memory with the engine's.
     """
     size, num_bytes = engine.data_parallel_size, num_blocks * block_bytes
     of_all = f", which {size} engines share" if size > 1 else ""
@@ -42,10 +36,7 @@ def check_num_blocks(
     block_bytes: int,
     drafts_for: EngineConfig | None = None,
 ) -> None:
-    """Raise ModelError for fewer than `LEAST_BLOCKS`, with those that a request needs.
-
-    drafts_for: see `runner_loader.open_runner`.
-    """
+    """Raise ModelError for fewer than `LEAST_BLOCKS`."""
     if num_blocks >= LEAST_BLOCKS:
         return
     num_tokens = _request_tokens(engine, drafts_for)
@@ -69,7 +60,7 @@ def _has_draft_model(engine: EngineConfig) -> bool:
 
 
 def _request_tokens(engine: EngineConfig, drafts_for: EngineConfig | None) -> int:
-    """Tokens of the request that a pool must hold: a draft model's need not be the longest."""
+    """Tokens that the cache must hold; a draft model's need not hold the longest request."""
     if drafts_for is None:
         return engine.max_model_len or LEAST_TOKENS
     return min(drafts_for.max_model_len or LEAST_TOKENS, LEAST_TOKENS)

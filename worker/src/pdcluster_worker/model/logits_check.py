@@ -1,10 +1,7 @@
-"""The comparison that our decoder must pass before it serves: its logits beside those of
-transformers' module.
+"""Compares our decoder's logits with transformers' at every load, before it serves.
 
-Both compute the same two short sequences over a KV cache, as a prefill and as
-a decode step after it.  A part that a family's traits do not name (a bias, a
-scale, another rotation) shows as a difference far above rounding.  Ours computes them
-at every load; transformers' logits may be a kept answer (`model.loading.hf_inspect`).
+Both compute two short sequences as a prefill and a decode step.  A missing part (bias, scale,
+rotation) differs far more than rounding.
 """
 
 from collections.abc import Sequence
@@ -23,22 +20,16 @@ from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.step_plan import StepPlanner
 
-LONG, SHORT = 21, 6
-"""Tokens of the two sequences, where the cache holds them; the last of each is a decode step."""
+LONG, SHORT = 21, 6  # tokens of the two sequences; the last of each is a decode step
 
-BLOCK_SIZE = 16
-"""Block size of the cache for transformers' logits; they do not depend on it."""
+BLOCK_SIZE = 16  # for transformers' logits, which do not depend on it
 
+# relative to the logits' norm: rounding in another order, with margin
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.08}
-"""Largest difference of the logits, relative to their size: the rounding of another order, with
-room.
-"""
 
 
 def expected_logits(loaded: LoadedModel) -> Tensor:
-    """transformers' logits of every token of both sequences, one after the other, [tokens,
-    vocab_size] in the model's dtype.
-    """
+    """Logits of every token of both sequences, [tokens, vocab_size] in the model's dtype."""
     info = loaded.info
     size = info.geometry.block_size
     cache = KVCache(info.geometry, num_blocks(size))
@@ -53,13 +44,10 @@ def expected_logits(loaded: LoadedModel) -> Tensor:
 
 
 def logits_difference(ours: Forward, theirs: Tensor, info: ModelInfo, num_blocks: int) -> float:
-    """Norm of the difference of both models' logits over the norm of `theirs`; NaN counts as
-    infinite.
+    """Relative norm of the difference; NaN counts as infinite.
 
-    theirs: what `needed` gave, of a model whose length may have been lowered to its KV cache's
-            since.
-    Writes to the first blocks of our KV cache, of at least `num_blocks`: none may have an owner
-    yet.
+    theirs: from `expected_logits`, maybe of a greater length limit.
+    Overwrites the first `num_blocks` blocks of our KV cache: none may have an owner yet.
     """
     block_size = info.geometry.block_size
     short = min(SHORT, len(theirs) // 2)
@@ -73,7 +61,6 @@ def logits_difference(ours: Forward, theirs: Tensor, info: ModelInfo, num_blocks
 
 
 def num_blocks(block_size: int) -> int:
-    """Blocks that the comparison writes to where there are enough."""
     return -(-LONG // block_size) + -(-SHORT // block_size)
 
 

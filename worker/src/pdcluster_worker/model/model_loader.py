@@ -1,6 +1,4 @@
-"""Opens a model at start: by transformers' answer where there is one, else by
-transformers' code.
-"""
+"""Opens a model at start: by an inspection answer, else by transformers' code."""
 
 import logging
 import time
@@ -24,9 +22,9 @@ logger = logging.getLogger(__name__)
 def open_model(
     question: InspectRequest, block_size: int, inspection: Inspection | None = None
 ) -> LoadedModel:
-    """Load a model.  asked: what was asked early; another question is asked again.
+    """inspection: started early; closed if it was for another request.
 
-    Raises ModelError with the reason when it is missing or cannot be served.
+    Raises ModelError when the model is missing or cannot be served.
     """
     if inspection is None or inspection.question != question:
         if inspection is not None:
@@ -37,7 +35,7 @@ def open_model(
 
 
 def by_transformers(question: InspectRequest, block_size: int) -> LoadedModel:
-    """Load a model by transformers' code, whose module can compute.  Raises ModelError."""
+    """Raises ModelError."""
     return load_model(
         question.path,
         question.dtype,
@@ -56,7 +54,7 @@ def _inspected(question: InspectRequest) -> Inspection | None:
 
 
 def _by_answer(inspection: Inspection, block_size: int) -> LoadedModel | None:
-    """The model of this answer; None when it has none, which the log says."""
+    """None without a usable answer (logged)."""
     started = time.monotonic()
     question = inspection.question
     torch.set_num_threads(question.threads or available_threads())

@@ -1,9 +1,7 @@
-"""Log probabilities of a prompt's own tokens, from the rows of the steps that compute it.
+"""Log probabilities of prompt tokens.
 
-A row's logits are those of the next token, so the prompt's first token has none.
-They are large: a step with many such rows runs in parts, and of each part's
-logits only figures are kept.  What the chunks of a prompt give is kept until its
-request is forgotten; a prompt that is computed again gives the same once more.
+A row's logits are those of the next token, so the first token has none.  A step with many such
+rows runs in parts to bound memory.  Results are kept until the request is forgotten.
 """
 
 import math
@@ -23,15 +21,13 @@ from pdcluster_worker.model.sampling.logprobs import LogprobsRequest, logprobs
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
+# rows whose logits are held at once: 156 MB with 152k tokens, and enough for fast products
 MOST_ROWS = 256
-"""Rows whose logits are held at once: 156 MB of a vocabulary of 152k tokens, and as many rows as
-products need to run well.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """A row of a step, and the position of the prompt's token that its logits are of."""
+    """A row of a step, and the position of the prompt token that its logits predict."""
 
     row: int
     request: EngineRequest
@@ -39,7 +35,6 @@ class PromptRow:
 
 
 def prompt_rows(batch: Batch) -> list[PromptRow]:
-    """The rows of a batch that give log probabilities of prompts, in order."""
     rows: list[PromptRow] = []
     first = 0
     for item in batch.items:
@@ -55,16 +50,14 @@ def prompt_rows(batch: Batch) -> list[PromptRow]:
 
 
 class PromptLogprobs:
-    """Log probabilities computed so far for the prompts of live requests, by position."""
+    """Log probabilities of live requests' prompts, by position."""
 
     def __init__(self, row_ops: RowOperations) -> None:
         self._row_ops = row_ops
         self._kept: dict[str, dict[int, PromptLogprob]] = {}
 
     def logits(self, forward: Forward, plan: StepPlan, rows: Sequence[PromptRow]) -> Tensor:
-        """Logits of the plan's sampled rows, as `forward` gives them; figures of the prompts' rows
-        are kept.
-        """
+        """Logits of the plan's sampled rows; prompt rows are scored and kept."""
         by_row = {row.row: row for row in rows}
         needed = torch.tensor(sorted([*plan.sample_at.tolist(), *by_row]))
         count = 1 if len(needed) <= MOST_ROWS else -(-plan.num_tokens // MOST_ROWS)
@@ -81,10 +74,7 @@ class PromptLogprobs:
         return torch.cat(sampled)
 
     def of(self, request: EngineRequest, outcome: RowOutcome) -> RowOutcome:
-        """The outcome with the prompt's log probabilities, where they are still to be said.
-
-        A request whose logits were not finite anywhere fails.
-        """
+        """Adds the prompt's log probabilities; non-finite logits anywhere fail the request."""
         if not isinstance(outcome, Sample) or not request.scores_prompt:
             return outcome
         kept = self._kept.get(request.request_id, {})
@@ -102,11 +92,10 @@ class PromptLogprobs:
         return Sample(outcome.token_id, outcome.logprob, outcome.top_logprobs, figures)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for this request; unknown ids are a no-op."""
+        """Unknown ids are a no-op."""
         self._kept.pop(request_id, None)
 
     def _keep(self, logits: Tensor, places: Sequence[PromptRow | None]) -> None:
-        """Figures of the rows of `logits` that belong to a prompt."""
         rows = [(place, row) for place, row in enumerate(places) if row is not None]
         if not rows:
             return

@@ -1,9 +1,7 @@
-"""Runs a batch: plan, one forward pass over all its tokens, one sample for each request that is up
-to date.
+"""Runs a batch: plan, one forward pass over all tokens, sampling.
 
-`Runner` is the engine's `ModelRunner`.  It knows a request's tokens, block
-table and sampling, and nothing of queues, transfers or clients.  Running the
-same items again writes the same keys and values and chooses the same tokens.
+The engine's `ModelRunner`: it knows tokens, block tables and sampling, but no queues, transfers or
+clients.  Running the same items again gives the same keys, values and tokens.
 """
 
 import socket
@@ -41,32 +39,19 @@ Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
 @dataclass(slots=True)
 class _SubmittedStep:
-    """A batch that was submitted.
-
-    unknown: its rows whose tokens are those that the step before samples, and their requests.
-    prompt_rows: its rows that give log probabilities of prompts.
-    places: after which tokens one is sampled.  masks: of these, where some are constrained.
-    seconds: of making its inputs.  logits: of its forward pass, once that has begun.
-    """
-
     batch: Batch
     plan: StepPlan
-    unknown: list[tuple[int, EngineRequest]]
-    prompt_rows: list[PromptRow]
-    places: list[SamplePlace]
-    seconds: float
+    unknown: list[tuple[int, EngineRequest]]  # rows whose token the previous step samples
+    prompt_rows: list[PromptRow]  # to score
+    places: list[SamplePlace]  # where tokens are sampled
+    seconds: float  # to make the inputs
     masks: "Future[Masks] | None" = None
     logits: "Future[tuple[Tensor, float]] | None" = None
 
 
 class Runner:
-    """A loaded model over its KV cache.
-
-    forward: what computes its layers.  longest_warm_up_seconds: of the steps of `warm_up`.
-    seconds, depth: see `engine.ports.ModelRunner`.
-    kv_channels: to the other ranks of the engine that move KV of their own
-        (`kv_transfer.rank_port`).
-    threads: of its steps.
+    """longest_warm_up_seconds: of one step of `warm_up`.
+    kv_channels:             to other ranks that transfer KV (`kv_transfer.rank_port`).
     """
 
     def __init__(
@@ -99,10 +84,7 @@ class Runner:
         self._prompts = PromptLogprobs(self._row_ops)
 
     def submit(self, batch: Batch) -> None:
-        """Plan the batch; its forward pass begins now, or when the step before has its tokens.
-
-        See `engine.ports.ModelRunner`.
-        """
+        """Plan the batch; its forward pass starts once the previous step's tokens are known."""
         started = time.monotonic()
         self._planners.rotate(1)
         plan = self._planners[0].plan(batch)
@@ -120,10 +102,9 @@ class Runner:
             self._begin(step, {})
 
     def wait(self) -> list[RowOutcome]:
-        """Wait for the logits, choose tokens, and begin the step after.
+        """Wait for the logits, sample, and start the next step.
 
-        See `engine.ports.ModelRunner`.  A request whose logits are not finite, or whose sampling
-        leaves no token, fails alone.
+        A request with non-finite logits, or with no token left to sample, fails alone.
         """
         step = self._steps.popleft()
         try:
@@ -150,9 +131,9 @@ class Runner:
         return outcomes
 
     def _begin(self, step: _SubmittedStep, chosen: Mapping[EngineRequest, int]) -> None:
-        """Begin the forward pass; masks are filled beside it.
+        """Start the forward pass; masks are filled meanwhile.
 
-        chosen: tokens of the step before, which their requests have not yet.
+        chosen: tokens of the previous step, not yet in their requests.
         """
         step.masks = self._masks.begin(step.places, chosen)
 
@@ -195,12 +176,11 @@ class Runner:
         ]
 
     def execute(self, batch: Batch) -> list[RowOutcome]:
-        """Submit the batch and wait for it."""
         self.submit(batch)
         return self.wait()
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for this request; unknown ids are a no-op."""
+        """Unknown ids are a no-op."""
         for planner in self._planners:
             planner.forget(request_id)
         self._sampler.forget(request_id)
@@ -208,18 +188,16 @@ class Runner:
         self._prompts.forget(request_id)
 
     def close(self) -> None:
-        """End the other ranks, where there are some, after the step under way."""
+        """Waits for the running step; ends other ranks."""
         self._beginning.close()
         self._masks.close()
         self.grammars.close()
         self.forward.close()
 
     def warm_up(self) -> None:
-        """Meet the sizes that the flat row is padded to, then run a prefill of a whole batch and a
-        decode, before any block has an owner.
+        """Compile all padded sizes, then run a prefill and a decode; no block may have an owner.
 
-        The first steps of a process take seconds: code is made for the shapes that they meet,
-        weights are paged in.
+        The first steps of a process take seconds: code is compiled, weights are paged in.
         """
         with torch.inference_mode():
             for num_rows in (
@@ -257,7 +235,7 @@ class Runner:
 
 
 def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
-    """A planner of steps within these limits.  Raises ModelError where its arrays have no room."""
+    """Raises ModelError where its arrays do not fit into memory."""
     try:
         return StepPlanner(
             block_size=limits.block_size,
@@ -276,7 +254,7 @@ def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
 
 
 def _unknown_rows(batch: Batch) -> list[tuple[int, EngineRequest]]:
-    """Rows of tokens that are not known when the batch is planned, each its request's only one."""
+    """(row, request) of tokens not known when the batch is planned, at most one per request."""
     ends = accumulate(item.num_tokens for item in batch.items)
     return [
         (end - 1, item.request)

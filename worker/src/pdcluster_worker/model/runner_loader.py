@@ -1,8 +1,4 @@
-"""Opens a runner: the model from its folder, its KV cache on a device, and ranks if there are any.
-
-Guarantees that the first steps, which take seconds, have run when it returns, and that
-the model's own weights are let go where they were packed.
-"""
+"""Opens a runner: model, KV cache, ranks.  Warmed up and without unpacked weights on return."""
 
 import gc
 import logging
@@ -39,11 +35,10 @@ logger = logging.getLogger(__name__)
 def make_runner(
     loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig
 ) -> Runner:
-    """A runner of this model, over this cache.
+    """The model's own weights are dropped where they are packed.
 
-    The model's own weights are dropped where they are packed.
-    A GPU's next step is planned while it computes; on a CPU that would take a core from the kernels
-    (docs/scheduling.md).
+    On a GPU the next step is planned while one computes; on a CPU that would take a core from the
+    kernels (docs/scheduling.md).
     """
     limits = _limits(loaded, engine)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
@@ -71,13 +66,11 @@ def open_runner(
     on_rank_death: OnDeath = logger.error,
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
-    """Load the model and reserve its KV cache on `device`, cpu or cuda, as the engine process does
-    at start.  Raises ModelError.
+    """Load the model and reserve its KV cache on `device`, cpu or cuda.  Raises ModelError.
 
-    inspection: what transformers was asked about the model before torch was imported.
-    on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has
-                   ended by itself.
-    drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
+    inspection:    started before torch was imported.
+    on_rank_death: called from a thread with the reason, when another rank died.
+    drafts_for:    the engine that this draft model is for; None = not a draft model.
     """
     if device == "cpu":
         engine = structs.replace(engine, device_memory_share=None)  # it decides on nothing there
@@ -100,7 +93,7 @@ def _open(
     *,
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
-    """Ranks divide a module of transformers' own: an answer is for an engine of one process."""
+    """Ranks always load by transformers' code: inspection answers are for one process."""
     dtype = dtype_of_device(device) if model.dtype == "auto" else model.dtype
     threads = engine.threads if ranks is None else rank_threads(engine)
     question = InspectRequest(Path(model.path).expanduser(), dtype, engine.max_model_len, threads)
@@ -139,10 +132,7 @@ def _make(
     device: str,
     drafts_for: EngineConfig | None,
 ) -> tuple[Runner, Cache]:
-    """A runner in this process.
-
-    An answer that does not fit the model is forgotten, and transformers' code loads it.
-    """
+    """A runner in this process; transformers loads where an inspection answer does not fit."""
     info = loaded.info
     cache = open_cache(
         info.geometry,
@@ -167,7 +157,7 @@ def _make(
 def _make_over(
     ranks: RankProcesses, loaded: LoadedModel, engine: EngineConfig, device: str
 ) -> tuple[Runner, Cache]:
-    """A runner over several ranks, whose step rank 0 waits for in a thread of its own."""
+    """A runner over several ranks, whose steps run in a thread."""
     limits = _limits(loaded, engine)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
     runner = Runner(

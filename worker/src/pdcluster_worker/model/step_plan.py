@@ -1,11 +1,8 @@
-"""From a batch to the plan of one step: all scheduled tokens of all requests in one flat row,
-padded where a device wants that.
+"""From a batch to the plan of one step: all scheduled tokens in one flat row.
 
-A request with one scheduled token is a decode, whatever the token is; others are
-prefill chunks.  Drafts are decodes too, each a sequence of its own over the blocks
-of its request: their keys are all stored before any row attends.  The plan is made once and
-read by every layer.  Its arrays are kept from step to step, and so is each
-request's row of the block tables, so that nothing here grows with the length of a context.
+A request with one scheduled token is a decode, others are prefill chunks; each draft is a decode
+sequence over its request's blocks.  Arrays and block tables are kept between steps, so that the
+cost does not grow with the context.
 """
 
 from collections.abc import Sequence
@@ -17,28 +14,24 @@ from torch import Tensor
 
 from pdcluster_worker.engine.batch import Batch, Scheduled
 
-NO_SLOT = -1
-"""The slot of a row of padding."""
+NO_SLOT = -1  # of a padding row
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step.
-
-    Its tensors are views of kept arrays on the CPU and hold until the next plan is made.
+    """Its tensors are views of kept arrays on the CPU, valid until the next plan.
 
     num_tokens:  scheduled tokens; the flat row is padded to T >= num_tokens rows.
-    num_decodes: sequences with one row; they come first among the sequences.
+    num_decodes: sequences with one row, which come first.
     longest:     tokens of the longest context.
     token_ids, positions: [T] int64; 0 in padding.
     slots:       [T] int64, block_id * block_size + offset; NO_SLOT in padding.
-    firsts:      [S] int32, each sequence's first row.
-    lengths:     [S] int32, its rows.
-    contexts:    [S] int32, its tokens up to and with its last row.
-    table_rows:  [S] int32, its row of `tables`.
-    tables:      [seats, blocks] int32 block ids; what is beyond a context is stale and must not be
-                 read.
-    sample_at:   [R] int64, rows whose logits are wanted, in the order of the batch.
+    firsts:      [S] int32, first row of each sequence.
+    lengths:     [S] int32, rows of each sequence.
+    contexts:    [S] int32, tokens up to and including its last row.
+    table_rows:  [S] int32, row in `tables`.
+    tables:      [rows, blocks] int32 block ids; entries beyond a context are stale.
+    sample_at:   [R] int64, rows whose logits are needed, in batch order.
     """
 
     num_tokens: int
@@ -56,11 +49,7 @@ class StepPlan:
 
 
 def padded_rows(num_tokens: int) -> int:
-    """Rows of the flat row for that many tokens.
-
-    Where a product's code is made for its number of rows when that is first met, which
-    takes milliseconds, these few sizes are warmed at start.
-    """
+    """Few sizes, all warmed up at start: compiling a product for a new size takes milliseconds."""
     if num_tokens <= 16:
         return 1 << (num_tokens - 1).bit_length()
     step = 16 if num_tokens <= 128 else 32 if num_tokens <= 512 else 128
@@ -68,15 +57,13 @@ def padded_rows(num_tokens: int) -> int:
 
 
 def row_sizes(max_tokens: int) -> list[int]:
-    """Every value of `padded_rows` up to `max_tokens` tokens, ascending."""
+    """Every value of `padded_rows` up to `max_tokens`, ascending."""
     return sorted({padded_rows(num_tokens) for num_tokens in range(1, max_tokens + 1)})
 
 
 @dataclass(slots=True)
 class _TableRow:
-    """A request's row of the block tables.  table: the list that its first `num_copied` ids were
-    copied from.
-    """
+    """table: the list whose first `num_copied` ids were copied."""
 
     row: int
     table: list[int]
@@ -84,9 +71,7 @@ class _TableRow:
 
 
 class StepPlanner:
-    """Makes plans; keeps their arrays and the block tables of the requests that it
-    has seen last.
-    """
+    """Keeps its arrays and the block tables of recent requests."""
 
     def __init__(
         self,
@@ -98,10 +83,8 @@ class StepPlanner:
         max_decode_rows: int = 0,
         pads: bool = True,
     ) -> None:
-        """max_sequences, max_tokens: of one batch.  max_blocks: of one request.  pads: whether rows
-        are padded to a few sizes.
-
-        max_decode_rows: of decodes and drafts, which may be more sequences than the batch has.
+        """max_decode_rows: decodes with drafts, which may exceed max_sequences.
+        pads:            to a few sizes.
         """
         self._size = block_size
         self._pads = pads
@@ -113,7 +96,7 @@ class StepPlanner:
         self._free = list(range(max_sequences))
 
     def plan(self, batch: Batch) -> StepPlan:
-        """Plan one step.  The order of the rows is the batch's."""
+        """Rows are in the batch's order."""
         items = batch.items
         token_ids, positions, slots = self._rows
         table_rows = self._entries_of(items)
@@ -152,7 +135,7 @@ class StepPlanner:
         return self._finish(items, table_rows, firsts, row, padded)
 
     def forget(self, request_id: str) -> None:
-        """Free the request's row; unknown ids are a no-op."""
+        """Unknown ids are a no-op."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self._free.append(entry.row)
@@ -200,9 +183,7 @@ class StepPlanner:
         )
 
     def _entries_of(self, items: Sequence[Scheduled]) -> list[int]:
-        """Rows of the block tables, brought up to date: an engine's block table grows at its end or
-        is another list.
-        """
+        """Update block tables: a request's table grows at its end, or is another list."""
         rows: list[int] = []
         for item in items:
             request = item.request

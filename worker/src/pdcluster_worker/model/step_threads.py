@@ -16,40 +16,33 @@ logger = logging.getLogger(__name__)
 
 
 class StepThreads(Protocol):
-    """Threads that the steps of one engine take."""
-
     def take(self) -> None:
-        """Take as many as there are for the step that begins now."""
+        """Called before each step."""
         ...
 
     def rest(self) -> None:
-        """Give them back until the next step."""
+        """Until the next step."""
         ...
 
-    def close(self) -> None:
-        """Give them back for good: no step comes any more."""
-        ...
+    def close(self) -> None: ...
 
 
 class OwnThreads:
-    """Always the same."""
-
     def take(self) -> None:
-        """See `StepThreads`."""
+        pass
 
     def rest(self) -> None:
-        """See `StepThreads`."""
+        pass
 
     def close(self) -> None:
-        """See `StepThreads`."""
+        pass
 
 
 class SharedThreads:
-    """The engine's own, and those of cores that others leave to it.
+    """Own threads plus those of idle cores of other engines.
 
-    For the thread that computes: OpenMP keeps a number of threads for each.  The
-    kernels also look at the number after each layer, so that an engine which begins to
-    work waits for a layer and not for a step.
+    Used only by the computing thread: OpenMP keeps a thread count for each.  The kernels check the
+    count after each layer, so a lender waits for a layer and not for a step.
     """
 
     def __init__(self, cores: SharedCores, kernels: Kernels) -> None:
@@ -59,35 +52,28 @@ class SharedThreads:
         self._bound(ctypes.c_void_p(cores.address))
 
     def take(self) -> None:
-        """See `StepThreads`."""
         threads = self._cores.take()
         if threads != self._threads:
             torch.set_num_threads(threads)
             self._threads = threads
 
     def rest(self) -> None:
-        """See `StepThreads`."""
         self._cores.rest()
 
     def close(self) -> None:
-        """See `StepThreads`."""
         self._bound(None)
         self._cores.rest()
 
 
 class Computing(Protocol):
-    """A runner."""
-
     threads: StepThreads
     forward: Forward
 
 
 def share_threads(cores: SharedCores | None, runners: Sequence[Computing]) -> StepThreads:
-    """Give the runners of an engine, which computes in one process, the threads of their steps.
+    """cores: None = nothing is shared.
 
-    cores: None where it shares none.
-    Only the layers of our decoder by kernels give threads back within a step: an operation of
-    torch ends with those that it began with.  An engine without them works all the time.
+    Only our decoder's kernels give threads back within a step, so other engines keep their own.
     """
     kernels = find_kernels()
     threads: StepThreads = OwnThreads()

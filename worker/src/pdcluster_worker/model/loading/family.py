@@ -1,7 +1,4 @@
-"""The model types that our decoder runs, each a handful of traits.
-
-Has no torch: a start looks here before that is imported.
-"""
+"""Model types that our decoder runs.  No torch: a start reads this before torch is imported."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Traits of a model type.
-
-    offset_norms:   norms store their weight less 1 and round once (gemma).
-    head_norms:     each query and key head is normed (qwen3).
-    may_not_rotate: some layers have no positions (smollm3).
-    """
-
-    offset_norms: bool = False
-    head_norms: bool = False
-    may_not_rotate: bool = False
+    offset_norms: bool = False  # norms store their weight less 1 and round once (gemma)
+    head_norms: bool = False  # each query and key head is normed (qwen3)
+    may_not_rotate: bool = False  # some layers have no positions (smollm3)
 
 
 FAMILIES: Mapping[str, Family] = {

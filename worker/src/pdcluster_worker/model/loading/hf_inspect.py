@@ -1,14 +1,7 @@
-"""transformers' answer about a model: its form, and logits that our decoder is compared with.
+"""Asks transformers about a model in a separate process and caches the answer on disk.
 
-Asked for once, then kept.
-
-transformers' modeling code takes seconds to import and stays in memory, and an engine
-with our decoder needs it for this alone.  So a process of its own is asked
-(`model.hf_inspect_process`), beside the import of torch here, and its answer is kept for the
-next starts.  An answer belongs to a model (`system.fingerprint`), a dtype and a limit,
-to these versions of torch and transformers, and to the sources of this room: a change
-of any is another question.  Kept or not, our decoder is compared with it at every
-load (`model.logits_check`).  Nothing here needs torch.
+transformers' modeling code takes seconds to import and stays in memory.  The cache key covers the
+model's fingerprint, dtype, length, library versions and the sources of this package.  No torch.
 """
 
 import contextlib
@@ -33,26 +26,23 @@ from pdcluster_worker.system.native_dtype import DType, dtype_of_device
 
 logger = logging.getLogger(__name__)
 
+# environment variable: folder of cached answers, in place of ~/.cache
 FOLDER_VARIABLE = "PDCLUSTER_ANSWERS"
-"""Environment variable: the folder that answers are kept in, instead of one in the user's cache."""
 
-MAX_KEPT = 16
-"""Answers in that folder, of a few megabytes each; the oldest go."""
+MAX_KEPT = 16  # a few megabytes each
 
 _LIBRARIES = ("torch", "transformers", "safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class InspectRequest:
-    """Question to a process.  threads: of the process that answers; 0 = from the machine."""
-
     path: Path
     dtype: DType
     max_model_len: int | None
-    threads: int = 0
+    threads: int = 0  # of the inspecting process; 0 = from the machine
 
     def key(self) -> str:
-        """A name for the answer.  Raises ModelError where the folder cannot be read."""
+        """Cache key.  Raises ModelError where the folder cannot be read."""
         digest = hashlib.sha256(fingerprint(self.path).encode())
         versions = [importlib.metadata.version(name) for name in _LIBRARIES]
         digest.update(json.dumps([self.dtype, self.max_model_len, versions]).encode())
@@ -62,10 +52,7 @@ class InspectRequest:
 
 
 class Inspection:
-    """An answer that is there, or a process that writes it.
-
-    question: what was asked.  is_kept: whether the answer was there already.
-    """
+    """A cached answer, or the process that writes it."""
 
     def __init__(
         self,
@@ -73,7 +60,7 @@ class Inspection:
         file: Path,
         folder: "tempfile.TemporaryDirectory[str] | None",
     ) -> None:
-        """folder: for an answer that cannot be kept; it goes with `close`."""
+        """folder: temporary, for an answer that cannot be cached."""
         self.question = question
         self.is_kept = file.exists()
         self._file = file
@@ -81,7 +68,7 @@ class Inspection:
         self._process = None if self.is_kept else _start(question, file)
 
     def wait(self) -> Path | None:
-        """The file of the answer; None when there is none, and the log says why.
+        """The file of the answer; None when the process failed (logged).
 
         Raises ModelError when the model is refused.
         """
@@ -100,7 +87,6 @@ class Inspection:
         return self._file
 
     def close(self) -> None:
-        """End a process that still runs, and drop what cannot be kept."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -109,11 +95,9 @@ class Inspection:
 
 
 def start_early(config: WorkerConfig) -> Inspection | None:
-    """Ask for the model of an engine; None where that is of no use, as with ranks.
+    """Start the inspection before torch is imported; None where it is not used, as with ranks.
 
-    Raises nothing: loading it will.
-
-    For `auto` the device's own dtype is asked for, which most often is what the revision agrees on.
+    Raises nothing: loading will.  For `auto` it assumes the device's own dtype.
     """
     model, engine = config.model, config.engine
     if engine.tensor_parallel_size * engine.pipeline_parallel_size > 1:
@@ -130,10 +114,7 @@ def start_early(config: WorkerConfig) -> Inspection | None:
 
 
 def start_inspection(question: InspectRequest) -> Inspection | None:
-    """Find or ask for an answer; None for a model type that our decoder does not know.
-
-    Raises ModelError, OSError.
-    """
+    """None for a model type that our decoder does not know.  Raises ModelError, OSError."""
     if read_config(question.path)["model_type"] not in FAMILIES:
         return None
     name, passing = _name(question), None
@@ -161,13 +142,12 @@ def forget(question: InspectRequest) -> None:
 
 
 def folder_of_answers() -> Path:
-    """Folder of stored answers.  Raises RuntimeError for a user without a home."""
+    """Raises RuntimeError for a user without a home."""
     output = os.environ.get(FOLDER_VARIABLE)
     return Path(output) if output else Path.home() / ".cache" / "pdcluster" / ".answers"
 
 
 def drop_oldest(folder: Path) -> None:
-    """Remove all answers but the newest ones."""
     for file in sorted(
         folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True
     )[MAX_KEPT:]:
@@ -179,7 +159,6 @@ def _name(question: InspectRequest) -> str:
 
 
 def _start(question: InspectRequest, file: Path) -> "subprocess.Popen[str]":
-    """Start the process that answers; what it logs goes where this one's log goes."""
     settings = json.dumps(
         [str(question.path), question.dtype, question.max_model_len, question.threads]
     )

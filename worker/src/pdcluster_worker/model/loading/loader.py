@@ -1,9 +1,7 @@
 """Loads a Hugging Face model folder so that its layers call our attention function.
 
-What cannot be served is refused with the reason: first from config.json, before
-weights are read, then by a dry run.  Weights stay mapped from their files when
-they already have the wanted dtype, so loading costs little time and memory.
-Nothing is fetched and no code of the folder is run.
+What cannot be served is refused: first by config.json, then by a dry run.  Weights stay mapped
+where the dtype fits.  Nothing is downloaded and no code of the folder runs.
 """
 
 import logging
@@ -39,28 +37,19 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of a model for the rest of the worker.
-
-    weights: fingerprint (`system.fingerprint`).  dtype: what the model computes in.
-    windows: of each layer, the tokens that a row sees, its own the last; None = all before it.
-    length_note: why max_model_len is lower than the model's own length; empty where it is not, or
-                 was asked for.
-    """
-
     geometry: KVGeometry
-    weights: str
-    dtype: str
+    weights: str  # fingerprint
+    dtype: str  # of computation
     max_model_len: int
     vocab_size: int
-    windows: tuple[int | None, ...]
-    length_note: str = ""
+    windows: tuple[int | None, ...]  # per layer; None = full attention
+    length_note: str = ""  # why max_model_len was lowered
 
     @property
     def window(self) -> int | None:
-        """Tokens that a row sees at most, in whatever layer; None where a layer sees all.
+        """Tokens of the widest window; None where a layer has full attention.
 
-        Only behind such a window can KV blocks be given back: a block holds the keys and values of
-        all layers.
+        Blocks behind it can be freed: a block holds the keys and values of all layers.
         """
         limited = [window for window in self.windows if window is not None]
         return max(limited) if len(limited) == len(self.windows) else None
@@ -68,12 +57,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A transformers causal language model in eval mode, the heads of its layers, and its
-    description.
-
-    answer: transformers' logits for the proof, of a module that is only the model's form
-            (`model.arch_spec`); None = the module computes them itself.
-    """
+    """answer: logits of an inspection; `module` then has only weights (`model.arch_spec`)."""
 
     module: Any
     attention: AttentionShape
@@ -82,7 +66,7 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights in its dtype; the files may hold them in another."""
+        """In the model's dtype; the files may have another."""
         num_weights: int = sum(parameter.numel() for parameter in self.module.parameters())
         return num_weights * DTYPES[self.info.dtype].itemsize
 
@@ -95,11 +79,9 @@ def load_model(
     max_model_len: int | None = None,
     threads: int = 0,
 ) -> LoadedModel:
-    """Load the folder at `path`.
-
-    max_model_len: tokens; the model's own limit when None or when that is lower.
-    threads:       CPU threads for torch in this process; 0 = from the cgroup limit.
-    Raises ModelError with the reason when the model is missing or cannot be served.
+    """max_model_len: upper bound; None = the model's own.
+    threads:       CPU threads of torch in this process; 0 = from the cgroup limit.
+    Raises ModelError when the model is missing or cannot be served.
     """
     started = time.monotonic()
     torch.set_num_threads(threads or available_threads())
@@ -136,11 +118,9 @@ def load_model(
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:
-    """`auto` is bfloat16 where this CPU multiplies it natively (AVX512-BF16 or AMX: 2 to 4 times
-    faster), else float32.
+    """`auto` is bfloat16 where this CPU multiplies it natively (2 to 4 times faster), else float32.
 
-    A worker's engine is never asked for `auto`: its revision has agreed on one by then
-    (`peers.dtype`).
+    An engine never gets `auto`: its revision has agreed on a dtype (`peers.dtype`).
     """
     if dtype != "auto":
         return torch.bfloat16 if dtype == "bfloat16" else torch.float32
@@ -149,9 +129,7 @@ def resolve_dtype(dtype: DType) -> torch.dtype:
 
 
 def context_limit(config: Config, max_model_len: int | None) -> int:
-    """Most tokens of one request: the lower of the config's max_position_embeddings and the
-    setting.
-    """
+    """Lower one of max_position_embeddings and the setting."""
     limits = [limit for limit in (config.get("max_position_embeddings"), max_model_len) if limit]
     if not limits:
         raise ModelError("config.json names no max_position_embeddings: set engine.maxModelLen")
@@ -159,10 +137,7 @@ def context_limit(config: Config, max_model_len: int | None) -> int:
 
 
 def _complete_config(path: Path, raw: Config) -> Config:
-    """The config with its model type's defaults, plus what is only in the file.
-
-    Raises ModelError for an unknown type.
-    """
+    """The config with its type's defaults and the file's own fields.  Raises ModelError."""
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 

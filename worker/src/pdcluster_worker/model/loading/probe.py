@@ -1,9 +1,7 @@
-"""A dry run that shows what a loaded model really does with our attention function.
+"""Dry run of a loaded model: checks that every layer calls our attention as we support it.
 
-Configs do not state everything, so two forward passes over two unrelated tokens
-are run with a stand-in for attention.  They give the KV geometry as the layers
-use it, and they prove that every layer calls us once, asks for nothing that we
-do not compute, heeds positions and does not mix the sequences of a flat batch.
+Two forward passes over two unrelated tokens, with a stand-in for attention, give the KV geometry
+and prove that positions matter and that sequences of a flat batch do not mix.
 """
 
 from dataclasses import dataclass
@@ -25,36 +23,28 @@ UNDERSTOOD_OPTIONS = {
     "use_cache",
     "cache_position",
 }
+# both passes multiply the same row in the same shapes: even bfloat16 agrees far better
 MAX_RELATIVE_DIFFERENCE = 0.01
-"""The two passes multiply the same row in the same shapes, so even bfloat16 agrees far better than
-this.
-"""
 
 _PROBED_TOKENS = (2, 5, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Attention of one layer, and its keys and values as the cache must hold them."""
-
     attention: AttentionShape
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Result of a dry run.
-
-    shape: of all layers.  windows: of each layer, the tokens that a row sees; None = the whole
-           context.
-    """
+    """windows: of each layer, in tokens; None = the whole context."""
 
     shape: LayerShape
     windows: tuple[int | None, ...]
 
 
 class Probe:
-    """Stands in for attention (`model.attention.Attend`) and notes what each layer asks for."""
+    """Stands in for attention (`model.attention.Attend`) and records what each layer requests."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
@@ -64,9 +54,7 @@ class Probe:
     def __call__(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Tensor:
-        """Check the call; the result depends on the token's own query, key and value, and so on its
-        position.
-        """
+        """The result depends only on the token's own query, key and value, so on its position."""
         layer = getattr(module, "layer_idx", None)
         if not isinstance(layer, int) or layer in self.layers:
             raise ModelError(
@@ -119,11 +107,7 @@ class Probe:
 
 
 def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
-    """Run the model dry.
-
-    Returns the shape that all layers share and their windows; raises ModelError for what we cannot
-    run.
-    """
+    """Raises ModelError for what we cannot run."""
     # One token at position 5, with another neighbour and in another place.  A padding token's
     # embedding is zero, and so are its logits wherever it stands: then it is a later token.
     for token in _PROBED_TOKENS:
@@ -154,7 +138,7 @@ def probe(model: Any, num_layers: int, max_model_len: int) -> Probed:
 
 
 def _forward(model: Any, attend: Probe, token_ids: list[int], positions: list[int]) -> Tensor:
-    """Logits of every token, [T, vocab_size] in float32."""
+    """Logits of every token, [T, vocab_size] float32."""
     with torch.inference_mode():
         try:
             out = model(

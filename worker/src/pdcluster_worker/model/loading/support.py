@@ -1,8 +1,7 @@
-"""Check that this engine runs a model, by config.json alone, before any weight is read.
+"""Checks from config.json alone that this engine runs a model, before weights are read.
 
-We run decoder-only models whose every layer is ordinary causal attention over
-the whole context or a window of it.  Everything else is refused with the field that says so.
-What a config does not state is caught later by `model.loading.probe`.
+Supported: decoder-only models with causal attention, full or sliding, in every layer.  What a
+config does not state is checked by `model.loading.probe`.
 """
 
 import json
@@ -54,10 +53,7 @@ OTHER_MODEL = (
 
 
 def read_config(folder: Path) -> Config:
-    """The folder's config.json.
-
-    Raises ModelError when the folder, the file or the weights are missing.
-    """
+    """Raises ModelError when the folder, the file or the weights are missing."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise ModelError(
@@ -91,10 +87,10 @@ def read_config(folder: Path) -> Config:
 
 
 def check_kind(config: Config) -> None:
-    """Raise ModelError with every reason why a model of this kind is not for this engine.
+    """Raise ModelError with every reason against a model of this kind.
 
-    config: the file's fields over the model type's defaults; `generates_text` says
-            whether transformers has a causal language model for the type.
+    config: the file's fields over the type's defaults; `generates_text`: transformers has a causal
+    language model for the type.
     """
     _refuse(
         config,
@@ -108,19 +104,15 @@ def check_kind(config: Config) -> None:
 
 
 def check_attention(config: Config, max_model_len: int) -> None:
-    """Raise ModelError with every reason why its attention is not ordinary causal attention; where
-    only the length of `max_model_len` tokens is one, the fix is a shorter one.
-    """
+    """Raise ModelError where the attention is not causal attention, or too long for its rope."""
     _refuse(config, list(_attention(config)), OTHER_MODEL)
     _refuse(config, list(_rope(config, max_model_len)))
 
 
 def check_windows(config: Config, windows: Sequence[int | None], max_model_len: int) -> None:
-    """Raise ModelError where the layers' code asks attention for other sliding windows than the
-    config names.
+    """Raise ModelError where the code's sliding windows are not those of the config.
 
-    windows: of each layer as its code asks for it; None = the whole context of up to
-             `max_model_len` tokens.
+    windows: of each layer; None = the whole context.
     """
     window = config.get("sliding_window")
     if not window or window >= max_model_len:
@@ -144,7 +136,7 @@ def check_windows(config: Config, windows: Sequence[int | None], max_model_len: 
 
 
 def _refuse(config: Config, reasons: list[str], fix: str = "") -> None:
-    """Raise ModelError with the reasons, if there are any; fix: empty where they say their own."""
+    """fix: empty where the reasons contain it."""
     if reasons:
         name = config["model_type"]
         raise ModelError(f"model type {name} cannot be served: {'; '.join(reasons)}{fix}")

@@ -1,1 +1,1 @@
-"""The operations that a decoder is made of: one table, an implementation for each device."""
+"""The operations of a decoder: one interface, an implementation per device."""

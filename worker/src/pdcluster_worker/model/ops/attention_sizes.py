@@ -1,6 +1,4 @@
-"""Sizes of the attention kernels for one model and cache: pure, decided once, so that no sum
-depends on a batch.  A decode's keys are cut by the length of its own context.
-"""
+"""Tile sizes of the attention kernels, fixed per model and cache: no sum depends on a batch."""
 
 from dataclasses import dataclass
 
@@ -8,8 +6,7 @@ import torch
 
 from pdcluster_worker.model.ops.operations import AttentionShape
 
-MAX_SPLITS = 32
-"""Most parts that the keys of one sequence are cut into."""
+MAX_SPLITS = 32  # of one sequence
 
 _MIN_SPLIT_KEYS = 256
 _MIN_ROWS = 16  # of a product on tensor cores
@@ -17,27 +14,15 @@ _MIN_ROWS = 16  # of a product on tensor cores
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """Sizes of tiles.
-
-    decode_rows: rows of a decode's product: the query heads of one KV head, padded.
-    chunk_rows:  (row, head) pairs of one program of a chunk.
-    dim_block:   head_dim, padded.
-    key_block:   keys of one product.
-    split_keys:  keys of one split of a decode whose context is short; splits start at multiples.
-    doublings:   how often that is doubled for the longest context.
-    max_splits:  most splits of a context of any length.
-    warps:       of one program.  stages: loads of keys under way.
-    """
-
-    decode_rows: int
-    chunk_rows: int
-    dim_block: int
-    key_block: int
-    split_keys: int
-    doublings: int
+    decode_rows: int  # query heads of one KV head, padded
+    chunk_rows: int  # (row, head) pairs of one program
+    dim_block: int  # head_dim, padded
+    key_block: int  # keys of one product
+    split_keys: int  # keys of one split of a short context
+    doublings: int  # of split_keys for the longest context
     max_splits: int
     warps: int
-    stages: int = 2
+    stages: int = 2  # loads of keys in flight
 
     @classmethod
     def of(cls, shape: AttentionShape, dtype: torch.dtype, longest: int) -> "AttentionSizes":
@@ -60,5 +45,5 @@ class AttentionSizes:
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is at least `number`, which is at least 1."""
+    """Smallest power of two >= number >= 1."""
     return 1 << (number - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The operations for a device: the one place that knows which implementation is whose."""
+"""Chooses the operations for a device."""
 
 import logging
 
@@ -24,12 +24,8 @@ def make_operations(
     invariant: bool,
     group: Group = ALONE,
 ) -> Operations:
-    """Operations for the device that holds the KV cache.
-
-    Raises ModelError where `invariant` cannot be had, and ConfigError where PDCLUSTER_KERNELS is
-    no level, on any device.
-
-    cache, shape: of this rank of `group`.
+    """cache, shape: of this rank of `group`.
+    Raises ModelError where `invariant` is impossible, ConfigError for a bad PDCLUSTER_KERNELS.
     """
     if cache.is_cuda:
         requested_level()

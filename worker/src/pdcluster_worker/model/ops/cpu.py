@@ -1,8 +1,6 @@
-"""The operations on a CPU: kernels in C over the same threads as torch's.
+"""Operations on a CPU: kernels in C on torch's threads, over contiguous tensors.
 
-A row's result depends neither on the other rows of a step, nor on how a prompt was
-cut into chunks, nor on threads: not a bit of it.  Every tensor is contiguous, as the
-decoder makes them.
+A row's bits depend neither on the batch, nor on how a prompt was chunked, nor on threads.
 """
 
 import ctypes
@@ -45,9 +43,7 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 
 class CpuOperations:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, bfloat16 or float32,
-    contiguous from the layers on.
-    """
+    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
 
     pads_rows = False
 
@@ -86,11 +82,9 @@ class CpuOperations:
         self._stack: PackedStack | None = None
 
     def place(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
         return tensor
 
     def prepare(self, forward: Forward) -> Forward:
-        """The step as it is."""
         return forward
 
     def pack(
@@ -105,7 +99,6 @@ class CpuOperations:
         return PackedWeights(tiles, weight, bias, wide=wide)
 
     def rows_of(self, packed: PackedWeights, rows: Tensor) -> Tensor:
-        """See `Operations`."""
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < packed.columns:
             raise IndexError(f"a row of weights that have {packed.columns}")
         out = torch.empty((len(rows), packed.depth), dtype=self._cache.dtype)
@@ -115,7 +108,6 @@ class CpuOperations:
         return out
 
     def linear(self, x: Tensor, packed: PackedWeights) -> Tensor:
-        """See `Operations`."""
         if packed.missing:
             x = functional.pad(x, (0, packed.missing))
         rows = x.shape[0]
@@ -124,7 +116,6 @@ class CpuOperations:
         return out
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
-        """See `Operations`."""
         out = torch.empty_like(hidden)
         added = None if x is None else x.data_ptr()
         self._add_rms_norm(
@@ -133,7 +124,6 @@ class CpuOperations:
         return out
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Operations`."""
         rows, both = gate_up.shape
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
         self._gate_mul(
@@ -149,7 +139,6 @@ class CpuOperations:
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        """See `Operations`."""
         plan_at = self._address_of(plan)
         self._take_rotation(rotation)
         norms_at = None if norms is None else self._norms_address(norms)
@@ -163,7 +152,7 @@ class CpuOperations:
         )
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations`.  Raises MemoryError where there is no memory for the step's parts."""
+        """Raises MemoryError where there is no memory for the partial results."""
         out = torch.empty((qkv.shape[0], self._width), dtype=qkv.dtype)
         if self._attend(
             self._model_at,
@@ -179,10 +168,10 @@ class CpuOperations:
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """See `Operations`: all layers by one call, whose threads part once.
+        """All layers by one call, which starts threads once.
 
-        Not over several ranks, and not where a product's depth is no whole number of
-        pieces of a row.  Raises MemoryError as `attend` does.
+        Layer by layer with several ranks, or where a product's depth needs padding.
+        Raises MemoryError as `attend` does.
         """
         stack = self._stack_of(layers)
         if stack is None:
@@ -201,11 +190,9 @@ class CpuOperations:
             raise _out_of_memory()
 
     def reduce(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.reduce(x)
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.gather(x)
 
     def _address_of(self, plan: StepPlan) -> int:
@@ -218,7 +205,7 @@ class CpuOperations:
             self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
 
     def _stack_of(self, layers: Layers) -> PackedStack | None:
-        """Arguments of these layers, made once; None where they run one by one."""
+        """Cached arguments of these layers; None where they run one by one."""
         if self._layers is not layers:
             self._layers = layers
             runs_whole = self._group is ALONE and PackedStack.takes(layers)
@@ -239,6 +226,5 @@ def _out_of_memory() -> MemoryError:
 
 
 def row_ops_of(kernels: Kernels) -> RowOperations:
-    """Tokens chosen by these kernels."""
     library = kernels.library
     return kernel_operations(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))

@@ -1,9 +1,7 @@
-"""The operations on an NVIDIA GPU: Triton kernels for what reads the cache or a row, cuBLAS for
-products.
+"""Operations on an NVIDIA GPU: Triton kernels, cuBLAS products, torch attention for long prompts.
 
-Torch attends to long whole prompts (`ops.torch_attention`).
-Nothing here waits for the device, and launches depend on a plan's numbers alone,
-so that a step can be captured as a graph (`ops.graphs`).
+Nothing waits for the device and launches depend only on a plan's sizes, so that a step can be
+captured as a CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -35,13 +33,12 @@ from pdcluster_worker.model.ops.torch_attention import make_attention
 from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows
 from pdcluster_worker.model.step_plan import StepPlan
 
-GATE_BLOCK = 1024
-"""Columns of one program of `gate_mul`."""
+GATE_BLOCK = 1024  # columns of one program of `gate_mul`
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProduct:
-    """Weights [N, K] and a bias [N] or None.  wide: the result is float32."""
+    """weight: [N, K]; bias: [N]; wide: the result is float32."""
 
     weight: Tensor
     bias: Tensor | None
@@ -49,10 +46,9 @@ class DeviceProduct:
 
 
 class CudaOperations:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the
-    device.
+    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the device.
 
-    Plans must be where the device reads them: see `prepare`.
+    Plans must be on the device: see `prepare`.
     """
 
     note = ""
@@ -73,13 +69,10 @@ class CudaOperations:
         self.name = f"cuda triton {triton.__version__}, attention by {self._attention.name}"
 
     def place(self, tensor: Tensor) -> Tensor:
-        """A copy on the device."""
         return tensor.to(self._cache.device)
 
     def prepare(self, forward: Forward) -> Forward:
-        """Capture graphs of decode steps; other steps get their plan by one transfer and run as
-        they are.
-        """
+        """Capture graphs of decode steps; other steps run eagerly on a copy of their plan."""
         graphs = Graphs(self._copy, forward, self._attention.begin, longest=self._limits.longest)
         graphs.capture(max(self._limits.max_sequences, self._limits.max_decode_rows))
         return graphs.logits
@@ -87,23 +80,19 @@ class CudaOperations:
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
     ) -> DeviceProduct:
-        """Move the weights to the device; they keep their form and dtype."""
         device = self._cache.device
         return DeviceProduct(weight.to(device), None if bias is None else bias.to(device), wide)
 
     def rows_of(self, packed: DeviceProduct, rows: Tensor) -> Tensor:
-        """See `Operations`."""
         return packed.weight.index_select(0, rows)
 
     def linear(self, x: Tensor, packed: DeviceProduct) -> Tensor:
-        """See `Operations`."""
         if not packed.wide:
             return functional.linear(x, packed.weight, packed.bias)
         wide = _wide_product(x, packed.weight)
         return wide if packed.bias is None else wide + packed.bias
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
-        """See `Operations`."""
         out = torch.empty_like(hidden)
         num_rows, width = hidden.shape
         rows.add_rms_norm[(num_rows,)](
@@ -122,7 +111,6 @@ class CudaOperations:
         return out
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Operations`."""
         num_rows, width = len(gate_up), gate_up.shape[1] // 2
         gated = gate_up.new_empty(num_rows, width)
         grid = (num_rows, -(-width // GATE_BLOCK))
@@ -139,7 +127,6 @@ class CudaOperations:
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        """See `Operations`."""
         if norms is not None and norms.query.rounds_first != norms.key.rounds_first:
             raise ValueError("the norms of queries and of keys must round alike")
         shape = self._shape
@@ -171,28 +158,22 @@ class CudaOperations:
         )
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations`."""
         return self._attention.attend(qkv, plan, layer, window)
 
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """See `Operations`."""
         layer_by_layer(self, hidden, plan, layers, rotation)
 
     def reduce(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.reduce(x)
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.gather(x)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T summed and returned in float32; narrow weights are widened only where torch
-    cannot do without.
-    """
+    """x @ weight.T in float32; narrow weights are widened only where torch needs it."""
     if x.dtype == torch.float32 or not x.is_cuda:
         return functional.linear(x.float(), weight.float())
     return torch.mm(x, weight.t(), out_dtype=torch.float32)

@@ -1,9 +1,6 @@
-"""Tokens chosen on the device that holds the logits: of a row its token and status alone come to
-the host.
+"""Sampling on the device that holds the logits: only token and status of a row come to the host.
 
-A kernel gives the bits of `model.sampling.picking`; settings and tokens pass through pinned memory,
-and the host waits once.  Log probabilities are by plain tensor operations, a slab of rows at a
-time.
+The kernel gives the same bits as `model.sampling.picking`.
 """
 
 from functools import partial
@@ -19,22 +16,19 @@ from pdcluster_worker.model.sampling.row_chunks import DEVICE_CHUNK
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import RowOperations
 
-BLOCK = 4096
-"""Tokens that a program of the kernel looks at together: 8 for each of its threads."""
+BLOCK = 4096  # tokens that a program looks at together: 8 for each thread
 WARPS = 16
 
 
 def receive(logits: Tensor) -> Tensor:
-    """The logits themselves, once they are computed."""
+    """Wait until the logits are computed."""
     if logits.is_cuda:
         torch.cuda.current_stream(logits.device).synchronize()
     return logits
 
 
 def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
-    """See `model.sampling.picking.pick_tokens`, which a small vocabulary goes by: Triton 3.6 fails
-    to compile the kernel for rows of one block.
-    """
+    """`pick_tokens` for a small vocabulary: Triton 3.6 fails to compile rows of one block."""
     if logits.shape[1] <= BLOCK:
         return pick_tokens(logits, rows)
     assert logits.is_contiguous(), "the kernel finds a row by the size of the vocabulary"

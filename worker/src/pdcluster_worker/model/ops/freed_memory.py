@@ -1,4 +1,4 @@
-"""Keeps what a step frees, so that the next step's tensors are not made of fresh pages."""
+"""Makes malloc keep what a step frees, so that the next step needs no fresh pages."""
 
 import ctypes
 
@@ -9,10 +9,10 @@ _LARGEST_BYTES = 32 << 20  # the largest map threshold that glibc takes
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep up to 64 MB that is free; returns whether it does (glibc).
+    """Let malloc keep up to 64 MB free; returns whether it does (glibc).
 
-    By itself it gives a step's tensors back to the kernel and gets zeroed pages for
-    the next ones: half of the time of a norm or a gate of 256 rows (measured).
+    Else it returns a step's tensors to the kernel and gets zeroed pages again: half the time of a
+    norm or a gate of 256 rows (measured).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,9 +1,6 @@
-"""CUDA graphs of decode steps: one for each padded number of sequences, captured at start, the
-largest first, in one pool.
+"""CUDA graphs of decode steps, one per padded number of sequences, captured at start.
 
-A graph replays the launches of a step without the host's work for each.  It reads
-the kept buffers of the plan's copy.  A step with a prefill chunk, or with more
-sequences than the largest graph, runs as it is.
+A step with a prefill chunk, or with more sequences than the largest graph, runs eagerly.
 """
 
 import logging
@@ -24,22 +21,18 @@ _cuda: Any = torch.cuda  # its classes have no types
 
 
 def graph_sizes(max_sequences: int) -> list[int]:
-    """Padded rows of the graphs to capture, the largest first, whose memory the smaller ones use
-    again.
-    """
+    """Largest first: the smaller graphs reuse its memory pool."""
     return row_sizes(max_sequences)[::-1]
 
 
 def graph_for(plan: StepPlan, captured: Collection[int]) -> int | None:
-    """The size of the graph that computes this plan; None = none does."""
+    """Size of the graph for this plan; None = run eagerly."""
     size = len(plan.token_ids)
     return size if plan.num_decodes == plan.num_tokens and size in captured else None
 
 
 def example_plan(size: int, longest: int) -> StepPlan:
-    """A plan of that many rows of padding, launched as the longest context is: nothing is stored or
-    read.
-    """
+    """A plan of padding rows only: nothing is stored or read."""
     rows = torch.arange(size)
     zeros, narrow = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int32)
     return StepPlan(
@@ -60,24 +53,20 @@ def example_plan(size: int, longest: int) -> StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """graph: a torch.cuda.CUDAGraph.  logits: [size, vocab_size], written by each replay."""
+    """logits: [size, vocab_size], overwritten by each replay."""
 
     graph: Any
     logits: Tensor
 
 
 class Graphs:
-    """Captured decode steps of one model.
-
-    The first steps of a process compile kernels, which a capture cannot hold:
-    each size runs once before it is captured.
-    """
+    """Each size runs once before it is captured: a capture cannot compile kernels."""
 
     def __init__(
         self, copy: PlanCopy, forward: Forward, begin: Callable[[StepPlan], None], *, longest: int
     ) -> None:
-        """begin: called before a step that no graph holds.  longest: tokens of the longest context
-        that a plan may have.
+        """begin:   called before an eager step.
+        longest: tokens of the longest context.
         """
         self._begin = begin
         self._copy = copy
@@ -87,7 +76,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, max_sequences: int) -> None:
-        """Capture every size.  Raises what torch raises where an operation cannot be captured."""
+        """Raises what torch raises where an operation cannot be captured."""
         pool = torch.cuda.graph_pool_handle()
         side = _cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream
         for size in graph_sizes(max_sequences):
@@ -103,9 +92,7 @@ class Graphs:
         logger.info("captured decode graphs sizes=%s", ",".join(map(str, sorted(self._captured))))
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """Logits [R, vocab_size] of a plan that is not on the device yet; they hold until the next
-        call.
-        """
+        """Logits [R, vocab_size] of a plan on the host; valid until the next call."""
         size = graph_for(plan, self._captured)
         if size is None:
             self._begin(plan)

@@ -1,6 +1,4 @@
-"""Memory for weights that are read in every step: large maps, in huge pages where the kernel gives
-them.
-"""
+"""Huge pages for packed weights, which every step reads."""
 
 import mmap
 
@@ -14,16 +12,14 @@ _CACHE_LINE_BYTES = 64
 
 
 class HugePages:
-    """Hands out pieces of large maps, because a map smaller than a huge page has none."""
+    """Allocates from large maps, because a map smaller than a huge page has none."""
 
     def __init__(self) -> None:
         self._map = torch.empty(0, dtype=torch.uint8)
         self._used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8 at a cache line's start; given back when no piece of its
-        map is in use.
-        """
+        """[num_bytes] uint8, aligned to a cache line."""
         if self._used_bytes + num_bytes > len(self._map):
             self._map, self._used_bytes = _new_map(max(num_bytes, _MAP_BYTES)), 0
         piece = self._map[self._used_bytes : self._used_bytes + num_bytes]

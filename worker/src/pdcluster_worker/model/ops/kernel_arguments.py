@@ -1,6 +1,4 @@
-"""Arguments of the kernels: the structures of kernels/model.h and product.h, and the types of their
-functions.
-"""
+"""ctypes structures and signatures of the C kernels (kernels/model.h, product.h)."""
 
 import ctypes
 import functools
@@ -14,13 +12,10 @@ from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Nor
 from pdcluster_worker.model.sampling.sample_kernel import RowFunction
 from pdcluster_worker.model.step_plan import StepPlan
 
-KINDS = {torch.bfloat16: 0, torch.float32: 1}
-"""Numbers of the dtypes that kernels know."""
+KINDS = {torch.bfloat16: 0, torch.float32: 1}  # numbers in the kernels
 
 
 class ModelArguments(ctypes.Structure):
-    """model_of."""
-
     _fields_: ClassVar = [
         ("cache", c_void_p),
         *(
@@ -40,8 +35,6 @@ class ModelArguments(ctypes.Structure):
 
 
 class PlanArguments(ctypes.Structure):
-    """plan_of."""
-
     _fields_: ClassVar = [
         *(
             (name, c_void_p)
@@ -55,20 +48,14 @@ class PlanArguments(ctypes.Structure):
 
 
 class RotationArguments(ctypes.Structure):
-    """rotation_of."""
-
     _fields_: ClassVar = [("cosine", c_void_p), ("sine", c_void_p), ("half", c_int64)]
 
 
 class NormArguments(ctypes.Structure):
-    """norm_of."""
-
     _fields_: ClassVar = [("weight", c_void_p), ("epsilon", c_float), ("rounds_first", c_int64)]
 
 
 class WeightsArguments(ctypes.Structure):
-    """weights_of."""
-
     _fields_: ClassVar = [
         ("tiles", c_void_p),
         ("bias", c_void_p),
@@ -77,8 +64,6 @@ class WeightsArguments(ctypes.Structure):
 
 
 class LayerArguments(ctypes.Structure):
-    """layer_of."""
-
     _fields_: ClassVar = [
         ("attention_norm", NormArguments),
         ("mlp_norm", NormArguments),
@@ -88,8 +73,6 @@ class LayerArguments(ctypes.Structure):
 
 
 class StackArguments(ctypes.Structure):
-    """stack_of."""
-
     _fields_: ClassVar = [
         ("layers", c_void_p),
         *((name, c_int64) for name in ("count", "width", "wide", "half", "is_silu")),
@@ -105,7 +88,7 @@ def model_arguments(cache: Tensor, shape: AttentionShape) -> ModelArguments:
 
 
 def plan_arguments(plan: StepPlan) -> PlanArguments:
-    """Addresses of the plan's arrays, which must outlive the result."""
+    """The plan's arrays must outlive the result."""
     arrays = (plan.slots, plan.firsts, plan.lengths, plan.contexts, plan.table_rows, plan.tables)
     sizes = (
         len(plan.slots),
@@ -118,7 +101,6 @@ def plan_arguments(plan: StepPlan) -> PlanArguments:
 
 
 def rotation_arguments(rotation: Rotation | None) -> RotationArguments:
-    """No rotation is one without addresses."""
     if rotation is None:
         return RotationArguments(None, None, 0)
     return RotationArguments(
@@ -127,21 +109,18 @@ def rotation_arguments(rotation: Rotation | None) -> RotationArguments:
 
 
 def head_norm_arguments(norms: HeadNorms) -> ctypes.Array[NormArguments]:
-    """Arguments of the norms of queries, then of keys."""
+    """Queries' norm, then keys'."""
     return (NormArguments * 2)(
         *(NormArguments(*norm_fields(norm)) for norm in (norms.query, norms.key))
     )
 
 
 def norm_fields(norm: Norm) -> tuple[int, float, int]:
-    """Weight's address, epsilon and the place of the rounding."""
     return norm.weight.data_ptr(), norm.epsilon, int(norm.rounds_first)
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Give the kernels' functions their types; ctypes would pass 32 bits of an address without
-    them.
-    """
+    """Declare types; without them ctypes would pass 32 bits of an address."""
     arguments: dict[str, list[type]] = {
         "add_rms_norm": [
             c_int64,
@@ -170,7 +149,7 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 def shared_rows(library: ctypes.CDLL, name: str) -> RowFunction:
-    """A function over rows of the library by its name, its rows shared by torch's threads."""
+    """The function over rows, run on torch's threads."""
     function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
     library.share_rows.argtypes, library.share_rows.restype = (
         (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),

@@ -1,9 +1,4 @@
-"""Finds the kernels that were built for this CPU: one shared object for each level of instructions,
-the best that fits.
-
-It knows nothing of tensors.  Without an object, or with one that the CPU cannot run,
-there is a reason with its fix instead, and the plain torch operations are used.
-"""
+"""Loads the best compiled kernels for this CPU, or gives the reason why there are none."""
 
 import ctypes
 import functools
@@ -19,8 +14,7 @@ import torch
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.system.spin_policy import spins_of
 
-KERNELS_VARIABLE = "PDCLUSTER_KERNELS"
-"""Environment variable: "off", or the name of a level to use instead of the best one."""
+KERNELS_VARIABLE = "PDCLUSTER_KERNELS"  # environment variable: "off", or the level to use
 
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
@@ -46,9 +40,7 @@ LEVELS: dict[str, frozenset[str]] = {
         {"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"} if _IS_X86 else ()
     ),
 }
-"""Levels, best first, and the CPU flags that each needs; worker/setup.py builds an
-object for each.
-"""
+"""CPU flags of each level, best first; worker/setup.py builds an object for each."""
 
 _FUNCTIONS = (
     *(
@@ -74,10 +66,8 @@ _FOLDER = Path(__file__).parent / "kernels"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded object.
-
-    level: its name in `LEVELS`.
-    skipped: why a better one that the CPU runs is not used, and the fix; empty = there is none.
+    """level:   a key of `LEVELS`.
+    skipped: why a better level is not used, and the fix.
     """
 
     level: str
@@ -87,24 +77,18 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class NoKernels:
-    """Reason why there are no kernels, and the fix, for the log and /version."""
+    """reason: with the fix, for the log and /version."""
 
     reason: str
 
 
 def find_kernels() -> Kernels | NoKernels:
-    """The kernels of this process, loaded once, or why there are none.
-
-    Raises ConfigError where PDCLUSTER_KERNELS is neither off nor a level.
-    """
+    """Raises ConfigError for a bad PDCLUSTER_KERNELS."""
     return load_kernels(requested_level(), cpu_flags())
 
 
 def requested_level() -> str:
-    """The level that PDCLUSTER_KERNELS asks for, "off", or "" for the best one.
-
-    Raises ConfigError where it is none of them.
-    """
+    """A level, "off", or "" for the best one.  Raises ConfigError."""
     requested = os.environ.get(KERNELS_VARIABLE, "")
     if requested not in ("", "off", *LEVELS):
         raise ConfigError(
@@ -116,7 +100,7 @@ def requested_level() -> str:
 
 @functools.cache
 def load_kernels(requested: str, flags: Set[str], folder: Path = _FOLDER) -> Kernels | NoKernels:
-    """Load the `requested` level ("off", or "" for the best) on a CPU with these flags."""
+    """requested: a level, "off", or "" for the best one."""
     if requested == "off":
         return NoKernels(f"{KERNELS_VARIABLE} is off: unset it for the compiled kernels")
     if requested and (missing := LEVELS[requested] - flags):
@@ -149,7 +133,7 @@ def load_kernels(requested: str, flags: Set[str], folder: Path = _FOLDER) -> Ker
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Flags of the CPU, as Linux lists them; none on a machine that is no x86-64."""
+    """Empty on a machine that is not x86-64."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -168,7 +152,6 @@ def _none_built() -> str:
 
 
 def _not_built(level: str) -> str:
-    """Reason why a level has no object where others may, and the fix: its compiler refused it."""
     return f"kernels of level {level} were not built when the worker was installed: {_BUILD_AGAIN}"
 
 
@@ -200,9 +183,7 @@ def _load(path: Path, level: str, requested: str) -> Kernels | NoKernels:
 
 
 def _is_of_these_sources(library: ctypes.CDLL, folder: Path) -> bool:
-    """Return whether the object was compiled from the sources in its folder; True where none are,
-    as in a wheel.
-    """
+    """Return whether it was compiled from these sources; True in a wheel, which has none."""
     paths = sorted(folder.glob("*.[ch]"))
     if not paths:
         return True
@@ -212,7 +193,7 @@ def _is_of_these_sources(library: ctypes.CDLL, folder: Path) -> bool:
 
 
 def _thread_functions() -> list[ctypes.c_void_p] | None:
-    """Addresses of the functions of torch's libgomp, or None where it has loaded none."""
+    """Functions of torch's libgomp; None where it has loaded none."""
     names = (
         "GOMP_parallel",
         "omp_get_thread_num",
@@ -229,7 +210,7 @@ def _thread_functions() -> list[ctypes.c_void_p] | None:
 
 
 def _gomp_places() -> list[str]:
-    """The libgomp that torch has loaded; never another, whose threads would be others."""
+    """The libgomp that torch has loaded; another would have its own threads."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,4 @@
-"""The layers of a step as the table of operations has them, one operation after another.
-
-It is what `run_layers` means, on every device and over any number of ranks.
-"""
+"""The layers of a step, one operation after another: the reference for `run_layers`."""
 
 from torch import Tensor
 
@@ -12,7 +9,6 @@ from pdcluster_worker.model.step_plan import StepPlan
 def layer_by_layer(
     ops: Operations, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
 ) -> None:
-    """See `Operations.run_layers`."""
     x: Tensor | None = None
     for index, layer in enumerate(layers.each):
         qkv = ops.linear(ops.add_rms_norm(x, hidden, layer.attention_norm), layer.qkv)

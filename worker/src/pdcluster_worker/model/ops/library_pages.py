@@ -1,7 +1,7 @@
-"""Lets go of the code of shared libraries that loading has read and computing does not need.
+"""Unmaps code pages of shared libraries that are needed only while loading.
 
-torch from the registry loads the libraries of CUDA on a CPU too: most of 0.16 GB of code that a
-worker keeps resident without use.  A page that is needed after all comes from the page cache.
+torch from PyPI loads CUDA's libraries on a CPU too: most of 0.16 GB of resident code.  Pages that
+are needed again come from the page cache.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ _WRITTEN = re.compile(r"(Anonymous|Swap): +(\d+) kB")
 
 
 def release_library_pages() -> None:
-    """Unmap the code of this process's shared libraries, where it is Linux."""
     with contextlib.suppress(AttributeError, OSError):
         madvise = ctypes.CDLL(None).madvise
         smaps = Path("/proc/self/smaps").read_text(errors="surrogateescape")
@@ -25,11 +24,7 @@ def release_library_pages() -> None:
 
 
 def unchanged_ranges(smaps: str) -> Iterator[tuple[int, int]]:
-    """Address and size, in bytes, of the mappings of shared libraries that hold code alone, as it
-    is in the file.
-
-    Pages that the loader has relocated, or a debugger has written, would be lost: they are
-    resident or in swap.
+    """(address, bytes) of mappings with unmodified code; relocated pages would be lost.
 
     smaps: text of /proc/PID/smaps.
 

@@ -1,13 +1,7 @@
-"""The seam between the decoder and a device: a table of operations.
+"""Interface between the decoder and a device; `reference` is the oracle of `cpu` and `cuda`.
 
-`reference` is plain torch and the oracle of the others; `cpu` has prepacked
-products and kernels in C; `cuda` has Triton kernels.  The decoder, the plan of a
-step and the runner know this table and nothing of a device.  Tests run the same
-cases over every implementation.
-
-Shapes: T rows of a step (padding included), S sequences of it, W the model's
-width, Hq and Hkv query and KV heads, D the head size, qkv `[T, (Hq + 2 * Hkv) * D]`:
-queries, then keys, then values.
+Shapes: T rows of a step with padding, S sequences, W the model's width, Hq and Hkv query and KV
+heads, D the head size, qkv `[T, (Hq + 2 * Hkv) * D]`: queries, keys, values.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,33 +15,25 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 Activation = Literal["silu", "gelu_tanh"]
 
+# computes float32 logits `[R, vocab_size]` of the plan's `sample_at`
 Forward = Callable[[StepPlan], Tensor]
-"""A step of a decoder over these operations: float32 logits `[R, vocab_size]` of the plan's
-`sample_at`.
-"""
 
-Packed = Any
-"""Weights of one product, in the form that the implementation wants."""
+Packed = Any  # weights of one product, in the implementation's own layout
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of every layer.  scaling: factor of the scores."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scaling: float
+    scaling: float  # factor of the scores
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A root mean square norm.
-
-    weight:       [width] float32; of a family that stores it as an offset, 1 is added already.
-    epsilon:      added to the mean of squares.
-    rounds_first: the normed value is rounded to the model's dtype before it is
-                  multiplied (llama, qwen); otherwise the product alone is (gemma).
+    """weight:       [width] float32; offset weights (gemma) have 1 added already.
+    rounds_first: round the normed value to the model's dtype before the product (llama, qwen), else
+                  only the product (gemma).
     """
 
     weight: Tensor
@@ -57,8 +43,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of one step's rows: the first 2 * R numbers of a head are rotated in pairs
-    (i, i + R).
+    """Rotary embedding of one step: the first 2 * R elements of a head rotate in pairs (i, i + R).
 
     cosine, sine: [T, R] float32, rounded to the model's dtype.
     """
@@ -69,7 +54,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Norms of each query and key head, before the rotation (qwen3).  Their weights are [D]."""
+    """Norms of each query and key head, before the rotation (qwen3).  Weights: [D]."""
 
     query: Norm
     key: Norm
@@ -77,11 +62,6 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Packed weights of one layer.
-
-    rotates: its queries and keys carry their position.  window: tokens that a row sees; None = all.
-    """
-
     attention_norm: Norm
     qkv: Packed
     head_norms: HeadNorms | None
@@ -89,41 +69,35 @@ class Layer:
     mlp_norm: Norm
     gate_up: Packed
     down: Packed
-    rotates: bool = True
-    window: int | None = None
+    rotates: bool = True  # has positions
+    window: int | None = None  # tokens; None = full attention
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers of a stage, one after another; the first stores in the cache's first layer."""
+    """Layers of a stage; the first uses layer 0 of the cache."""
 
     each: Sequence[Layer]
     activation: Activation
 
 
 class Group(Protocol):
-    """The ranks that share each layer's products, as one of them sees it."""
+    """Tensor-parallel ranks, as one of them sees it."""
 
     def reduce(self, x: Tensor) -> Tensor:
-        """Sum x over the ranks; x may be overwritten."""
+        """All-reduce (sum); x may be overwritten."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """The columns of all ranks beside one another, in their order: [R, n] of each gives [R,
-        ranks * n].
-        """
+        """All-gather of columns in rank order: [R, n] of each gives [R, ranks * n]."""
         ...
 
 
 class _Alone:
-    """One rank."""
-
     def reduce(self, x: Tensor) -> Tensor:
-        """x itself."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """x itself."""
         return x
 
 
@@ -133,65 +107,49 @@ ALONE: Group = _Alone()
 class Operations(Protocol):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
-    name: str
-    """Name for the log and /version, such as "cpu avx512_bf16"."""
+    name: str  # for the log and /version, such as "cpu avx512_bf16"
 
-    note: str
-    """Note for users on computing by them, with the fix; empty = nothing."""
+    note: str  # warning for users, with the fix; empty = none
 
-    pads_rows: bool
-    """True if steps are padded to a few numbers of rows, each warmed at start: where code is made
-    for each number.
-    """
+    pads_rows: bool  # steps are padded to a few sizes, because code is compiled for each
 
-    row_ops: RowOperations
-    """Sampling, in the memory that the implementation decides on: logits are received there.  Every
-    implementation gives the same bits.
-    """
+    row_ops: RowOperations  # sampling; every implementation gives the same bits
 
     def place(self, tensor: Tensor) -> Tensor:
-        """The tensor where these operations read it."""
+        """Copy to where these operations read it."""
         ...
 
     def prepare(self, forward: Forward) -> Forward:
-        """Return the function that runs a step: `forward`, with its plan on devices that read one,
-        or a faster form of it.
+        """Return the function that runs a step: `forward` or a faster form, such as graphs.
 
-        Called once, when the model is loaded.  The logits of a call hold until the next one.
+        Called once at load.  Logits are valid until the next call.
         """
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
         """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.
 
-        wide: the product is summed and returned in float32 (logits).
+        wide: summed and returned in float32 (logits).
         """
         ...
 
     def rows_of(self, packed: Packed, rows: Tensor) -> Tensor:
-        """These rows [T] int64 of weights [N, K] as they were before they were packed: [T, K], of
-        the model's dtype.
+        """Unpacked rows [T, K] of weights [N, K], in the model's dtype, for a tied embedding.
 
-        So a head that is tied serves as the embedding too.  Raises IndexError for a row that the
-        weights do not have, where the host knows the rows.
+        rows: [T] int64.  Raises IndexError for a missing row, where the host knows the rows.
         """
         ...
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
-        """x [T, K] times packed weights: [T, N], of x's dtype, or float32 where they are wide."""
+        """x [T, K] to [T, N], of x's dtype, or float32 for wide weights."""
         ...
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
-        """Add x to `hidden` in place, both [T, W], and return the normed `hidden` as a new tensor;
-        x None adds nothing.
-        """
+        """Add x to `hidden` in place, both [T, W]; returns the normed `hidden` as a new tensor."""
         ...
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up of gate_up [T, 2 * N], gate first: [T, N].
-
-        The activation is rounded before it is multiplied.
-        """
+        """activation(gate) * up of gate_up [T, 2 * N], gate first; rounds the activation."""
         ...
 
     def rope_store(
@@ -202,37 +160,31 @@ class Operations(Protocol):
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        """Norm and rotate queries and keys of qkv in place, then store keys and values at
-        `plan.slots`; slot -1 stores nothing.
+        """Norm and rotate queries and keys in place, then store keys and values at `plan.slots`.
 
-        rotation, norms: None leaves that out.
+        Slot -1 stores nothing.  rotation, norms: None skips that.
         """
         ...
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """Causal attention of every row over its sequence's stored context: [T, Hq * D]; rows of
-        padding are 0.
+        """Causal attention of every row over its stored context: [T, Hq * D]; padding rows are 0.
 
-        window: a row sees this many tokens, at least 1, its own the last; None = all before it.
-        No slot beyond a row's own position or before its window is read into its result, whatever
-        is there (NaN too); nor are the ids of blocks that lie before the windows of all its rows.
+        window: tokens that a row sees, its own included; None = all before it.
+        Slots after a row's position or before its window do not affect it, even NaN; blocks before
+        the windows of all rows are not read.
         """
         ...
 
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """Add what the layers compute to `hidden` [T, W] in place: the operations above, one after
-        another (`ops.layer_by_layer`), or a faster form of them that gives the same bits.
-        """
+        """Add the layers' result to `hidden` [T, W] in place; same bits as `ops.layer_by_layer`."""
         ...
 
     def reduce(self, x: Tensor) -> Tensor:
-        """Sum x over the ranks of a tensor-parallel group; x itself where there is one rank."""
+        """All-reduce over the tensor-parallel group."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Columns of all ranks of a tensor-parallel group, see `Group`; x itself where there is one
-        rank.
-        """
+        """All-gather of columns over the tensor-parallel group."""
         ...

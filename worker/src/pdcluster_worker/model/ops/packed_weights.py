@@ -1,6 +1,4 @@
-"""Weights as the kernels of a CPU read them: panels of columns, and the addresses of a stack of
-layers.
-"""
+"""Weights packed for the CPU kernels, and argument structures that point at them."""
 
 import ctypes
 from collections.abc import Callable
@@ -18,14 +16,11 @@ from pdcluster_worker.model.ops.kernel_arguments import (
 )
 from pdcluster_worker.model.ops.operations import HeadNorms, Layer, Layers
 
-_STEP_BYTES = 64
-"""Rows of x are read in pieces of this many bytes."""
+_STEP_BYTES = 64  # rows of x are read in pieces of this many bytes
 
 
 class PackedWeights:
-    """Weights of one product, packed.  arguments: their address; the tensors are kept because it
-    points at them.
-    """
+    """Keeps the tensors that `arguments` points at."""
 
     __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
 
@@ -44,15 +39,15 @@ class PackedWeights:
 
 
 class PackedStack:
-    """Arguments of layers that run by one call.
+    """Arguments for all layers in one call.
 
-    row_elements: of the memory that the call takes, for each row of a step.
+    row_elements: of the call's workspace, per row of a step.
     """
 
     __slots__ = ("_each", "_layers", "_stack", "address", "row_elements")
 
     def __init__(self, layers: Layers, norms_address: Callable[[HeadNorms], int]) -> None:
-        """norms_address: of norms of heads, as long as the stack is used."""
+        """norms_address: of head norms, valid as long as the stack."""
         self._layers = layers  # what the arguments point at
         each = layers.each
         width = each[0].out.columns
@@ -74,7 +69,7 @@ class PackedStack:
 
     @staticmethod
     def takes(layers: Layers) -> bool:
-        """Return whether rows need no padding for any product of these layers."""
+        """Return whether no product of these layers needs padded rows."""
         return not any(
             packed.missing
             for layer in layers.each

@@ -1,4 +1,4 @@
-"""Attention by Triton kernels: decodes split over keys and merged, chunks tile by tile."""
+"""Attention by Triton kernels: split-K decodes with a merge, and tiled prefill chunks."""
 
 import math
 from typing import Protocol
@@ -15,26 +15,21 @@ _LOG2_E = math.log2(math.e)  # the kernels' exponentials are of base 2
 
 
 class Attention(Protocol):
-    """Attention on a device; see `Operations.attend`."""
-
     name: str
 
     def begin(self, plan: StepPlan) -> None:
-        """Get ready for the layers of a step that no graph holds.  plan: on the host."""
+        """Prepare for an eager step.  plan: on the host."""
         ...
 
-    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations.attend`."""
-        ...
+    def attend(
+        self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None
+    ) -> Tensor: ...
 
 
 class TritonAttention:
-    """See `Attention`."""
-
     name = "triton"
 
     def __init__(self, cache: Tensor, shape: AttentionShape, sizes: AttentionSizes) -> None:
-        """cache: as in `CudaOperations`."""
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
         self._cache = cache
@@ -59,10 +54,9 @@ class TritonAttention:
         }
 
     def begin(self, plan: StepPlan) -> None:
-        """Nothing."""
+        pass
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations.attend`."""
         out = self.decodes(qkv, plan, layer, window)
         if plan.num_decodes < len(plan.firsts):
             self._chunks(qkv, plan, layer, window or 0, out)
@@ -138,7 +132,6 @@ class TritonAttention:
 
 
 def strides(cache: Tensor, layer: int) -> dict[str, int]:
-    """Numbers from one block, head and layer to the next, as the kernels take them."""
     return {
         "layer_offset": layer * cache.stride(2),
         "head_stride": cache.stride(1),

@@ -1,9 +1,6 @@
-"""Brings the plan of a step to a device in one transfer, at places that stay.
+"""Copies the plan of a step to a device in one transfer, at fixed addresses for CUDA graphs.
 
-All arrays are packed into one buffer; block tables come last and only as far as
-the longest context of the step.  For a given number of rows, sequences and
-samples each array lies at the same place, so a captured graph reads the next
-step's numbers where it read the last one's.
+All arrays are packed into one buffer; block tables come last, as long as the longest context.
 """
 
 from collections.abc import Iterator
@@ -25,7 +22,7 @@ _WIDE = ("token_ids", "positions", "slots", "sample_at")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One array of the buffer: `count` numbers from byte `start` on."""
+    """`count` elements from byte `start` on."""
 
     name: str
     start: int
@@ -37,12 +34,11 @@ class _Part:
         return self.start + self.count * self.dtype.itemsize
 
     def of(self, buffer: Tensor) -> Tensor:
-        """This part of a buffer of bytes."""
         return buffer[self.start : self.end].view(self.dtype)
 
 
 def layout(plan: StepPlan, width: int) -> list[_Part]:
-    """The parts of the buffer; the tables, `width` blocks of each sequence, are the last."""
+    """width: blocks of each sequence's table, which comes last."""
     return list(_layout(plan, width))
 
 
@@ -58,10 +54,10 @@ def _layout(plan: StepPlan, width: int) -> Iterator[_Part]:
 
 
 class PlanCopy:
-    """Two host buffers that take turns, and the device's one.
+    """Two host buffers in turn, and one on the device.
 
-    The host writes a buffer again only after its transfer has ended; a transfer
-    to the device waits in its stream for the step that reads what it replaces.
+    A host buffer is reused only after its transfer, which waits in its stream for the step that
+    reads the old plan.
     """
 
     def __init__(self, device: torch.device, limits: StepLimits) -> None:
@@ -78,9 +74,9 @@ class PlanCopy:
         self._turn = 0
 
     def place(self, plan: StepPlan) -> StepPlan:
-        """The plan with its arrays on the device; they hold until the next call.
+        """The plan on the device; valid until the next call.
 
-        `tables[table_row]` starts with the blocks of a sequence; what follows them is another's.
+        `tables[table_row]` starts with the blocks of a sequence; what follows belongs to others.
         """
         width = -(-plan.longest // self._block_size)
         parts = layout(plan, width)
@@ -102,9 +98,7 @@ class PlanCopy:
 
 
 def pad_decodes(plan: StepPlan) -> StepPlan:
-    """A plan of decodes alone with a sequence for each row of padding, whose context is 0, and a
-    sample of each row.
-    """
+    """A plan of decodes, each padding row a sequence with context 0, every row sampled."""
     size = len(plan.token_ids)
     more = size - plan.num_tokens
     every_row = torch.arange(size)

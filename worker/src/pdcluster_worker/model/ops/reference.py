@@ -1,7 +1,6 @@
-"""The operations in plain torch, on any device: the oracle of the others, and what runs where there
-are no kernels.
+"""The operations in plain torch: the oracle of the others, and the fallback without kernels.
 
-Rounds where transformers' own model code does.
+Rounds where transformers' model code does.
 """
 
 import torch
@@ -25,7 +24,7 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 
 class Weights:
-    """Weights of one product: [N, K] and a bias [N] or None."""
+    """weight: [N, K]; bias: [N] or None."""
 
     __slots__ = ("bias", "weight")
 
@@ -34,10 +33,7 @@ class Weights:
 
 
 class Reference:
-    """See `Operations`.  cache: `[blocks, Hkv, layers, 2, block_size, D]`.
-
-    note: why these compute, where another implementation is faster.
-    """
+    """cache: `[blocks, Hkv, layers, 2, block_size, D]`.  note: why this fallback is used."""
 
     name = "reference"
     pads_rows = True
@@ -52,15 +48,12 @@ class Reference:
         self._shape = shape
 
     def place(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
         return tensor
 
     def prepare(self, forward: Forward) -> Forward:
-        """The step as it is."""
         return forward
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
-        """Keep the weights as they are, or as float32."""
         return (
             Weights(weight.float(), None if bias is None else bias.float())
             if wide
@@ -68,21 +61,17 @@ class Reference:
         )
 
     def rows_of(self, packed: Weights, rows: Tensor) -> Tensor:
-        """See `Operations`."""
         return packed.weight.index_select(0, rows).to(self._cache.dtype)
 
     def linear(self, x: Tensor, packed: Weights) -> Tensor:
-        """torch's own product."""
         return functional.linear(x.to(packed.weight.dtype), packed.weight, packed.bias)
 
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
-        """See `Operations`."""
         if x is not None:
             hidden += x
         return rms_norm(hidden, norm)
 
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Operations`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return (
             functional.silu(gate)
@@ -98,7 +87,6 @@ class Reference:
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        """See `Operations`."""
         heads = qkv.view(len(qkv), -1, self._shape.head_dim)
         num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         query, both = heads[:, :num_heads], heads[:, num_heads:]
@@ -115,7 +103,6 @@ class Reference:
         self._cache[blocks, :, layer, 1, offsets] = value[: plan.num_tokens]
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations`: sequence by sequence."""
         shape = self._shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
@@ -130,9 +117,7 @@ class Reference:
         return out.flatten(1)
 
     def _stored(self, table: Tensor, start: int, context: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Copies of one sequence's keys and values from position `start` on, each [Hkv, context -
-        start, D].
-        """
+        """Copies of keys and values from position `start` on, each [Hkv, context - start, D]."""
         size = self._block_size
         before = start // size
         blocks = table[before : -(-context // size)].to(self._cache.device)
@@ -143,7 +128,7 @@ class Reference:
         return key, value
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-        """The last rows of one sequence.  query: [L, Hq, D]; returns that shape."""
+        """The last rows of one sequence.  query, result: [L, Hq, D]."""
         length, context = len(query), key.shape[1]
         mask = None
         if length > 1:
@@ -164,15 +149,12 @@ class Reference:
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """See `Operations`."""
         layer_by_layer(self, hidden, plan, layers, rotation)
 
     def reduce(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.reduce(x)
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `Operations`."""
         return self._group.gather(x)
 
     @property
@@ -181,7 +163,7 @@ class Reference:
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """Norm over the last dimension, of x's dtype."""
+    """Over the last dimension, in x's dtype."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
     if norm.rounds_first:

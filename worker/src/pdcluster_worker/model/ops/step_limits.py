@@ -7,30 +7,22 @@ from pdcluster_worker.model.step_plan import padded_rows
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """max_tokens, max_sequences: of one batch.  longest: tokens of the longest context.
-    block_size: of the cache.
-
-    max_decode_rows: rows of decodes and their drafts, each of which is a sequence to the kernels; 0
-                     = as many as sequences.
-    """
-
     max_tokens: int
     max_sequences: int
-    longest: int
+    longest: int  # tokens of the longest context
     block_size: int
-    max_decode_rows: int = 0
+    max_decode_rows: int = 0  # with drafts, each a sequence to the kernels; 0 = max_sequences
 
     @property
     def rows(self) -> int:
-        """Rows of the largest step, padding included."""
+        """Rows of the largest step, padded."""
         return padded_rows(max(self.max_tokens, self.max_sequences, self.max_decode_rows))
 
     @property
     def sequences(self) -> int:
-        """Sequences of the largest padded step of decodes."""
+        """Sequences of the largest decode step, padded."""
         return padded_rows(max(self.max_sequences, self.max_decode_rows))
 
     @property
     def blocks(self) -> int:
-        """Blocks of the longest context."""
         return -(-self.longest // self.block_size)

@@ -1,8 +1,7 @@
-"""Attention on a GPU: long whole prompts by torch's own, all else by Triton's kernels.
+"""Attention on a GPU: torch's for long whole prompts, Triton's for everything else.
 
-Torch's attention reads contiguous keys, which the rows of a whole prompt are, and took 0.63x of our
-time for 8192 tokens on an H200.  For a chunk with a context before it, whose keys must be copied
-from the cache first, it took 1.2x.
+torch took 0.63x of our time for a prompt of 8192 tokens on an H200, but 1.2x for a chunk with a
+context, whose keys must be copied from the cache first.
 """
 
 from dataclasses import replace
@@ -17,12 +16,10 @@ from pdcluster_worker.model.ops.paged_attention import Attention, TritonAttentio
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.step_plan import StepPlan
 
-MIN_ROWS = 1024
-"""Rows of the least prompt that pays for its launches."""
+MIN_ROWS = 1024  # shortest prompt that pays for the launches
 
 
 def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> Attention:
-    """Torch's for long prompts in a narrow dtype; Triton's for all else."""
     own = TritonAttention(cache, shape, AttentionSizes.of(shape, cache.dtype, limits.longest))
     if not cache.is_cuda or cache.dtype == torch.float32:
         return own
@@ -30,8 +27,6 @@ def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> 
 
 
 class TorchAttention:
-    """See `Attention`."""
-
     name = "torch and triton"
 
     def __init__(self, cache: Tensor, shape: AttentionShape, own: TritonAttention) -> None:
@@ -42,7 +37,7 @@ class TorchAttention:
         self._other_lengths: Tensor | None = None
 
     def begin(self, plan: StepPlan) -> None:
-        """Note the rows of the long prompts of a step."""
+        """Find the long prompts of the step."""
         first = plan.num_decodes
         is_long = (plan.lengths >= MIN_ROWS) & (plan.lengths == plan.contexts)
         starts, lengths = plan.firsts[is_long].tolist(), plan.lengths[is_long].tolist()
@@ -56,7 +51,7 @@ class TorchAttention:
             self._other_lengths = others.to(self._cache.device)
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        """See `Operations.attend`.  Layers with a window are Triton's."""
+        """Layers with a window use Triton."""
         if window is not None or not self._prompts:
             return self._own.attend(qkv, plan, layer, window)
         if self._other_lengths is None:

@@ -1,1 +1,1 @@
-"""One model over several rank processes: shares of each layer, and stages of layers."""
+"""One model over several rank processes: tensor and pipeline parallel."""

@@ -1,8 +1,7 @@
-"""Messages between rank 0 and another rank of its engine, over a socket pair.
+"""Messages between rank 0 and another rank of its engine: packets over a socket pair.
 
-Each message is one packet.  To a rank: its setup, then the KV cache with the
-descriptors of the shared memory, then steps and warm-ups.  From it: one answer to
-each, DONE or the reason why it ends.
+To a rank: its setup, the KV cache with descriptors of shared memory, then steps and warm-ups.
+Each gets one answer: DONE, or FAILED with the reason.
 """
 
 import socket
@@ -18,15 +17,11 @@ DONE: Final = b"+"
 FAILED: Final = b"!"
 STEP: Final = b"S"
 WARM_UP: Final = b"W"
-MAX_BYTES = 64 << 10
-"""Most bytes of one message; a plan's arrays travel by shared memory."""
+MAX_BYTES = 64 << 10  # of one message; a plan's arrays travel by shared memory
 
 
 class RankSetup(msgspec.Struct, frozen=True):
-    """First message.
-
-    device: cpu or cuda.  threads: of this rank.  store: file by which the ranks find each other.
-    """
+    """First message.  store: rendezvous file of the ranks."""
 
     rank: int
     model: ModelConfig
@@ -37,7 +32,7 @@ class RankSetup(msgspec.Struct, frozen=True):
 
 
 class CacheSetup(msgspec.Struct, frozen=True):
-    """Second message, with descriptors: of the plan slots and, on CPUs, of the shared KV cache."""
+    """Second message, with descriptors of the plan slots and, on CPUs, of the shared KV cache."""
 
     num_blocks: int
 
@@ -48,16 +43,14 @@ decode_cache = msgspec.json.Decoder(CacheSetup).decode
 
 
 def send_setup(control: socket.socket, setup: RankSetup) -> None:
-    """Send its setup to a rank that has just started."""
     control.send(_encode(setup))
 
 
 def send_cache(control: socket.socket, setup: CacheSetup, descriptors: Sequence[int]) -> None:
-    """Send the cache to a rank that has loaded."""
     socket.send_fds(control, [_encode(setup)], descriptors)
 
 
 def receive_cache(control: socket.socket) -> tuple[CacheSetup, Sequence[int]] | None:
-    """The second message and its descriptors; None where rank 0 is gone."""
+    """None where rank 0 is gone."""
     data, descriptors, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
     return (decode_cache(data), descriptors) if data else None

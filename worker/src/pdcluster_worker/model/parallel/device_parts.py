@@ -1,10 +1,7 @@
 """The KV cache of ranks on several GPUs: a part on each.
 
-Ranks that have all layers of their heads move these themselves (`rank_cache`).
-With pipeline stages rank 0 maps the others' parts by CUDA's handles for other
-processes, and puts blocks together in host memory from the heads and layers of
-each part, and takes them apart; their bytes are those of one rank's cache.  Has
-never run on a GPU.
+Ranks with all layers of their heads transfer them themselves.  With pipeline stages rank 0 maps
+the other parts by CUDA IPC and assembles blocks in host memory.  Never run on a GPU so far.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +18,8 @@ from pdcluster_worker.model.device_cache import DeviceKVCache, device_blocks, de
 from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
+# as `UntypedStorage._share_cuda_` gives it
 _Handle = tuple[int, bytes, int, int, bytes, int, bytes, bool]
-"""Handle as `UntypedStorage._share_cuda_` gives it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Handle).decode
@@ -30,7 +27,6 @@ _storage: Any = torch.UntypedStorage  # its calls for other processes have no ty
 
 
 def part_geometry(geometry: KVGeometry, place: ParallelRank) -> KVGeometry:
-    """The heads and layers of one rank."""
     heads, layers = (
         geometry.num_kv_heads // place.tensor_size,
         len(place.layers(geometry.num_layers)),
@@ -45,7 +41,7 @@ def blocks_on_devices(
     vocab_size: int,
     weight_bytes: int,
 ) -> int:
-    """KV blocks that `kvCacheMemory`, of all GPUs, holds, or that fit beside rank 0's weights."""
+    """`kvCacheMemory` of all GPUs, or what fits beside rank 0's weights."""
     if engine.num_blocks is not None or engine.device_memory_share is None:
         return blocks_that_fit(geometry, engine)
     memory = device_memory(engine, torch.device("cuda"), weight_bytes // place.num_ranks)
@@ -55,10 +51,7 @@ def blocks_on_devices(
 def rank_cache(
     geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
 ) -> DeviceKVCache:
-    """The heads of one rank, where there are no pipeline stages.
-
-    Raises ModelError where its device has no room.
-    """
+    """The heads of one rank, without pipeline stages.  Raises ModelError where they do not fit."""
     first_head = place.moved_heads(geometry.num_kv_heads).start
     return DeviceKVCache(part_geometry(geometry, place), num_blocks, device, first_head)
 
@@ -66,7 +59,7 @@ def rank_cache(
 def open_part(
     geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
 ) -> Tensor:
-    """Zeros for one rank's part.  Raises ModelError where its device has no room."""
+    """Raises ModelError where they do not fit."""
     part = part_geometry(geometry, place)
     size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
     try:
@@ -79,7 +72,7 @@ def open_part(
 
 
 def handle_of(part: Tensor) -> bytes:
-    """Handle with which another process maps a part; the part must outlive that."""
+    """CUDA IPC handle; the part must outlive its mappings."""
     storage: Any = part.untyped_storage()
     return _encode(storage._share_cuda_())
 
@@ -94,9 +87,9 @@ def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Parallel
 
 
 class RanksDeviceCache:
-    """See `engine.ports.KVMemory`.  parts: of all ranks in their order; tensor: rank 0's.
+    """A `KVMemory`.  parts: of all ranks in order.
 
-    Steps have ended on every device when a block is read: each rank answers only then.
+    A block is read only after every rank has answered, so steps have ended on all devices.
     """
 
     def __init__(
@@ -111,14 +104,14 @@ class RanksDeviceCache:
         self._parts = parts
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """A copy of these heads of one block, as of now.  Raises IndexError where there is none."""
+        """A copy of these heads of one block.  Raises IndexError for an unknown block."""
         copy = self.staging(block_id, heads)
         for host, device in self._shares(block_id, copy, heads or self.heads):
             host.copy_(device)
         return copy
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
-        """Host memory, not yet written.  Raises IndexError for a block that does not exist."""
+        """Host memory, not written yet.  Raises IndexError for a block that does not exist."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
         num_bytes = len(heads or self.heads) * self.head_bytes
@@ -126,7 +119,7 @@ class RanksDeviceCache:
         return host.numpy().data
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
-        """Copy each rank's heads and layers to its device; they are there when this returns."""
+        """Copy to all devices; complete on return."""
         for host, device in self._shares(block_id, staging, heads or self.heads):
             device.copy_(host)
             if device.is_cuda:
@@ -135,9 +128,7 @@ class RanksDeviceCache:
     def _shares(
         self, block_id: int, staging: memoryview, heads: range
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each part that has some of these heads: its share of the landing, and of the block
-        there.
-        """
+        """(host, device) views for each part that has some of these heads."""
         geometry = self.geometry
         size = (len(heads), geometry.num_layers, 2, geometry.block_size, geometry.head_dim)
         host = torch.frombuffer(staging, dtype=DTYPES[geometry.dtype]).view(size)

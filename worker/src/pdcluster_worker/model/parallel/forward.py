@@ -1,9 +1,7 @@
-"""A step over all ranks, as rank 0 runs it: a `Forward` for a runner that knows no ranks.
+"""A step over all ranks, as rank 0 runs it.
 
-Rank 0 announces the plan and computes its own part of it.  With several stages
-the plan is cut into as many micro-batches, so that all stages work at once; at
-most that many are under way.  When the logits are there, every rank has
-stored its keys and values.
+With pipeline stages the plan is cut into as many micro-batches.  When the logits are there, every
+rank has stored its keys and values.
 """
 
 from typing import Any
@@ -19,7 +17,7 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 
 class ParallelForward:
-    """See `model.forward.Forward`.  decoder: rank 0's part."""
+    """A `Forward`.  decoder: rank 0's part."""
 
     def __init__(self, decoder: Decoder, ranks: RankProcesses, group: RankGroup) -> None:
         self.operations = decoder.operations
@@ -29,11 +27,7 @@ class ParallelForward:
         self._group = group
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """See `Forward`.
-
-        Raises EngineBrokenError whatever happens: a step that other ranks have
-        begun is not tried again.
-        """
+        """Raises EngineBrokenError for any failure: other ranks have begun, so no retry."""
         parts = plan_parts(plan, self._ranks.place.pipeline_size)
         try:
             made = [self._part(part, slot) for slot, part in enumerate(parts)]
@@ -44,18 +38,16 @@ class ParallelForward:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def warm_up(self, num_rows: int) -> None:
-        """See `Forward`."""
         self._ranks.warm_up(num_rows)
         self._decoder.warm_up(num_rows)
         self._ranks.wait()
 
     def close(self) -> None:
-        """End the other ranks."""
         self._ranks.close()
         self._group.close()
 
     def _part(self, plan: StepPlan, slot: int) -> tuple[Tensor, Any]:
-        """Compute rank 0's part of a micro-batch: its logits, or where and when they arrive."""
+        """Logits of a micro-batch, or the tensor and the pending receive."""
         self._ranks.step(plan, slot)
         if self._ranks.place.is_last:
             return self._decoder.logits(plan), None

@@ -1,7 +1,6 @@
-"""Collective operations of ranks: sums and columns in a stage, rows from stage to stage.
+"""Collectives of the ranks: gloo over loopback on CPUs, NCCL on GPUs.
 
-gloo over loopback on CPUs, nccl on GPUs, by the same calls.  A rank that is gone
-makes every call of the others raise EngineBrokenError, at once: its sockets close.
+If a rank dies, every call of the others raises EngineBrokenError at once: its sockets close.
 """
 
 import contextlib
@@ -21,17 +20,15 @@ from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 _distributed: Any = distributed  # its classes have few types
 
 LOOPBACK = "127.0.0.1"
+# longer than any load or step; a dead rank is noticed by its sockets
 TIMEOUT = timedelta(minutes=10)
-"""Time limit of one call: longer than any load or step; a dead rank shows at once, by
-its sockets.
-"""
 
 
 class RankGroup:
     """One rank's connections; implements `operations.Group` and `decoder.Stages`."""
 
     def __init__(self, place: ParallelRank, store_path: Path, device: torch.device) -> None:
-        """Waits until every rank of the engine is here.  store_path: a file that all reach."""
+        """Waits for every rank of the engine.  store_path: rendezvous file."""
         self.is_first, self.is_last = place.is_first, place.is_last
         self._place = place
         store = _distributed.FileStore(str(store_path), place.num_ranks)
@@ -46,14 +43,13 @@ class RankGroup:
             )
 
     def reduce(self, x: Tensor) -> Tensor:
-        """See `operations.Group`; in place."""
+        """In place."""
         if self._place.tensor_size > 1:
             with _broken_by_a_rank():
                 self._stage.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `operations.Group`."""
         size = self._place.tensor_size
         if size == 1:
             return x
@@ -65,31 +61,27 @@ class RankGroup:
         return torch.cat(parts, dim=1)
 
     def receive(self, like: Tensor) -> Tensor:
-        """See `decoder.Stages`; the rank of the same part has the same rows."""
         return self._receive(like, self._place.rank - self._place.tensor_size)
 
     def send(self, hidden: Tensor) -> None:
-        """See `decoder.Stages`."""
         self._send(hidden, self._place.rank + self._place.tensor_size)
 
     def expect_logits(self, into: Tensor) -> Any:
-        """Rank 0: start to receive the last stage's logits; returns what `wait` takes."""
+        """Rank 0: start to receive the last stage's logits; returns the argument of `wait`."""
         assert self._whole is not None, "one stage has its own logits"
         with _broken_by_a_rank():
             return self._whole.recv([into], self._place.num_ranks - self._place.tensor_size, 0)
 
     def wait(self, work: Any) -> None:
-        """Until what `expect_logits` started is there."""
         with _broken_by_a_rank():
             work.wait()
 
     def answer_logits(self, logits: Tensor) -> None:
-        """The first rank of the last stage: send its logits to rank 0."""
+        """First rank of the last stage: send its logits to rank 0."""
         if self._place.part == 0:
             self._send(logits, 0)
 
     def close(self) -> None:
-        """Shut all connections."""
         for group in (self._stage, self._whole):
             if group is not None:
                 group.shutdown()
@@ -107,11 +99,7 @@ class RankGroup:
 
 
 def rank_device(kind: str, rank: int) -> torch.device:
-    """Device on which a rank computes: the CPU, or the GPU of its number, which becomes the
-    process's own.
-
-    kind: cpu or cuda
-    """
+    """kind: cpu or cuda; of cuda the rank's GPU becomes the process's default."""
     if kind == "cpu":
         return torch.device("cpu")
     torch.cuda.set_device(rank)

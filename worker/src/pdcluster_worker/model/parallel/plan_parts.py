@@ -1,8 +1,7 @@
-"""Cuts the plan of a step into micro-batches, for the stages of a pipeline to work on side by side.
+"""Cuts the plan of a step into micro-batches for pipeline stages.
 
-Pure.  A cut may go through a sequence: its first rows are then a chunk of an
-earlier micro-batch, whose keys and values are stored before the later one reads
-them, since every stage works in order.  A row's own computation stays the same.
+A cut may split a sequence: its keys are stored before a later micro-batch reads them, since every
+stage works in order.
 """
 
 from dataclasses import replace
@@ -17,7 +16,7 @@ from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, padded_rows
 
 
 def plan_parts(plan: StepPlan, count: int) -> list[StepPlan]:
-    """At most `count` plans in order, of about equally many rows each."""
+    """At most `count` plans, of about equally many rows each."""
     count = min(count, plan.num_tokens)
     if count <= 1:
         return [plan]
@@ -26,7 +25,7 @@ def plan_parts(plan: StepPlan, count: int) -> list[StepPlan]:
 
 
 def _part(plan: StepPlan, first: int, last: int) -> StepPlan:
-    """The rows [first, last) of a plan."""
+    """Rows [first, last) of a plan."""
     firsts, ends = plan.firsts.numpy(), plan.firsts.numpy() + plan.lengths.numpy()
     starts, stops = np.maximum(firsts, first), np.minimum(ends, last)
     lengths = stops - starts

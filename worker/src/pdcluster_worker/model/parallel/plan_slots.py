@@ -1,8 +1,6 @@
-"""Plans of steps in memory that all ranks map: rank 0 writes one, the others read it where it lies.
+"""Plans of steps in shared memory: rank 0 writes, the others read in place.
 
-A slot is written again only after every rank has answered for its plan, so what
-is read does not change.  Block tables are written for the sequences of the step
-and as far as their longest context.
+A slot is overwritten only after every rank has answered for its plan.
 """
 
 import mmap
@@ -20,28 +18,21 @@ _ROWS = ("token_ids", "positions", "slots")
 _SEQUENCES = ("firsts", "lengths", "contexts")
 _SIZES = struct.Struct("!8I")
 
-LEAST_ROWS = 64
-"""Room for the proof at load, which has a plan of its own."""
+LEAST_ROWS = 64  # for the logits check at load, which has a plan of its own
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSizes:
-    """Sizes with which a rank reads a slot.
-
-    num_rows: padding included.  width: blocks of each table.
-    """
-
     slot: int
     num_tokens: int
     num_decodes: int
     longest: int
-    num_rows: int
+    num_rows: int  # with padding
     num_sequences: int
     num_samples: int
-    width: int
+    width: int  # blocks of each table
 
     def encode(self) -> bytes:
-        """Encode for the control socket."""
         numbers = self.slot, self.num_tokens, self.num_decodes, self.longest
         return _SIZES.pack(
             *numbers, self.num_rows, self.num_sequences, self.num_samples, self.width
@@ -49,20 +40,17 @@ class PlanSizes:
 
     @classmethod
     def decode(cls, data: bytes) -> "PlanSizes":
-        """The inverse of `encode`."""
         return cls(*_SIZES.unpack(data))
 
 
 class PlanSlots:
-    """All slots of one engine, as one of its processes maps them."""
-
     def __init__(self, memory: mmap.mmap, limits: StepLimits) -> None:
         self._memory = memory
         self._slot_bytes = slot_bytes(limits)
         self._block_size = limits.block_size
 
     def write(self, plan: StepPlan, slot: int) -> PlanSizes:
-        """Copy a plan into a slot that no rank reads any more."""
+        """No rank may read the slot any more."""
         width = -(-plan.longest // self._block_size)
         sizes = PlanSizes(
             slot,
@@ -86,7 +74,7 @@ class PlanSlots:
         return sizes
 
     def read(self, sizes: PlanSizes) -> StepPlan:
-        """The plan of a slot; its tensors are views of the shared memory."""
+        """Tensors are views of the shared memory."""
         wide, narrow, tables = self._arrays(sizes)
         token_ids, positions, slots, sample_at = map(torch.from_numpy, wide)
         firsts, lengths, contexts, table_rows = map(torch.from_numpy, narrow)
@@ -108,7 +96,7 @@ class PlanSlots:
     def _arrays(
         self, sizes: PlanSizes
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int32]], NDArray[np.int32]]:
-        """Views of the slot: rows and `sample_at`; firsts, lengths, contexts, seats; tables."""
+        """Views: rows and `sample_at`; firsts, lengths, contexts, table rows; tables."""
         start = sizes.slot * self._slot_bytes
         wide: list[NDArray[np.int64]] = []
         for count in (sizes.num_rows,) * 3 + (sizes.num_samples,):
@@ -123,7 +111,7 @@ class PlanSlots:
 
 
 def slot_bytes(limits: StepLimits) -> int:
-    """Room for the largest plan, every row of it sampled."""
+    """Bytes of the largest plan with every row sampled."""
     rows, sequences = max(limits.rows, LEAST_ROWS), max(limits.sequences, LEAST_ROWS)
     narrow = 4 * (4 + max(limits.blocks, LEAST_ROWS)) * sequences
     return 4 * 8 * rows + -(-narrow // 8) * 8  # the next slot begins with 8-byte integers

@@ -1,8 +1,6 @@
-"""A rank process other than rank 0: loads its part of the model, computes what rank 0 says.
+"""A rank process other than rank 0: loads its part of the model and computes rank 0's steps.
 
-It schedules and samples nothing, and ends with rank 0: when the control socket
-closes, and by the kernel when the engine process dies.  An error ends it, for the
-ranks of an engine cannot go on without one of them.
+It ends when rank 0 closes the control socket or dies.  An error ends it, and so the engine.
 """
 
 import gc
@@ -35,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """One rank, from its setup to the end of the control socket.
-
-    on_cache: called with its part of the KV cache, where it moves that itself
-    """
+    """on_cache: called with its part of the KV cache where this rank transfers KV."""
 
     def __init__(
         self, control: socket.socket, setup: wire.RankSetup, on_cache: Callable[[KVMemory], None]
@@ -52,7 +47,7 @@ class RankProcess:
         )
 
     def run(self) -> None:
-        """Until rank 0 closes the socket or is gone.  Raises what loading or a step raises."""
+        """Returns when rank 0 closes the socket.  Raises errors of loading and steps."""
         setup = self._setup
         loaded = load_model(
             Path(setup.model.path).expanduser(),
@@ -98,9 +93,7 @@ class RankProcess:
     def _open_cache(
         self, geometry: KVGeometry, num_blocks: int, shared: Sequence[int], device: torch.device
     ) -> tuple[Tensor, bytes]:
-        """This rank's part, of the cache that all share or on its own GPU; and a handle where rank
-        0 maps that.
-        """
+        """This rank's part of the cache, and a handle where rank 0 maps it."""
         if shared:
             cache = KVCache(geometry, num_blocks, shared[0], self._place)
             if cache.heads:

@@ -1,9 +1,7 @@
-"""Rank 0's side of the other ranks: starts them, hands them plans, notices a death.
+"""Rank 0's side of the other ranks: starts them, sends them plans, watches them.
 
-An engine cannot go on without one of its ranks: every call then raises
-EngineBrokenError with the reason, and `on_death` is called from a thread that
-waits for nothing else, so that an engine that is idle or waits for the dead rank
-sees it at once.
+If one dies, every call raises EngineBrokenError, and a thread calls `on_death` at once, also when
+the engine is idle.
 """
 
 import logging
@@ -35,8 +33,7 @@ from pdcluster_worker.system.cpu_limit import available_threads
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_SECONDS = 0.2
-"""Time to wait for the reason of a broken step: a rank sends it before it ends."""
+LAST_WORDS_SECONDS = 0.2  # a rank sends the reason of a broken step before it ends
 
 OnDeath = Callable[[str], None]
 
@@ -50,22 +47,22 @@ class _Rank:
 
 
 def rank_threads(engine: EngineConfig) -> int:
-    """CPU threads of each rank: the engine's, shared evenly."""
+    """CPU threads of each rank."""
     num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
     return max(1, (engine.threads or available_threads()) // num_ranks)
 
 
 class RankProcesses:
-    """All ranks of one engine but rank 0, which is this process.
+    """All ranks of one engine but rank 0.
 
-    kv_channels: to those that move KV of their own (`kv_transfer.rank_port`).
-    place: of rank 0.  store: file by which all ranks find each other.
+    kv_channels: to the ranks that transfer KV (`kv_transfer.rank_port`).
+    store:       rendezvous file.
     """
 
     def __init__(
         self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath
     ) -> None:
-        """Starts the processes, which load the model meanwhile; `open` waits for them."""
+        """Starts the processes, which load the model meanwhile."""
         self.place = ParallelRank(engine.tensor_parallel_size, engine.pipeline_parallel_size)
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-ranks-")
         self.store = Path(self._folder.name) / "store"
@@ -77,10 +74,10 @@ class RankProcesses:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
-        """Once rank 0 has loaded: wait until the others have, and hand them the memory to share.
+        """Wait until the other ranks have loaded, and send them the shared memory.
 
-        cache_memory: descriptor of the KV cache; None where each rank has its part on a GPU.
-        They then wait for rank 0's `RankGroup`.  Raises ModelError where one failed.
+        cache_memory: descriptor of the KV cache; None = a part on each GPU.
+        Raises ModelError where a rank failed.
         """
         self._expect_loaded()
         plans = reserve("plans of steps", self.place.pipeline_size * slot_bytes(limits))
@@ -93,24 +90,23 @@ class RankProcesses:
             os.close(plans)
 
     def expect_ready(self) -> list[bytes]:
-        """Wait until the others have packed their weights.
+        """Wait until the other ranks have packed their weights.
 
-        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError where one
-        failed.
+        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError.
         """
         return self._expect_loaded()
 
     def step(self, plan: StepPlan, slot: int) -> None:
-        """Let the others compute this plan; an answer of each is due (`wait`)."""
+        """Answers are read by `wait`."""
         assert self._slots is not None, "ranks are opened before a step"
         self._send(wire.STEP + self._slots.write(plan, slot).encode())
 
     def warm_up(self, num_rows: int) -> None:
-        """Let the others warm up this number of rows; an answer of each is due."""
+        """Answers are read by `wait`."""
         self._send(wire.WARM_UP + num_rows.to_bytes(4, "big"))
 
     def wait(self, num_answers: int = 1) -> None:
-        """Take so many answers of each rank.  Raises EngineBrokenError."""
+        """Read so many answers of each rank.  Raises EngineBrokenError."""
         for index, rank in enumerate(self._ranks, 1):
             for _ in range(num_answers):
                 answer = _received(rank.control)
@@ -118,9 +114,7 @@ class RankProcesses:
                     self._fail(index, answer)
 
     def explain(self, error: Exception) -> EngineBrokenError:
-        """Reason why a step broke off: the last message of a rank that ended, else
-        the error here.
-        """
+        """The last message of a rank that ended, else the error of rank 0."""
         by_descriptor = {
             rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)
         }
@@ -136,7 +130,7 @@ class RankProcesses:
         )
 
     def close(self) -> None:
-        """End the processes, which have nothing to save."""
+        """Kill the processes, which have nothing to save."""
         self._is_closing = True
         for rank in self._ranks:
             rank.process.kill()
@@ -175,7 +169,7 @@ class RankProcesses:
         return _Rank(process, ours, channels[0] if channels else None, os.pidfd_open(process.pid))
 
     def _watch(self) -> None:
-        """Until the first rank ends."""
+        """Returns when the first rank ends."""
         watched = {rank.watched: index for index, rank in enumerate(self._ranks, 1)}
         ended = [watched[descriptor] for descriptor, _ in _readable(watched, None)]
         for descriptor in watched:
@@ -214,7 +208,7 @@ def _readable(
 
 
 def _received(control: socket.socket) -> bytes:
-    """One message of a rank; empty when the rank has ended, also with something unread."""
+    """Empty when the rank has ended."""
     try:
         return control.recv(wire.MAX_BYTES)
     except ConnectionResetError:

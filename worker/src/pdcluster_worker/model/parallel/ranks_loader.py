@@ -1,8 +1,4 @@
-"""Opens a model over several ranks: the KV cache of all, and rank 0's part of the weights.
-
-Our own decoder alone is divided.  Its logits over all ranks are compared with
-those of transformers' module in this process before it serves (`model.logits_check`).
-"""
+"""Opens a model over several ranks; only our own decoder, verified by `model.logits_check`."""
 
 import logging
 import os
@@ -36,8 +32,8 @@ from pdcluster_worker.system.memory_limit import memory_limit
 
 logger = logging.getLogger(__name__)
 
+# of rank 0's heads, or of all where rank 0 transfers all (`ParallelRank.moved_heads`)
 RanksCache = KVCache | DeviceKVCache | RanksDeviceCache
-"""Rank 0's: of its heads, or of all where rank 0 moves all (`Place.moved_heads`)."""
 
 
 def open_ranks(
@@ -47,10 +43,9 @@ def open_ranks(
     ranks: RankProcesses,
     device: str = "cpu",
 ) -> tuple[RanksCache, ParallelForward]:
-    """The KV cache as rank 0 moves it, and the forward pass over all ranks.  device: cpu or cuda.
+    """The KV cache as rank 0 transfers it, and the forward pass over all ranks.
 
-    Raises ModelError for a model that cannot be divided so, that is not our decoder's, or that
-    a rank cannot load.
+    Raises ModelError for a model that cannot be divided, is not our decoder's, or fails to load.
     """
     geometry = loaded.info.geometry
     if engine.batch_invariant and ranks.place.tensor_size > 1:
@@ -89,7 +84,7 @@ def open_ranks(
 def _on_cpus(
     loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: RankProcesses
 ) -> tuple[KVCache, ParallelForward]:
-    """The cache is one memory that all ranks map."""
+    """All ranks map one cache."""
     geometry = loaded.info.geometry
     num_blocks = blocks_that_fit(geometry, engine)
     num_bytes = num_blocks * block_num_bytes(geometry)
@@ -108,10 +103,7 @@ def _on_cpus(
 def _on_gpus(
     loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: RankProcesses
 ) -> tuple[RanksCache, ParallelForward]:
-    """Each rank has its part of the cache on its own GPU.
-
-    Raises ModelError where there are fewer GPUs than ranks.
-    """
+    """Each rank has its part of the cache on its own GPU.  Raises ModelError for too few GPUs."""
     info, place = loaded.info, ranks.place
     if (count := torch.cuda.device_count()) < place.num_ranks:
         raise ModelError(

@@ -1,10 +1,7 @@
-"""A rank's share of a layer's products.
+"""A rank's share of a layer's products (Megatron-style).
 
-Outputs of q, k, v, gate and up are divided, so that each rank has whole heads and
-the same features of gate and up; inputs of o and down are divided likewise, and
-their results are summed over the ranks (`Operations.reduce`).  The head is divided
-by vocabulary, and its logits are put side by side (`Operations.gather`).  Pure
-slices: put together in the order of the ranks they are the whole again.
+Outputs of q, k, v, gate and up are split, inputs of o and down likewise with their results summed
+(`Operations.reduce`).  The head is split by vocabulary (`Operations.gather`).
 """
 
 from dataclasses import dataclass
@@ -18,14 +15,14 @@ from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 @dataclass(frozen=True, slots=True)
 class SplitProduct:
-    """Weights [N, K] of one product and its bias [N] or None."""
+    """weight: [N, K]; bias: [N] or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 def split_outputs(linear: Any, place: ParallelRank) -> SplitProduct:
-    """The rank's rows of a torch Linear's weights, and their biases."""
+    """The rank's rows of the weights, and their biases."""
     share = place.share(len(linear.weight))
     return SplitProduct(
         linear.weight.detach()[share], None if linear.bias is None else linear.bias.detach()[share]
@@ -33,17 +30,14 @@ def split_outputs(linear: Any, place: ParallelRank) -> SplitProduct:
 
 
 def split_inputs(linear: Any, place: ParallelRank) -> SplitProduct:
-    """The rank's columns of a torch Linear's weights.
-
-    The results are summed, so the first rank alone adds the bias.
-    """
+    """The rank's columns of the weights; only the first rank adds the bias."""
     share = place.share(linear.weight.shape[1])
     bias = None if linear.bias is None or place.part else linear.bias.detach()
     return SplitProduct(linear.weight.detach()[:, share], bias)
 
 
 def split_vocabulary(linear: Any, place: ParallelRank) -> SplitProduct:
-    """The rank's rows of the head; all have equally many, the last ones' missing rows are 0."""
+    """The rank's rows of the head, equally many for all: missing rows are 0."""
     vocab_size = len(linear.weight)
     size = -(-vocab_size // place.tensor_size)
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()

@@ -1,4 +1,4 @@
-"""Memory that all rank processes of an engine map: anonymous files, handed on as descriptors."""
+"""Memory shared by the rank processes of an engine: anonymous files, passed as descriptors."""
 
 import mmap
 import os
@@ -7,10 +7,7 @@ from pdcluster_worker.errors import ModelError
 
 
 def reserve(name: str, num_bytes: int) -> int:
-    """A descriptor of that many zero bytes, which cost nothing until touched.
-
-    Raises ModelError.
-    """
+    """Descriptor of zeroed memory; pages are taken on first use.  Raises ModelError."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
@@ -24,7 +21,7 @@ def reserve(name: str, num_bytes: int) -> int:
 
 
 def attach(descriptor: int) -> mmap.mmap:
-    """Map what `reserve` made; the descriptor stays the caller's.  Raises ModelError."""
+    """The descriptor stays the caller's.  Raises ModelError."""
     num_bytes = os.fstat(descriptor).st_size
     try:
         return mmap.mmap(descriptor, num_bytes)

@@ -1,8 +1,6 @@
-"""Changes of single logits of a batch, made in place together and taken back after the choice.
+"""In-place edits of single logits of a batch, undone after sampling.
 
-The rest of a row is never copied.  Each kind of change is a few tensor
-operations for the whole batch, element by element, so a row's result does not
-depend on the others.
+Each kind of edit is a few elementwise operations for the whole batch, so rows are independent.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +17,7 @@ from pdcluster_worker.messages.requests import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalties of one row: its distinct tokens, and how often each was said in the output, [N]
-    each.
-    """
+    """Distinct tokens of one row, and how often each is in the output, [N] each."""
 
     row: int
     ids: NDArray[np.int64]
@@ -31,25 +27,21 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class LogitsEdits:
-    """penalties: at most one a row.  biases: (row, token, what is added).  bans: (row, token)."""
-
     vocab_size: int
-    penalties: list[Penalties]
-    biases: list[tuple[int, int, float]]
-    bans: list[tuple[int, int]]
+    penalties: list[Penalties]  # at most one per row
+    biases: list[tuple[int, int, float]]  # (row, token, value to add)
+    bans: list[tuple[int, int]]  # (row, token)
 
     @classmethod
     def nothing(cls, vocab_size: int) -> "LogitsEdits":
-        """No change yet."""
         return cls(vocab_size, [], [], [])
 
     @contextmanager
     def applied(self, logits: Tensor) -> Iterator[NDArray[np.int64]]:
-        """Edit `logits` while the context is open; gives the rows whose bans hide a NaN or a +inf.
+        """Edit `logits` while the context is open; yields the rows whose bans hide a NaN or +inf.
 
-        logits: [R, V] float32, contiguous.  Repetition divides positive and multiplies negative
-        logits of every token seen (CTRL); frequency subtracts for each time a token was said and
-        presence once (OpenAI: output only).
+        logits: [R, V] float32, contiguous.  Repetition penalty as in CTRL, over prompt and output;
+        frequency and presence as in OpenAI's API, over the output.
         """
         steps = [*self._penalty_step(), *self._bias_step(), *self._ban_step()]
         if not steps:
@@ -67,9 +59,7 @@ class LogitsEdits:
                 flat[place] = value
 
     def _hidden(self, places: NDArray[np.int64], before: Tensor) -> NDArray[np.int64]:
-        """Rows of the last step's places that were not finite; only a ban, which is last, hides
-        them.
-        """
+        """Rows that were not finite before the bans."""
         if not self.bans:
             return np.empty(0, dtype=np.int64)
         is_bad = (before.isnan() | before.isposinf()).cpu().numpy()
@@ -115,5 +105,5 @@ class LogitsEdits:
         return np.array([row * self.vocab_size + token_id for row, token_id in pairs])
 
 
+# positions in the flattened logits, and the function from old to new values
 Step = tuple[NDArray[np.int64], Callable[[Tensor], Tensor]]
-"""Places in the flattened logits, and their new values from their old ones."""

@@ -1,8 +1,6 @@
-"""Log probabilities of the model, before any setting changes its logits, for all rows that ask
-together.
+"""Log probabilities of the unedited logits, for all rows that need them together.
 
-Sums are exact (`model.sampling.weights`), so a figure does not depend on the batch; it is
-rounded to float32 once.
+Sums are exact (`model.sampling.weights`), so a figure does not depend on the batch.
 """
 
 import math
@@ -21,7 +19,7 @@ from pdcluster_worker.model.sampling.weights import token_weights
 
 @dataclass(frozen=True, slots=True)
 class LogprobsRequest:
-    """Log probabilities of one row: of the chosen token, and of the `count` first ones."""
+    """Log probabilities of the chosen token and of the `count` best."""
 
     row: int
     token_id: int
@@ -30,10 +28,8 @@ class LogprobsRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenRanks:
-    """Values that log probabilities are computed from.
-
-    ids:   [R, count] the first tokens of each row, in `model.sampling.token_order`.
-    best:  [R] the greatest logit.
+    """ids:   [R, count] best tokens, in `model.sampling.token_order`.
+    best:  [R] greatest logit.
     total: [R] sum of all weights at temperature 1.
     """
 
@@ -42,19 +38,15 @@ class TokenRanks:
     total: NDArray[np.float64]
 
 
+# of contiguous logits [R, V], the rows, and the count
 Rank = Callable[[Tensor, NDArray[np.int64], int], TokenRanks]
-"""Function of contiguous logits [R, V], the rows wanted, and the number of their first tokens; see
-`rank_tokens`.
-"""
 
+# of the chosen token, and (token id, log probability) of the best ones
 Logprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""The chosen token's, and (token id, log probability) of the first ones in
-`model.sampling.token_order`.
-"""
 
 
 def logprobs(logits: Tensor, needed: Sequence[LogprobsRequest], rank: Rank) -> list[Logprobs]:
-    """One entry for each row that is wanted, all finite.  logits: [R, V] float32."""
+    """logits: [R, V] float32, finite in the needed rows."""
     rows = np.array([one.row for one in needed])
     count = min(max(one.count for one in needed), logits.shape[1])
     ranks = rank(logits, rows, count)
@@ -74,10 +66,7 @@ def logprobs(logits: Tensor, needed: Sequence[LogprobsRequest], rank: Rank) -> l
 def rank_tokens(
     logits: Tensor, rows: NDArray[np.int64], count: int, chunk: int = CHUNK
 ) -> TokenRanks:
-    """Ranks of the rows by plain tensor operations, where the logits are.
-
-    logits: [R, V] float32; the rows are finite.  slab: see `model.sampling.row_chunks`.
-    """
+    """By plain tensor operations.  logits: [R, V] float32; the rows are finite."""
     parts = [
         _rank_chunk(logits[torch.from_numpy(places).to(logits.device)], count)
         for places in row_chunks(rows, logits.shape[1], chunk)

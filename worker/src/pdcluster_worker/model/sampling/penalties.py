@@ -1,11 +1,7 @@
-"""Changes that requests make in their logits: penalties, then biases, then bans, at the few tokens
-concerned.
+"""Logits edits of requests: penalties, then biases, then bans.
 
-Counts are kept per request and moved forward by the tokens that are new since
-the last step; they are rebuilt from `request.tokens` whenever they do not fit
-them, so dropping them at any time is safe.  A batch's changes are made together,
-in place (`model.sampling.logits_edits`): a request with 300 tokens changes at most that many
-logits.
+Counts are kept per request, extended by new tokens, and rebuilt from `request.tokens` when they do
+not fit, so dropping them is always safe.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,17 +17,15 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.logits_edits import LogitsEdits, Penalties
 
-FIRST_CAPACITY = 256
-"""Distinct tokens that fit a request's counts at first; when they do not, the room doubles."""
+FIRST_CAPACITY = 256  # distinct tokens; doubled when full
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """The distinct tokens that one request is penalised for, in the order in which they came.
+    """Distinct tokens of one request, in order of appearance.
 
-    first:       place in `request.tokens` from which on they are counted: its prompt matters to
-                 the repetition penalty alone.
-    num_counted: tokens of the request that are in them, or before `first`; last: the last of these.
+    first:       index from which tokens count: only the repetition penalty includes the prompt.
+    num_counted: tokens counted, those before `first` included; last: the last of them.
     """
 
     first: int
@@ -47,25 +41,21 @@ class TokenCounts:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """[N] token ids, each once."""
         return self._ids[: len(self._place)]
 
     @property
     def occurrences(self) -> NDArray[np.float32]:
-        """[N] times that each is in the output."""
+        """[N] counts in the output."""
         return self._occurrences[: len(self._place)]
 
     def follows(self, request: EngineRequest) -> bool:
-        """Return whether the request's tokens begin with those counted, by its length and their
-        last.
-        """
+        """Return whether the counted tokens begin the request's, by length and last token."""
         if self.num_counted == 0:
             return True
         is_long_enough = self.num_counted <= request.num_tokens
         return is_long_enough and request.tokens[self.num_counted - 1] == self.last
 
     def extend(self, request: EngineRequest) -> None:
-        """Count the request's tokens from `num_counted` on."""
         start = max(self.num_counted, self.first)
         self._add(request.tokens[start:])
         for token_id in request.tokens[max(start, request.num_prompt_tokens) :]:
@@ -73,7 +63,7 @@ class TokenCounts:
         self.num_counted, self.last = request.num_tokens, request.tokens[-1]
 
     def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """`ids` and `occurrences` once the request has these tokens too; nothing is counted."""
+        """`ids` and `occurrences` as if the request had these tokens too."""
         new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
         ids, occurrences = (
             np.append(self.ids, new).astype(np.int64),
@@ -98,8 +88,6 @@ class TokenCounts:
 
 
 class PenaltyState:
-    """Counts of the requests that use penalties, by request id."""
-
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._counts: dict[str, TokenCounts] = {}
@@ -115,11 +103,11 @@ class PenaltyState:
         return counts
 
     def forget(self, request_id: str) -> None:
-        """Drop the request's counts; unknown ids are a no-op."""
+        """Unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
     def edits(self, requests: Sequence[SamplePlace]) -> tuple[LogitsEdits, dict[int, RequestError]]:
-        """Edits of the requests in their rows, and errors of the rows that cannot have theirs."""
+        """Edits by row, and errors of rows with unknown token ids."""
         edits, errors = LogitsEdits.nothing(self._vocab_size), dict[int, RequestError]()
         for row, request in enumerate(requests):
             if is_plain(request):
@@ -160,13 +148,11 @@ class PenaltyState:
 
 
 def is_plain(request: SamplePlace) -> bool:
-    """Return whether its logits are used as the model made them."""
     sampling = request.sampling
     return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
 
 
 def uses_penalties(sampling: SamplingParams) -> bool:
-    """Return whether token counts matter."""
     return (
         bool(sampling.presence_penalty or sampling.frequency_penalty)
         or sampling.repetition_penalty != 1.0
@@ -174,9 +160,7 @@ def uses_penalties(sampling: SamplingParams) -> bool:
 
 
 def banned_tokens(request: SamplePlace) -> list[int]:
-    """Tokens that would end the request before min_tokens is reached; under a constraint its mask
-    bars them.
-    """
+    """Tokens that would end the request before min_tokens; with a constraint its mask bans them."""
     sampling = request.sampling
     if sampling.constraint is not None or request.num_output_tokens >= sampling.min_tokens:
         return []

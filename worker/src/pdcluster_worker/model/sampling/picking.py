@@ -1,10 +1,8 @@
-"""Chooses one token a row by plain tensor operations, where the logits are: the oracle of the
-kernels, and what runs without them.
+"""Sampling by plain tensor operations: the oracle of the kernels, and the fallback.
 
-Order: temperature, min_p, top_k, top_p, then a draw by inverse CDF in the order
-of token ids.  Whatever a row's result depends on is in its own logits and
-settings: sums are exact (`model.sampling.weights`) and cuts follow one order of tokens
-(`model.sampling.token_order`), so company, threads and the size of a first guess change nothing.
+Order: temperature, min_p, top_k, top_p, then inverse CDF by token id.  Sums are exact
+(`model.sampling.weights`) and ties follow `model.sampling.token_order`, so a row's token does not
+depend on the batch or on threads.
 """
 
 from dataclasses import dataclass
@@ -19,27 +17,22 @@ from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.token_order import first_tokens
 from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
 
-FIRST_GUESS = 256
-"""Tokens of a row that are put in order at first; most of a chat model's mass is on fewer."""
-WIDER = 8
-"""Factor of the tokens that are sorted for rows that need more."""
+FIRST_GUESS = 256  # tokens sorted at first; most of a chat model's mass is on fewer
+WIDER = 8  # factor for rows that need more
+# status: chosen; a logit is NaN or +inf; all logits are -inf
 PICKED, NOT_FINITE, NOTHING_LEFT = 0, 1, 2
-"""Status of a row: chosen; a logit is NaN or +inf; every logit is -inf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """token_ids, status: [R] int64; a token id counts where the status is PICKED."""
+    """token_ids, status: [R] int64; a token counts only with PICKED."""
 
     token_ids: NDArray[np.int64]
     status: NDArray[np.int64]
 
 
 def pick_tokens(logits: Tensor, rows: Rows, chunk: int = CHUNK) -> Picks:
-    """One token for each row; a row that has none fails alone.
-
-    logits: [R, V] float32, not modified.  slab: see `model.sampling.row_chunks`.
-    """
+    """logits: [R, V] float32, not modified."""
     values, greedy = (found.cpu().numpy() for found in logits.max(dim=1))  # hands NaN and +inf on
     status = np.where(np.isfinite(values), PICKED, NOT_FINITE)
     status[np.isneginf(values)] = NOTHING_LEFT
@@ -53,7 +46,7 @@ def pick_tokens(logits: Tensor, rows: Rows, chunk: int = CHUNK) -> Picks:
 
 
 def _pick_cut(logits: Tensor, rows: Rows, picks: Picks, chunk: int) -> None:
-    """Draw the tokens of the rows that are cut in place of their greedy ones, which `picks` has."""
+    """Sample the rows with top_k or top_p, in place of the greedy tokens."""
     vocab_size, greedy = logits.shape[1], picks.token_ids.copy()
     left, count = np.flatnonzero(rows.is_cut & (picks.status == PICKED)), FIRST_GUESS
     while len(left):
@@ -70,7 +63,6 @@ def _pick_cut(logits: Tensor, rows: Rows, picks: Picks, chunk: int) -> None:
 def _best_of(
     logits: Tensor, greedy: NDArray[np.int64], places: NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
-    """A copy of the logits of these rows, and the best of each."""
     at = torch.from_numpy(places).to(logits.device)
     return logits[at], logits[at, torch.from_numpy(greedy[places]).to(logits.device)]
 
@@ -88,9 +80,7 @@ def _weights(logits: Tensor, best: Tensor, rows: Rows) -> Tensor:
 
 
 def _at_share(weights: Tensor, rows: Rows) -> Tensor:
-    """[R] places of the draws: the first place that takes the running sum of the weights over u of
-    their total.
-    """
+    """[R] first index whose running sum of weights exceeds u of the total."""
     sums = weights.cumsum(1, dtype=torch.float64)
     total = sums[:, -1]
     u = torch.from_numpy(rows.u).to(weights.device)
@@ -102,7 +92,7 @@ def _at_share(weights: Tensor, rows: Rows) -> Tensor:
 def _try_first(
     logits: Tensor, best: Tensor, rows: Rows, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Draws from the first `count` tokens of each row, and where that many were enough."""
+    """Draws from the `count` best tokens of each row, and whether those were enough."""
     vocab_size = logits.shape[1]
     ids = first_tokens(logits, count)
     top_k = torch.from_numpy(np.where(rows.top_k > 0, rows.top_k, vocab_size)).to(logits.device)
@@ -121,7 +111,7 @@ def _try_first(
 
 
 def _kept_mass(logits: Tensor, best: Tensor, rows: Rows, sums: Tensor) -> Tensor:
-    """[R] float64, what min_p and top_k leave; the last of `sums` where top_k is set."""
+    """[R] float64 mass after min_p and top_k; the last of `sums` where top_k is set."""
     places = np.flatnonzero(rows.top_k == 0)
     if not len(places):
         return sums[:, -1]

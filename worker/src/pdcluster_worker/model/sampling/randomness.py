@@ -1,9 +1,7 @@
 """Counter-based randomness: a number in (0, 1) from (seed, position) alone.
 
-The same request draws the same number for the same position on every worker,
-in every batch, after preemption and after a move (docs/architecture.md,
-'Promises', 1).  Integer arithmetic only, so it is the same on
-every machine.
+So a request draws the same number for a position on every worker, in every batch, and after
+preemption or migration (docs/architecture.md, 'Promises', 1).
 """
 
 from collections.abc import Sequence
@@ -16,18 +14,13 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the step of SplitMix64
 
 
 def uniform(seed: int, position: int) -> float:
-    """A uniform number in the open interval (0, 1), of 53 random bits.
-
-    position: index of the token being drawn, prompt and output together.
-    """
+    """53 random bits.  position: index of the token, prompt and output together."""
     bits = _mix(_mix(seed & _MASK) + position * _GOLDEN)
     return ((bits >> 11) + 0.5) * 2.0**-53
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's next output for this state (Steele, Lea, Flood 2014): every bit depends on every
-    bit.
-    """
+    """SplitMix64's next output for this state (Steele, Lea, Flood 2014)."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -35,7 +28,7 @@ def _mix(value: int) -> int:
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """`uniform` of each pair, all at once."""
+    """`uniform` of each pair."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64
         state = _mix_all(np.array([seed & _MASK for seed in seeds], dtype=np.uint64))
         bits = _mix_all(state + np.array(positions, dtype=np.uint64) * np.uint64(_GOLDEN))

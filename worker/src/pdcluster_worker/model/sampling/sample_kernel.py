@@ -1,8 +1,4 @@
-"""The C kernels of ops/kernels/sample.c as the operations of `model.sampling.sampler.Choosing`.
-
-They give the same bits as the plain tensor operations.  Where the functions come
-from, and how they share rows between threads, is their loader's business.
-"""
+"""The C kernels of ops/kernels/sample.c as `RowOperations`; the same bits as tensor operations."""
 
 import ctypes
 from collections.abc import Callable
@@ -20,13 +16,11 @@ from pdcluster_worker.model.sampling.sampler import RowOperations
 
 _NO_MEMORY = 3
 
+# (address of the arguments, first row, one past the last row)
 RowFunction = Callable[[int, int, int], None]
-"""`sample_rows` or `rank_rows`: (address of the arguments, first row, one past the last row)."""
 
 
 class SampleArguments(ctypes.Structure):
-    """sample_work."""
-
     _fields_: ClassVar = [
         ("logits", c_void_p),
         ("stride", c_int64),
@@ -37,8 +31,6 @@ class SampleArguments(ctypes.Structure):
 
 
 class RankArguments(ctypes.Structure):
-    """rank_work."""
-
     _fields_: ClassVar = [
         ("logits", c_void_p),
         ("stride", c_int64),
@@ -49,10 +41,7 @@ class RankArguments(ctypes.Structure):
 
 
 def row_function(library: ctypes.CDLL, name: str) -> RowFunction:
-    """A function of the library by its name, with its types.
-
-    Raises AttributeError when it has none of it.
-    """
+    """Raises AttributeError for a missing function."""
     function = getattr(library, name)
     function.argtypes, function.restype = (c_void_p, c_int64, c_int64), None
     found: RowFunction = function
@@ -60,7 +49,7 @@ def row_function(library: ctypes.CDLL, name: str) -> RowFunction:
 
 
 def kernel_operations(sample_rows: RowFunction, rank_rows: RowFunction) -> RowOperations:
-    """The sampler's operations by these functions, for logits in host memory."""
+    """For logits in host memory."""
 
     def pick(logits: Tensor, rows: Rows) -> Picks:
         picks = Picks(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64))

@@ -1,10 +1,7 @@
-"""Chooses one token a row of logits, the same one whatever else is in the batch.
+"""Samples a token per row, independent of the batch; a row without a token fails alone.
 
-Order: penalties, bias and bans (`model.sampling.penalties`), the masks of constraints, temperature,
-       min_p, top_k,
-top_p, then a draw by inverse CDF from a counter-based number (`model.sampling.picking`).
-All rows are worked on together.  A row that has no token to choose fails alone.
-Log probabilities are those of the model, before any of this.
+Order: penalties, bias, bans, constraint masks, temperature, min_p, top_k, top_p, then inverse CDF
+from a counter-based number.  Log probabilities are of the unedited logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,26 +21,20 @@ from pdcluster_worker.model.sampling.picking import NOT_FINITE, PICKED, Picks, p
 from pdcluster_worker.model.sampling.rows import Rows, plan_rows
 from pdcluster_worker.structured_output.masks import Masks
 
-Pick = Callable[[Tensor, Rows], Picks]
-"""Function of contiguous logits [R, V]; see `model.sampling.picking.pick_tokens`."""
+Pick = Callable[[Tensor, Rows], Picks]  # of contiguous logits [R, V]
 
 
+# waits for the forward pass and gives its logits in the memory that `RowOperations` reads
 Receive = Callable[[Tensor], Tensor]
-"""Function of the logits of a step, where the forward pass has left them or will: waits for the
-pass and gives them in the memory that `RowOperations` reads.
-"""
 
 
 def in_host_memory(logits: Tensor) -> Tensor:
-    """The logits themselves, or a copy of those on a device."""
     return logits.cpu()
 
 
 @dataclass(frozen=True, slots=True)
 class RowOperations:
-    """Operations on whole rows, in the memory where tokens are chosen: plain tensor operations, or
-    kernels that give the same bits.
-    """
+    """Row-wise operations, in the memory where tokens are chosen; all give the same bits."""
 
     pick: Pick = pick_tokens
     rank: Rank = rank_tokens
@@ -54,9 +45,7 @@ PLAIN_TENSORS = RowOperations()
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """A copy of [R, V] logits, of whose masked rows only the allowed tokens are left; a row that is
-    not finite stays as it is.  The masks go to the logits' device, in one piece.
-    """
+    """A copy with disallowed tokens at -inf; rows that are not finite stay as they are."""
     rows = torch.from_numpy(masks.rows).to(logits.device)
     found = logits if len(rows) == len(logits) else logits[rows]
     hidden = found.amax(1, keepdim=True)  # hands NaN and +inf on
@@ -66,7 +55,7 @@ def masked(logits: Tensor, masks: Masks) -> Tensor:
 
 
 class Sampler:
-    """Samples rows for requests; keeps token counts of those with penalties."""
+    """Keeps token counts of requests with penalties."""
 
     def __init__(self, vocab_size: int, row_ops: RowOperations = PLAIN_TENSORS) -> None:
         self._vocab_size = vocab_size
@@ -76,13 +65,6 @@ class Sampler:
     def sample(
         self, logits: Tensor, requests: Sequence[SamplePlace], masks: Masks | None = None
     ) -> list[Sample | RequestError]:
-        """One outcome a row: a token, or why the request at this row has none.
-
-        A request with drafts has a row after each.
-
-        logits: [len(requests), vocab_size] float32, contiguous, as `RowOperations.receive`
-                gives them; changed meanwhile, the same afterwards.
-        """
         rows = plan_rows(requests, self._vocab_size)
         edits, errors = self._penalties.edits(requests)
         with edits.applied(logits) as bad_rows:
@@ -98,7 +80,7 @@ class Sampler:
         return [errors[row] if row in errors else samples[row] for row in range(len(requests))]
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept for this request; unknown ids are a no-op."""
+        """Unknown ids are a no-op."""
         self._penalties.forget(request_id)
 
     def _error(self, logits: Tensor, request: SamplePlace, status: int) -> RequestError:

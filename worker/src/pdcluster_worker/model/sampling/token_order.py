@@ -1,22 +1,17 @@
-"""The one order of tokens: the greater logit first, of equal logits the lower token id.
+"""The order of tokens: greater logit first, ties by lower token id.
 
-top_k, top_p, greedy choice and listed log probabilities all cut in this order;
-bfloat16 logits are equal too often to leave ties to a sort.
+top_k, top_p, greedy choice and top log probabilities all use it; ties are frequent in bfloat16.
 """
 
 import torch
 from torch import Tensor
 
 _LOW_BITS = (1 << 32) - 1
-_TIE_CAPACITY = 2
-"""Factor of the tokens looked at over those wanted, in case the last of them has equals."""
+_TIE_CAPACITY = 2  # look at more tokens than needed, in case of ties at the end
 
 
 def first_tokens(logits: Tensor, count: int) -> Tensor:
-    """Ids of the first tokens of each row, in order.
-
-    logits: [R, V] float32, not NaN; returns [R, min(count, V)] int64.
-    """
+    """logits: [R, V] float32, not NaN; returns ids [R, min(count, V)] int64, in order."""
     vocab_size = logits.shape[1]
     count = min(count, vocab_size)
     if count == 0:
@@ -32,9 +27,9 @@ def first_tokens(logits: Tensor, count: int) -> Tensor:
 
 
 def order_keys(logits: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys, all different in a row, greater for a token that comes earlier.
+    """int64 keys, distinct in a row, greater for earlier tokens.
 
-    logits: [R, N] float32, not NaN; ids: the tokens' ids, [R, N] or [N] int64.
+    logits: [R, N] float32, not NaN; ids: [R, N] or [N] int64.
     """
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: a negative zero equals a positive one
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats in the order of integers

@@ -1,12 +1,8 @@
-"""exp((logit - best) / temperature) of whole rows, as numbers whose sums are exact.
+"""exp((logit - best) / temperature) of rows, with sums that are exact.
 
-Every weight is a multiple of 2**-34, and the best token's is 1.  A float64 adds
-up to 2**19 of them without rounding, so a sum has the same bits in any order: in
-any batch, on any number of threads, by any kernel.  What that costs: a token
-less likely than 2**-35 (3e-11) of the best one has weight 0.
-
-The exponential is made of multiplications and additions alone, each rounded
-once, so kernels with other vector widths compute the same bits.
+Weights are multiples of 2**-34, the best token's is 1: a float64 adds up to 2**19 of them without
+rounding, so sums have the same bits in any order.  Tokens below 2**-35 get weight 0.  The
+exponential uses only products and sums, each rounded once, for equal bits with any vector width.
 """
 
 import math
@@ -16,27 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 
 QUANTUM = 2.0**-34
+# a float32 from here on is a multiple of QUANTUM; adding it to a smaller one rounds that
 ROUND_BELOW = 2.0**-11
-"""A float32 from here on is a multiple of QUANTUM already; adding it to a smaller one
-rounds that.
-"""
-LOWEST = -32.0
-"""exp of this is far below QUANTUM, and far above the least float32."""
+LOWEST = -32.0  # exp of this is far below QUANTUM and above the smallest float32
 LOG2_E = math.log2(math.e)
+# ln 2 in two parts: the first has 9 bits, so its product with a small integer is exact
 LN2_HIGH = 355 / 512
-"""ln 2 in two parts: the first has 9 bits, so its product with a small integer is exact."""
 LN2_LOW = math.log(2) - LN2_HIGH
+# exp on [-ln2 / 2, ln2 / 2]: the first omitted term is 5e-9, 1/12 of a float32's rounding
 TAYLOR = [1 / math.factorial(power) for power in range(7, -1, -1)]
-"""Taylor series of exp on [-ln2 / 2, ln2 / 2]: the first term left out is 5e-9, a twelfth of a
-float32's rounding.
-"""
 
 
 def token_weights(logits: Tensor, best: Tensor, inverse_temperature: Tensor) -> Tensor:
-    """Weights of tokens against their rows' best.
-
-    logits: [R, N] float32, none over `best`, -inf allowed.  best, inverse_temperature: [R] float32,
-            finite.
+    """logits: [R, N] float32, none over `best`, -inf allowed.
+    best, inverse_temperature: [R] float32, finite.
     returns: [R, N] float32
     """
     x = (logits - best[:, None]).mul_(inverse_temperature[:, None]).clamp_(min=LOWEST)

@@ -1,4 +1,4 @@
-"""Triton kernels of the `cuda` operations; only what launches them imports Triton too."""
+"""Triton kernels of the `cuda` operations; imported only with Triton."""
 
+# a product is rounded before it is added, as the reference does
 NO_FUSION = {"enable_fp_fusion": False}
-"""An option of a launch: a product is rounded before it is added, as the reference does."""

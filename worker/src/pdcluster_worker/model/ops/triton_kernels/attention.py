@@ -1,20 +1,15 @@
-"""Attention over the paged KV cache: decodes split over keys, prefill chunks with their context.
+"""Attention over the paged KV cache: split-K decodes, and prefill chunks with their context.
 
-The query heads that share a KV head are rows of one product, so a key is read
-once for all of them.  A sequence's keys are cut at multiples of a size that its own
-context decides (`_split_size`), whatever else is in the batch; partial results are put
-together by `merge`.
-Slots beyond a sequence's context, or before the windows of all rows of a tile, are
-not read.  `window`: keys that a row sees, its own the last; 0 = all before it.
+Query heads of one KV head are rows of one product, so keys are read once.  Splits depend only on a
+sequence's own context, not on the batch.  `window`: keys that a row sees; 0 = all before it.
 """
 
 import triton
 import triton.language as tl
 
+# arrays of a step lie anywhere in one buffer; without this each alignment would compile a kernel
+# while serving
 PLAN = ["firsts", "contexts", "table_rows", "tables"]
-"""Arrays of a step.  They lie anywhere in one buffer, and each alignment would be a kernel of its
-own, compiled in the middle of serving.
-"""
 
 
 @triton.jit
@@ -25,7 +20,7 @@ def _load_heads(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
 ) -> tl.tensor:
-    """Heads [rows, dim_block] at these places, counted in heads; 0 where one does not exist."""
+    """Heads [rows, dim_block]; 0 where one does not exist.  places: in heads."""
     dims = tl.arange(0, dim_block)
     mask = exists[:, None] & (dims < head_dim)[None, :]
     return tl.load(source + places[:, None] * head_dim + dims[None, :], mask=mask, other=0.0)
@@ -40,7 +35,7 @@ def _store_heads(
     head_dim: tl.constexpr,
     dim_block: tl.constexpr,
 ) -> None:
-    """Write heads [rows, dim_block] to these places, counted in heads, in the target's dtype."""
+    """Store heads [rows, dim_block] in the target's dtype.  places: in heads."""
     dims = tl.arange(0, dim_block)
     mask = exists[:, None] & (dims < head_dim)[None, :]
     pointers = target + places[:, None] * head_dim + dims[None, :]
@@ -49,9 +44,9 @@ def _store_heads(
 
 @triton.jit
 def _spread_non_finite(value: tl.tensor, sums: tl.tensor, seen: tl.tensor) -> tl.tensor:
-    """Values with 0 for what is not finite, and the sums, NaN where their row sees such a value.
+    """Replace non-finite values by 0, and the sums of rows that see one by NaN.
 
-    A weight of 0 times what is not finite would be NaN in rows that do not see it.
+    0 * inf would be NaN in rows that do not see it.
     value: [keys, dim_block].  sums: [rows, dim_block].  seen: [rows, keys].
     """
     wide = value.to(tl.float32)
@@ -84,8 +79,8 @@ def _tile(
 ) -> tl.tuple:
     """Add keys [start, start + key_block) to the running softmax: best, total and sums.
 
-    is_whole: every row sees all of them, so nothing is masked.
-    is_one_row: rows see the same keys, so no value reaches a row that does not see it.
+    is_whole:   every row sees all of them, no mask.
+    is_one_row: all rows see the same keys.
     """
     dims = tl.arange(0, query.shape[1])
     places = start + tl.arange(0, key_block)
@@ -143,9 +138,9 @@ def _attend(
     """Softmax attention over keys [first, last), in base 2.
 
     query:  [rows, dim_block].  limits: [rows], the last key that each row sees.
-    keys:   the layer's and head's keys of block 0; values follow block_size * head_dim later.
+    keys:   of block 0 of the layer and head; values follow block_size * head_dim later.
     seen_to: every row sees keys [first, seen_to).
-    Returns normed sums [rows, dim_block] and log2 of the weights' sums [rows], both float32.
+    Returns sums [rows, dim_block] and log2 of the total weights [rows], float32.
     """
     best = tl.full((query.shape[0],), float("-inf"), tl.float32)
     total = tl.zeros((query.shape[0],), tl.float32)
@@ -182,7 +177,7 @@ def _split_size(
     max_splits: tl.constexpr,
     doublings: tl.constexpr,
 ) -> tl.tensor:
-    """Keys of one split: `split_keys`, doubled until a context has at most `max_splits` of them."""
+    """`split_keys`, doubled until a context has at most `max_splits` splits."""
     size = tl.full((), split_keys, tl.int32)
     for _ in tl.static_range(doublings):
         size = tl.where(size * max_splits < context, size * 2, size)
@@ -216,9 +211,9 @@ def decode(
     max_splits: tl.constexpr,
     doublings: tl.constexpr,
 ) -> None:
-    """One program a sequence of one row, KV head and split, which `merge` puts together.
+    """One program per sequence, KV head and split; `merge` combines the splits.
 
-    partial: [sequences, num_heads, splits, head_dim] float32; weights: the same without head_dim.
+    partial: [sequences, num_heads, splits, head_dim] float32; weights: without head_dim.
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts + sequence)
@@ -269,7 +264,7 @@ def merge(
     doublings: tl.constexpr,
     window: tl.constexpr,
 ) -> None:
-    """One program a sequence and head: weigh the splits by their sums; a context of 0 gives 0."""
+    """One program per sequence and head; a context of 0 gives 0."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + sequence)
     size = _split_size(context, split_keys, max_splits, doublings)
@@ -313,9 +308,7 @@ def chunk(
     key_block: tl.constexpr,
     block_size: tl.constexpr,
 ) -> None:
-    """One program a sequence, `rows` of its (row, head of the group) pairs and KV head: causal,
-    over all of its context.
-    """
+    """One program per sequence, `rows` (row, head) pairs and KV head: causal, all context."""
     sequence, tile, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = num_heads // num_kv_heads
     length, context = tl.load(lengths + sequence), tl.load(contexts + sequence)

@@ -1,8 +1,6 @@
-"""Kernels over the rows of a step: residual and norm, gate, and what is done to a row's heads
-before attention.
+"""Row kernels: residual and norm, gate, and head norms with rotation.
 
-Each rounds where `ops.reference` rounds.  A program reads and writes its own
-row, so a row's result does not depend on the batch.
+Each rounds where `ops.reference` rounds.  A program reads and writes only its own row.
 """
 
 import triton
@@ -39,7 +37,7 @@ def add_rms_norm(
     has_added: tl.constexpr,
     rounds_first: tl.constexpr,
 ) -> None:
-    """One program a row: hidden += added, out = norm(hidden)."""
+    """One program per row: hidden += added, out = norm(hidden)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
@@ -60,7 +58,7 @@ def add_rms_norm(
 def gate_mul(
     gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr, is_silu: tl.constexpr
 ) -> None:
-    """One program for `block` columns of a row: activation(gate) * up."""
+    """One program per `block` columns of a row: activation(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
@@ -82,7 +80,7 @@ def gate_mul(
 def _load(
     start: tl.tensor, pairs: tl.tensor, rest: tl.tensor, half: tl.constexpr, head_dim: tl.constexpr
 ) -> tl.tuple:
-    """The three parts of a head."""
+    """The three parts of a head: left half, right half, tail that is not rotated."""
     return (
         tl.load(start + pairs, mask=pairs < half, other=0.0),
         tl.load(start + half + pairs, mask=pairs < half, other=0.0),
@@ -99,7 +97,6 @@ def _store(
     half: tl.constexpr,
     head_dim: tl.constexpr,
 ) -> None:
-    """Write the three parts of a head."""
     tl.store(start + pairs, parts[0], mask=pairs < half)
     tl.store(start + half + pairs, parts[1], mask=pairs < half)
     tl.store(start + rest, parts[2], mask=rest < head_dim)
@@ -113,7 +110,7 @@ def _norm_head(
     head_dim: tl.constexpr,
     rounds_first: tl.constexpr,
 ) -> tl.tuple:
-    """The three parts of a head, normed together.  by: their weights."""
+    """by: weights of the three parts."""
     dtype: tl.constexpr = parts[0].dtype
     left, right = parts[0].to(tl.float32), parts[1].to(tl.float32)
     tail = parts[2].to(tl.float32)
@@ -128,7 +125,7 @@ def _norm_head(
 
 @triton.jit
 def _rotate(left: tl.tensor, right: tl.tensor, cosine: tl.tensor, sine: tl.tensor) -> tl.tuple:
-    """Both halves of the pairs, rotated; each product is rounded, then their sum."""
+    """Each product is rounded, then their sum."""
     dtype: tl.constexpr = left.dtype
     wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
     kept, turned = (wide_left * cosine).to(dtype), (wide_right * sine).to(dtype)
@@ -162,11 +159,9 @@ def rope_store(
     has_norms: tl.constexpr,
     rounds_first: tl.constexpr,
 ) -> None:
-    """One program a row and head: norm and rotate it in place; keys and values also go to the row's
-    slot.
+    """One program per row and head: norm and rotate in place, store keys and values in a slot.
 
-    A head is read as three parts, which the same threads write back: the first
-    `half` numbers, their partners, and the tail that is not rotated.
+    The same threads write the three parts of a head back that read them.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs, rest = tl.arange(0, half_block), 2 * half + tl.arange(0, tail_block)

@@ -1,12 +1,8 @@
-"""The choice of a token from a row of logits: the same token as `model.sampling.picking`, bit for
-bit.
+"""Token sampling from a row of logits, bit for bit as `model.sampling.picking`.
 
-A program reads its own row, three times where nothing is cut.  Weights are multiples of a
-quantum, so they are added up as integers, which have no order.  No token is put in order either:
-top_k and top_p each keep the tokens over one logit, and of those that equal it the lower ids
-(`model.sampling.token_order`).  That logit is found by bisection, over the row until the tokens
-left between its bounds are one block, then in registers.
-Compile it without contraction: each product and sum of the exponential is rounded once.
+Weights are summed as integers (multiples of a quantum), so their order does not matter.  top_k and
+top_p need no sort: the smallest kept logit is found by bisection.
+Compile without contraction: each product and sum of the exponential is rounded once.
 """
 
 import math
@@ -26,18 +22,16 @@ TAYLOR_7, TAYLOR_6, TAYLOR_5, TAYLOR_4, TAYLOR_3, TAYLOR_2, TAYLOR_1, TAYLOR_0 =
     tl.constexpr, weights.TAYLOR
 )
 ROUND_BELOW = tl.constexpr(weights.ROUND_BELOW)
+# weight of the best token in quanta: a power of two, so products with it are exact
 QUANTA = tl.constexpr(1 / weights.QUANTUM)
-"""Quanta of the weight of the best token: a power of two, so a product with it is exact."""
+# adding and subtracting it rounds to the nearest integer, ties to even
 TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
-"""Added and subtracted, it leaves the nearest integer, of two as near ones the even one."""
 INFINITY = tl.constexpr(math.inf)
 LEAST_FINITE = tl.constexpr(-(2.0 - 2.0**-23) * 2.0**127)
+# temperatures below the best logit: the weight rounds to 0 from here on
 NO_WEIGHT_FROM = tl.constexpr(25.5)
-"""Temperatures below the best logit, from which on a weight rounds to no quantum."""
+# steps that halve the distance of logits; later ones halve the number of floats between
 HALVINGS_BY_VALUE = tl.constexpr(12)
-"""Steps that halve a distance between logits, as their weights follow it; later ones halve the
-number of floats between, so that 32 are enough for any row.
-"""
 SIGN_FREE = tl.constexpr(0x7FFFFFFF)
 
 
@@ -46,9 +40,9 @@ def _quanta(
     logits: tl.tensor,
     scale: tl.tuple,
 ) -> tl.tensor:
-    """Weights of logits, int64 numbers of quanta; 0 below min_p.
+    """Weights in quanta, int64; 0 below min_p.
 
-    scale: the best logit of the row, inverse temperature, min_p.
+    scale: best logit of the row, inverse temperature, min_p.
     """
     best, inverse_temperature, min_p = scale
     x = tl.maximum((logits - best) * inverse_temperature, LOWEST)
@@ -71,14 +65,14 @@ def _quanta(
 def _part(
     row: tl.tensor, start: tl.tensor, vocab_size: tl.constexpr, block: tl.constexpr
 ) -> tl.tensor:
-    """Logits from token `start` on; beyond the vocabulary those of tokens without weight."""
+    """Logits from token `start` on; -inf beyond the vocabulary."""
     ids = start + tl.arange(0, block)
     return tl.load(row + ids, mask=ids < vocab_size, other=-INFINITY)
 
 
 @triton.jit
 def _best(row: tl.tensor, vocab_size: tl.constexpr, block: tl.constexpr) -> tl.tuple:
-    """The greatest logit, the first token that has it, and the row's status."""
+    """Greatest logit, the first token that has it, status."""
     lanes = tl.arange(0, block)
     best = tl.full([block], -INFINITY, tl.float32)
     at = tl.zeros([block], tl.int32)
@@ -96,7 +90,7 @@ def _best(row: tl.tensor, vocab_size: tl.constexpr, block: tl.constexpr) -> tl.t
 
 @triton.jit
 def _key(logit: tl.tensor) -> tl.tensor:
-    """An int64 in the order of floats; neighbours have neighbouring ones."""
+    """int64 in the order of floats; neighbouring floats have neighbouring keys."""
     bits = logit.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & SIGN_FREE)).to(tl.int64)
 
@@ -109,7 +103,7 @@ def _logit(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _middle(low: tl.tensor, high: tl.tensor, by_value: tl.tensor) -> tl.tensor:
-    """A key between two that are not neighbours."""
+    """A key strictly between two."""
     value = tl.maximum(_logit(low), LEAST_FINITE) * 0.5 + _logit(high) * 0.5
     middle = tl.where(by_value, _key(value), (low + high) >> 1)
     return tl.minimum(tl.maximum(middle, low + 1), high - 1)
@@ -124,7 +118,7 @@ def _over(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """The number of tokens with a logit over the edge, and their quanta or again their number."""
+    """Number of tokens with a logit over the edge, and their quanta or again their number."""
     counts = tl.zeros([block], tl.int32)
     sums = tl.zeros([block], tl.int64)
     for start in range(0, vocab_size, block):
@@ -150,7 +144,7 @@ def _between(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """Logits over `low` and up to `high`, at most a block of them; lanes that are left have -inf.
+    """Logits in (low, high], at most a block of them, padded with -inf.
 
     workspace: memory of a block.
     """
@@ -180,10 +174,10 @@ def _edge(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """The least key over `low` with less than `limit` of tokens, or of quanta, over it; how much
-    that is, and the number of tokens that have this key, or more.
+    """The smallest key over `low` with less than `limit` tokens or quanta over it, that amount, and
+    the number of tokens with at least this key.
 
-    num_low: tokens over `low`, with `limit` or more between them.
+    num_low: tokens over `low`, which have `limit` or more.
     """
     high = _key(scale[0])
     num_high, above = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
@@ -223,7 +217,7 @@ def _end(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """The id after that of the `count`-th token with this logit."""
+    """The id after the `count`-th token with this logit."""
     first, left = 0, count
     is_equal = (_part(row, first, vocab_size, block) == logit).to(tl.int64)
     found = tl.sum(is_equal, axis=0)
@@ -245,7 +239,7 @@ def _kept(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """Quanta of a part, 0 where a logit is below the edge or equals it from token `end` on."""
+    """Quanta of a part; 0 below the edge, and for its equals from token `end` on."""
     x = _part(row, start, vocab_size, block)
     is_kept = (x > edge) | ((x == edge) & (start + tl.arange(0, block) < end))
     return tl.where(is_kept, _quanta(x, scale), 0)
@@ -260,7 +254,6 @@ def _total(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """Quanta of all kept tokens."""
     sums = tl.zeros([block], tl.int64)
     for start in range(0, vocab_size, block):
         sums += _kept(row, start, edge, end, scale, vocab_size, block)
@@ -276,9 +269,7 @@ def _cut_by_count(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Edge and end (see `_kept`) that top_k leaves, a key below the kept tokens', and the number of
-    tokens over that key.
-    """
+    """Edge and end (see `_kept`) of top_k, a key below the kept tokens, and the tokens over it."""
     low = _key(tl.maximum(scale[0] - NO_WEIGHT_FROM / scale[1], LEAST_FINITE)) - 1
     edge, end = _logit(low), 0
     num_low, _ = _over(row, edge, scale, False, vocab_size, block)
@@ -303,7 +294,7 @@ def _cut_by_share(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Edge and end that top_p leaves of `_cut_by_count`'s, and the quanta of the kept tokens."""
+    """Edge and end after top_p, and the quanta of the kept tokens."""
     edge, end, low, num_low = left
     total = _total(row, edge, end, scale, vocab_size, block)
     if top_p < 1.0:
@@ -333,7 +324,7 @@ def _cut(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Edge, end and quanta of what both leave."""
+    """Edge, end and quanta after top_k and top_p."""
     edge, end = -INFINITY, 0
     total = tl.zeros([], tl.int64)
     if (top_k > 0) | (top_p < 1.0):
@@ -354,7 +345,7 @@ def _draw(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """The first token that takes the running sum of the kept quanta over the limit."""
+    """The first token that takes the running sum of kept quanta over the limit."""
     before, first = tl.zeros([], tl.int64), 0
     found = _kept(row, first, edge, end, scale, vocab_size, block)
     inside = tl.sum(found, axis=0)
@@ -376,9 +367,9 @@ def pick(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One program a row.
+    """One program per row.
 
-    settings: [R, 5] float64: inverse temperature, 0 for a greedy row, top_k, top_p, min_p, u.
+    settings: [R, 5] float64: inverse temperature (0 = greedy), top_k, top_p, min_p, u.
     picks: [R, 2] int64: token, status.
     workspaces: [R, block] float32, overwritten.
     """
