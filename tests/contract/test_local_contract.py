@@ -7,10 +7,9 @@ import pytest
 from pdcluster_schema.load import parse
 from pdcluster_worker.system.shared_cores import SharedCores, core_share
 from pdcluster_worker.system.spin_policy import own_cores, wait_environment
-from pdctl.local.certificates import Certificates
 from pdctl.local.plan import plan_local
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import RunSettings, write_process
+from pdctl.local.run_files import Certificates, RunSettings, write_process
 from tests.schema.object_cases import minimal
 
 CORES = 5

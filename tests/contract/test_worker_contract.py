@@ -50,7 +50,7 @@ from pdcluster_worker.peers import options, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.text import default_templates
 from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
-from pdctl.local.certificates import WORKER_NAME
+from pdctl.local.run_files import WORKER_NAME
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
 from tests.schema.object_cases import minimal
 

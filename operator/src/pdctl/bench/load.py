@@ -66,19 +66,23 @@ def poisson_arrivals(rate: float, count: int, seed: str) -> list[float]:
 
 
 async def run_load(
-    target: LoadTarget, requests: Sequence[BenchRequest], pace: Arrivals
+    target: LoadTarget, requests: Sequence[BenchRequest], schedule: Arrivals
 ) -> LoadResult:
     """Latencies count from a request's arrival time, also where it waits for concurrency."""
     cpu_seconds, start = time.process_time(), time.monotonic()
-    slots = asyncio.Semaphore(pace.max_concurrency) if pace.max_concurrency else nullcontext()
+    slots = (
+        asyncio.Semaphore(schedule.max_concurrency) if schedule.max_concurrency else nullcontext()
+    )
 
     async def client(index: int, request: BenchRequest) -> RequestResult:
-        due = None if pace.arrivals_seconds is None else start + pace.arrivals_seconds[index]
+        due = (
+            None if schedule.arrivals_seconds is None else start + schedule.arrivals_seconds[index]
+        )
         if due is not None:
             await asyncio.sleep(due - time.monotonic())
         async with slots:
             return await _send(
-                target, request, time.monotonic() if due is None else due, pace.limit_seconds
+                target, request, time.monotonic() if due is None else due, schedule.limit_seconds
             )
 
     results = await asyncio.gather(

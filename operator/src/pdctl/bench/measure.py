@@ -79,7 +79,7 @@ async def warm_up(
 
 
 async def batch_latencies(
-    target: LoadTarget, batch: BatchPrompts, num_warmup: int, num_iters: int, pace: Arrivals
+    target: LoadTarget, batch: BatchPrompts, num_warmup: int, num_iters: int, schedule: Arrivals
 ) -> list[float]:
     """Seconds of each iteration: a batch sent at once, until its last answer.
 
@@ -87,7 +87,7 @@ async def batch_latencies(
     """
     seconds = []
     for number in range(num_warmup + num_iters):
-        run = checked(await run_load(target, batch(number), pace))
+        run = checked(await run_load(target, batch(number), schedule))
         if number >= num_warmup:
             seconds.append(run.duration_seconds)
     return seconds

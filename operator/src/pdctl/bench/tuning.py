@@ -39,7 +39,7 @@ class Sizes:
             and self.max_sequences <= self.max_batched_tokens
         )
 
-    def rivals(self) -> list["Sizes"]:
+    def other_schedulers(self) -> list["Sizes"]:
         return [replace(self, scheduler=name) for name in SCHEDULERS if name != self.scheduler]
 
     def neighbours(self) -> list["Sizes"]:
@@ -102,23 +102,25 @@ def search(start: Sizes, rate: float, limits: LatencyTargets, max_trials: int) -
 
     Trials of the same sizes follow each other, so that one cluster serves them.
     """
-    climb = _Climb(limits, max_trials)
-    yield from climb.settle(start, rate)
+    climb = _HillClimb(limits, max_trials)
+    yield from climb.find_rate(start, rate)
     if climb.best is None:
         return SearchResult(None, climb.tried)
-    for rival in start.rivals():
+    for other in start.other_schedulers():
         if not climb.is_spent:
-            yield from climb.compete(replace(climb.best.trial.sizes, scheduler=rival.scheduler))
+            yield from climb.try_scheduler(
+                replace(climb.best.trial.sizes, scheduler=other.scheduler)
+            )
     visited = {climb.best.trial.sizes}
     while waiting := [s for s in climb.best.trial.sizes.neighbours() if s not in visited]:
         if climb.is_spent:
             break
         visited.add(waiting[0])
-        yield from climb.challenge(waiting[0])
+        yield from climb.try_neighbour(waiting[0])
     return SearchResult(climb.best, climb.tried)
 
 
-class _Climb:
+class _HillClimb:
     def __init__(self, limits: LatencyTargets, max_trials: int) -> None:
         self.best: CompletedTrial | None = None
         self.tried: list[CompletedTrial] = []
@@ -128,7 +130,7 @@ class _Climb:
     def is_spent(self) -> bool:
         return len(self.tried) >= self._max_trials
 
-    def settle(self, sizes: Sizes, rate: float) -> Generator[Trial, TrialResult, None]:
+    def find_rate(self, sizes: Sizes, rate: float) -> Generator[Trial, TrialResult, None]:
         """Lower the rate until it holds, then raise it."""
         while not (yield from self._holds(Trial(sizes, rate))):
             rate /= 2
@@ -137,13 +139,13 @@ class _Climb:
         if len(self.tried) == 1:  # else twice this rate is known to fail
             yield from self._rise(sizes)
 
-    def challenge(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:
+    def try_neighbour(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:
         """Try sizes at a rate above the best; stop at once where it does not hold."""
         assert self.best is not None
         if (yield from self._holds(Trial(sizes, self.best.trial.rate * GAIN))):
             yield from self._rise(sizes)
 
-    def compete(self, rival: Sizes) -> Generator[Trial, TrialResult, None]:
+    def try_scheduler(self, other: Sizes) -> Generator[Trial, TrialResult, None]:
         """Take another scheduler only where it holds a rate that the best so far does not.
 
         The best runs at that rate too: its own rate is up to a step below its limit.
@@ -152,10 +154,10 @@ class _Climb:
         while not self.is_spent:
             best = self.best
             rate = best.trial.rate * GAIN
-            if not (yield from self._holds(Trial(rival, rate))):
+            if not (yield from self._holds(Trial(other, rate))):
                 return
             if self.is_spent or not (yield from self._holds(Trial(best.trial.sizes, rate))):
-                yield from self._rise(rival)
+                yield from self._rise(other)
                 return
 
     def _rise(self, sizes: Sizes) -> Generator[Trial, TrialResult, None]:

@@ -12,9 +12,10 @@ from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import latency_result, throughput_result
 from pdctl.bench.svg import Curve, Panel
 from pdctl.bench.tuning import LatencyTargets, SearchResult
-from pdctl.cli import bench_input as given
-from pdctl.cli.bench_output import draw, latency_panels, reported, run, write_result
+from pdctl.cli import bench_common as given
+from pdctl.cli.bench_common import draw, latency_panels, reported, run, write_result
 from pdctl.cli.bench_serve import serve_command
+from pdctl.cli.options import File
 
 app = typer.Typer(
     help="Measure a server, or a cluster that is started for it; find its sizes.",
@@ -25,7 +26,7 @@ app.command("serve")(serve_command)
 
 @app.command("latency")
 def latency_command(
-    file: given.File,
+    file: File,
     *,
     input_len: given.InputLen = 32,
     output_len: given.OutputLen = 128,
@@ -50,11 +51,11 @@ def latency_command(
         def batch(number: int) -> list[BenchRequest]:
             return random_requests(batch_size, lengths, vocab, f"{seed} {number}", sampling)
 
-        pace = Arrivals(limit_seconds=request_timeout)
+        schedule = Arrivals(limit_seconds=request_timeout)
 
         async def measure() -> list[float]:
             async with started(local) as target:
-                return await batch_latencies(target, batch, num_iters_warmup, num_iters, pace)
+                return await batch_latencies(target, batch, num_iters_warmup, num_iters, schedule)
 
         result = latency_result(run(measure()))
         typer.echo(f"Avg latency: {result['avg_latency']:.4f} seconds")
@@ -68,7 +69,7 @@ def latency_command(
 
 @app.command("throughput")
 def throughput_command(
-    file: given.File,
+    file: File,
     *,
     input_len: given.InputLen = 256,
     output_len: given.OutputLen = 64,
@@ -117,7 +118,7 @@ def throughput_command(
 
 @app.command("autotune")
 def autotune_command(
-    file: given.File,
+    file: File,
     *,
     ttft_p90: Annotated[
         float, typer.Option(min=1.0, metavar="MS", help="most time to first token")

@@ -1,7 +1,7 @@
 """`pdctl bench serve`: load for any server with OpenAI's API, with vLLM's flags."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +20,8 @@ from pdctl.bench.measure import Server, connected, warm_up
 from pdctl.bench.openai import CHAT, COMPLETIONS
 from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import Reporting, serve_result, serve_text
-from pdctl.cli import bench_input as given
-from pdctl.cli.bench_output import draw, latency_panels, reported, run, write_result
+from pdctl.cli import bench_common as given
+from pdctl.cli.bench_common import draw, latency_panels, reported, run, write_result
 
 Rate = Annotated[float, typer.Option(help="Poisson arrivals a second; inf = all at once")]
 Prefix = Annotated[int, typer.Option(min=0, help="tokens that all random prompts share, first")]
@@ -109,12 +109,11 @@ def serve_command(
             given.percentiles_of(metric_percentiles),
         )
         reporting = Reporting(names, percents, given.slo_of(goodput or []), save_detailed)
-        pace = replace(
-            _pace(request_rate, max_concurrency, num_prompts, seed), limit_seconds=request_timeout
-        )
+        arrivals = _arrivals(request_rate, num_prompts, seed)
+        schedule = Arrivals(arrivals, max_concurrency, request_timeout)
         server = Server(base_url, model, endpoint)
         measured, name = run(
-            _measure(server, bench_requests[:num_warmups], bench_requests[num_warmups:], pace)
+            _measure(server, bench_requests[:num_warmups], bench_requests[num_warmups:], schedule)
         )
         setting = _setting(endpoint, name, num_prompts, request_rate, max_concurrency)
         result = serve_result(measured, setting, reporting)
@@ -127,11 +126,14 @@ def serve_command(
 
 
 async def _measure(
-    server: Server, first: list[BenchRequest], bench_requests: list[BenchRequest], pace: Arrivals
+    server: Server,
+    first: list[BenchRequest],
+    bench_requests: list[BenchRequest],
+    schedule: Arrivals,
 ) -> tuple[LoadResult, str]:
     async with connected(server) as target:
-        await warm_up(target, first, pace.limit_seconds)
-        return await run_load(target, bench_requests, pace), target.model
+        await warm_up(target, first, schedule.limit_seconds)
+        return await run_load(target, bench_requests, schedule), target.model
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -140,12 +142,11 @@ def _check_endpoint(endpoint: str) -> None:
         raise StartError(message, exit_code=2)
 
 
-def _pace(rate: float, max_concurrency: int | None, count: int, seed: int) -> Arrivals:
+def _arrivals(rate: float, count: int, seed: int) -> list[float] | None:
     if math.isnan(rate) or rate <= 0:
         message = f"--request-rate: is {rate:g}; give requests a second above 0, or inf"
         raise StartError(message, exit_code=2)
-    arrivals = None if math.isinf(rate) else poisson_arrivals(rate, count, str(seed))
-    return Arrivals(arrivals, max_concurrency)
+    return None if math.isinf(rate) else poisson_arrivals(rate, count, str(seed))
 
 
 def _setting(

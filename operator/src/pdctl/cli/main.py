@@ -12,10 +12,12 @@ from pdcluster_api.errors import StartError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
-from pdctl.cli.explain import autoscale, plan_command, why_command
-from pdctl.cli.refusals import failed, load_file, refused
+from pdctl.cli.options import File, failed, load_file, refused
+from pdctl.cli.plan import plan_command
+from pdctl.cli.replay import autoscale
 from pdctl.cli.status import find_directory, render_status
 from pdctl.cli.verify import verify_command
+from pdctl.cli.why import why_command
 from pdctl.local.run_directory import default_state_dir
 from pdctl.local.screen import make_screen
 from pdctl.local.up import UpRequest, up
@@ -27,9 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)
-]
 StateDir = Annotated[
     Path | None,
     typer.Option(

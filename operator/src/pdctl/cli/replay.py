@@ -2,17 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pdcluster_api.errors import StartError
+import typer
+
+from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.accelerators import accelerators_text
+from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdctl.cli.why import record_lines
+from pdctl.cli.options import (
+    failed,
+    load_file,
+    refused,
+    required_file,
+)
+from pdctl.cli.why import (
+    record_lines,
+)
 from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
 from pdctl.replay.speeds import ESTIMATED, Speeds
-from pdctl.replay.summary import summarize, summary_lines
-from pdctl.replay.table import write_table
 from pdctl.replay.trace import read_trace
+
+autoscale = typer.Typer(help="Try the autoscaler without a cluster.", no_args_is_help=True)
 
 
 @dataclass(frozen=True)
@@ -88,3 +101,61 @@ def _written(request: ReplayRequest, moments: list[Moment], folder: Path) -> lis
         written.append(folder / f"{stem}.png")
         draw(moments, request.cluster.spec.autoscale, f"{name}: {stem}", written[-1])
     return [f"written              {path}" for path in written]
+
+
+@autoscale.callback()
+def _group() -> None:
+    """Keeps `replay` a subcommand while it is the only one."""
+
+
+@autoscale.command("replay")
+def replay_command(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="CSV: seconds,requests_per_second,input_tokens,output_tokens"
+        ),
+    ],
+    file: Annotated[Path, required_file("a PDCluster with a section autoscale")],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="write a table, the decisions and a picture there"),
+    ] = None,
+    plot: Annotated[
+        bool, typer.Option(help="the picture; it needs matplotlib (the extra `replay`)")
+    ] = True,
+    prefill_tokens_per_second: Annotated[
+        float, typer.Option(help="of a busy prefill worker")
+    ] = Speeds.prefill_tokens_per_second,
+    step_seconds: Annotated[
+        float, typer.Option(help="of a decode step with one stream")
+    ] = Speeds.step_seconds,
+    stream_seconds: Annotated[
+        float, typer.Option(help="that each further stream adds to a step")
+    ] = Speeds.stream_seconds,
+    kv_tokens: Annotated[
+        float, typer.Option(help="that a decode worker's KV cache holds")
+    ] = Speeds.kv_tokens,
+    start_seconds: Annotated[
+        float, typer.Option(help="until a new worker is ready")
+    ] = Speeds.start_seconds,
+) -> None:
+    """Run a trace of load through the autoscaler of a file, on a simulated cluster."""
+    cluster = load_file(file)
+    try:
+        speeds = Speeds(
+            prefill_tokens_per_second, step_seconds, stream_seconds, kv_tokens, start_seconds
+        )
+    except InvalidTraceError as e:
+        raise failed(StartError(str(e), exit_code=2)) from e
+    try:
+        typer.echo(
+            "\n".join(run_replay(ReplayRequest(trace, cluster, speeds, out, with_plot=plot)))
+        )
+    except InvalidTraceError as e:
+        raise refused(trace, e.faults) from e
+    except InvalidObjectError as e:
+        raise refused(file, e.faults) from e
+    except StartError as e:
+        raise failed(e) from e

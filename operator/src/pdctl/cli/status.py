@@ -1,4 +1,4 @@
-"""`pdctl status`: the state file of a local run as text."""
+"""`pdctl status`, and which cluster a command means: a local run or one in Kubernetes."""
 
 import json
 from collections import Counter
@@ -9,13 +9,10 @@ from typing import Any, Literal
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_schema import conditions as words
+from pdctl.cli.live import KubeContext
 from pdctl.local.run_directory import RunDirectory, runs
 
 _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
-
-
-def find_run(state_dir: Path, name: str | None) -> dict[str, Any]:
-    return find_directory(state_dir, name)[1]
 
 
 def local_names(state_dir: Path) -> list[str]:
@@ -91,4 +88,27 @@ def _disaggregation(found: dict[str, Any] | None) -> list[str]:
         [f"disaggregating: {found['status']} ({found['reason']}): {found['message']}"]
         if found
         else []
+    )
+
+
+LocalRun = tuple[RunDirectory, dict[str, Any]]
+
+
+def find_local_run(state_dir: Path, name: str | None, kube_context: KubeContext) -> LocalRun | None:
+    """None = Kubernetes is meant: an option of it is given, or no run here matches.
+
+    Raises StartError where neither a matching run nor a kubeconfig exists, and without a name
+    where several run.
+    """
+    if kube_context != KubeContext():
+        return None
+    names = local_names(state_dir)
+    if name in names or (name is None and names):
+        return find_directory(state_dir, name)
+    if name is None or not names or kube_context.has_file():
+        return None
+    raise StartError(
+        f"no cluster named {name} runs here, only {', '.join(names)}; for one in Kubernetes set "
+        "KUBECONFIG, or give --kubeconfig",
+        exit_code=2,
     )

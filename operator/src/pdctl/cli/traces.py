@@ -1,11 +1,13 @@
-"""Reads a request's traces from workers, by address or through the API server's pod proxy.
+"""`pdctl why --request`: a request's traces, from workers or by the API server's pod proxy.
 
 Workers that do not answer are skipped, and listed where none knows the request.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +19,9 @@ from pdcluster_api.apiserver.kinds import POD
 from pdcluster_api.errors import StartError
 from pdcluster_schema import labels
 from pdctl.cli.live import KubeContext, with_client
+from pdctl.cli.status import find_directory
+from pdctl.cli.table import table
+from pdctl.local.run_directory import runs
 
 HTTP_PORT = 8000
 """HTTP port of every worker in a pod (docs/contracts.md)."""
@@ -132,3 +137,78 @@ def _traces(body: Any) -> tuple[TraceBody, ...]:
 def _message(body: Any) -> str:
     error = body.get("error") if isinstance(body, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else "no reason given"
+
+
+COLUMNS = ("MS", "WHAT", "WORKER", "BY")
+
+
+def trace_lines(worker: str, trace: TraceBody) -> Iterator[str]:
+    """A header line, and a table of events.
+
+    >>> event = {"name": "decode", "seconds": 0.0015, "worker": "", "facts": {"worker": "d1",
+    ...     "cost": 2.0}}
+    >>> trace = {"request_id": "r", "began_unix": 0.0, "events": [event]}
+    >>> print(*trace_lines("d0", trace), sep="\\n")
+    request r at d0, 1970-01-01 00:00:00 UTC
+     MS  WHAT    WORKER  BY
+    1.5  decode  d0      worker d1, cost 2
+    """
+    began = datetime.fromtimestamp(float(trace.get("began_unix", 0.0)), UTC)
+    yield f"request {trace.get('request_id')} at {worker}, {began:%Y-%m-%d %H:%M:%S} UTC"
+    rows = [
+        (
+            f"{1000.0 * float(event.get('seconds', 0.0)):.1f}",
+            str(event.get("name")),
+            str(event.get("worker") or worker),
+            _facts(event.get("facts")),
+        )
+        for event in trace.get("events", ())
+    ]
+    yield from table(COLUMNS, rows, right=(0,))
+
+
+def _facts(facts: Any) -> str:
+    if not isinstance(facts, Mapping):
+        return ""
+    return ", ".join(f"{name} {_value(value)}" for name, value in facts.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class TraceQuery:
+    """name: of a cluster; url: of one worker."""
+
+    request_id: str
+    name: str | None
+    url: str | None
+    api_key: str | None
+    state_dir: Path
+
+
+def render_request(query: TraceQuery, kube_context: KubeContext) -> str:
+    """Raises StartError when no worker knows the request."""
+    traces = known(_worker_traces(query, kube_context), query.request_id)
+    return "\n\n".join("\n".join(trace_lines(worker, trace)) for worker, trace in traces)
+
+
+def _worker_traces(query: TraceQuery, kube_context: KubeContext) -> list[WorkerTraces]:
+    if query.url is not None:
+        return of_addresses({query.url: query.url}, query.request_id, query.api_key)
+    if any(run.is_alive for run in runs(query.state_dir, query.name or "*")):
+        workers = find_directory(query.state_dir, query.name)[1]["workers"]
+        addresses = {
+            worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]
+        }
+        return of_addresses(addresses, query.request_id, query.api_key)
+    if query.name is None:
+        message = (
+            "which cluster? none runs on this machine: give the NAME of one in Kubernetes, or "
+            "--url of a worker"
+        )
+        raise StartError(message, exit_code=2)
+    return of_cluster(kube_context, query.name, query.request_id)

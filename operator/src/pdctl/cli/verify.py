@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +27,8 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema import labels
 from pdcluster_schema.workload import PoolPair
 from pdctl.cli.live import KubeContext, with_client
-from pdctl.cli.local_run import find_local_run
-from pdctl.cli.refusals import failed
-from pdctl.cli.status import transfer_line
+from pdctl.cli.options import Context, Kubeconfig, StateDir, failed
+from pdctl.cli.status import find_local_run, transfer_line
 from pdctl.cli.table import table
 from pdctl.local.run_directory import RunDirectory, default_state_dir
 from pdctl.local.verification import RunTransfers, content_of, has_prefill
@@ -64,15 +62,9 @@ def verify_command(
         str | None,
         typer.Option("--namespace", "-n", metavar="NAMESPACE", help="of one in Kubernetes"),
     ] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="CONTEXT", help="of the kubeconfig; else its current one")
-    ] = None,
-    kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="else KUBECONFIG, or ~/.kube/config")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")
-    ] = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    state_dir: StateDir = None,
 ) -> None:
     """Verify now that KV moves from each prefill pool to each decode pool, busy or not: of a
     cluster that runs on this machine, else of one in Kubernetes.
@@ -96,34 +88,34 @@ def verify_command(
 
 
 async def verify_run(
-    run: RunDirectory, request: str, patience: VerifyTimeouts | None = None
+    run: RunDirectory, request: str, timeouts: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
     """Poll until each pair has an outcome; returns it as a status.
 
     Raises StartError when a pair has none in time.
     """
-    patience = patience or VerifyTimeouts()
+    timeouts = timeouts or VerifyTimeouts()
     if not has_prefill(run.read_state() or {"workers": ()}):
         raise StartError(f"the cluster {_NOTHING}", exit_code=2)
     async with Verifier() as verifier:
-        transfers, deadline = RunTransfers(run, verifier), time.monotonic() + patience.worker
+        transfers, deadline = RunTransfers(run, verifier), time.monotonic() + timeouts.worker
         while True:
             found = await transfers.verify_due(request)
             if not found.due:
                 return content_of(found)
             if time.monotonic() >= deadline:
                 raise _not_verified(content_of(found))
-            await asyncio.sleep(patience.poll)
+            await asyncio.sleep(timeouts.poll)
 
 
 def verify_object(
-    kube_context: KubeContext, name: str, request: str, patience: VerifyTimeouts | None = None
+    kube_context: KubeContext, name: str, request: str, timeouts: VerifyTimeouts | None = None
 ) -> Mapping[str, Any]:
     """Annotate the PDCluster and wait for the operator; returns the status.
 
     Raises StartError when there is no such object, or a pair has no outcome in time.
     """
-    namespace, waiting = kube_context.in_namespace(), patience or VerifyTimeouts()
+    namespace, timeouts = kube_context.in_namespace(), timeouts or VerifyTimeouts()
 
     async def annotate_and_wait(client: ApiClient) -> Mapping[str, Any]:
         patch = {"metadata": {"annotations": {labels.VERIFY: request}}}
@@ -134,11 +126,11 @@ def verify_object(
             raise StartError(message, exit_code=2) from e
         if "mixed" in body["spec"]["roles"]:
             raise StartError(f"PDCluster {name} {_NOTHING}", exit_code=2)
-        deadline = time.monotonic() + waiting.operator
+        deadline = time.monotonic() + timeouts.operator
         while not is_answered(_status(body), request):
             if time.monotonic() >= deadline:
                 raise _not_verified(_status(body))
-            await asyncio.sleep(waiting.poll)
+            await asyncio.sleep(timeouts.poll)
             body = await client.get(PDCLUSTER, namespace, name)
         return _status(body)
 

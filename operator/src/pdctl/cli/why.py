@@ -2,19 +2,36 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.plan.autoscale.explain import COLUMNS, explained, read_record, summary
+from pdcluster_api.plan.autoscale.explain import (
+    COLUMNS,
+    MAX_DECISIONS,
+    explained,
+    read_record,
+    summary,
+)
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdctl.cli.live import KubeContext, read_object
+from pdctl.cli.options import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    StateDir,
+    failed,
+    read_text,
+)
 from pdctl.cli.present import present_lines
-from pdctl.cli.source import read_text
+from pdctl.cli.status import find_local_run
 from pdctl.cli.table import table
+from pdctl.cli.traces import TraceQuery, render_request
+from pdctl.local.run_directory import default_state_dir
 
 Body = Mapping[str, Any]
 
@@ -147,3 +164,70 @@ def record_lines(name: str, mode: object, record: ScalingDecision) -> Iterator[s
     changed = summary(record) or "no pool changes"
     yield f"{name}, {record.at:%Y-%m-%d %H:%M:%S} UTC{f', {manner}' if manner else ''}: {changed}"
     yield from table(COLUMNS, explained(record), right=(2, 3))
+
+
+def why_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="of the cluster", show_default=False)
+    ] = None,
+    *,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="the object, or its status, from a file; - = stdin"
+        ),
+    ] = None,
+    last: Annotated[
+        int, typer.Option(min=1, max=MAX_DECISIONS, help="how many decisions, the newest first")
+    ] = 1,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="of a request, by its x-request-id or the id of its answer: why it went where it "
+            "went",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="of the one worker to ask for a request")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PDCLUSTER_API_KEY", metavar="KEY", help="for a worker that asks for one"
+        ),
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Say why each pool has the workers that it has: metric values, rules, replicas; with
+    --request, why a request went where it went.  Of a cluster that runs on this machine, else of
+    one in Kubernetes.
+    """
+    state = state_dir or default_state_dir()
+    if request is not None:
+        query = TraceQuery(request, name, url, api_key, state)
+        try:
+            typer.echo(render_request(query, KubeContext(kubeconfig, context, namespace)))
+        except StartError as e:
+            raise failed(e) from e
+        return
+    kube_context = KubeContext(kubeconfig, context, namespace)
+    try:
+        local = None if file else find_local_run(state, name, kube_context)
+        if local is not None:
+            typer.echo(render_why_local(local[1]))
+        else:
+            body = object_of_file(file, name) if file else _object(kube_context, name)
+            typer.echo(render_why(body, last, datetime.now(UTC)))
+    except StartError as e:
+        raise failed(e) from e
+
+
+def _object(kube_context: KubeContext, name: str | None) -> Body:
+    if name is None:
+        message = "which cluster? none runs here: give its NAME, or a file with -f"
+        raise StartError(message, exit_code=2)
+    return object_of_cluster(kube_context, name)

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdctl.local.rows import Row
+from pdctl.local.watcher import Row
 
 _COLORS = {
     "ready": "green",

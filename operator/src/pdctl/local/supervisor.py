@@ -4,8 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from pdctl.local.managed_process import ManagedProcess, Report
-from pdctl.local.processes import Launch
+from pdctl.local.processes import Launch, ManagedProcess, Report
 
 # longer than any answer of a small machine should take; then it is killed and said so
 DRAIN_SECONDS = 60.0
@@ -43,7 +42,7 @@ class Supervisor:
             for managed in self.managed_processes
         )
 
-    async def rolled_back(self) -> ManagedProcess | None:
+    async def wait_failed(self) -> ManagedProcess | None:
         """The first process that fails for good; None when all were stopped.
 
         Raises OSError when a process cannot be started.

@@ -18,25 +18,22 @@ from pdcluster_api.discovery.etcd import check_reachable
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_schema.etcd_keys import records_prefix, workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
-from pdctl.local.certificates import make_certificates
-from pdctl.local.disaggregation import DisaggregationReporter
 from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.machine import available_cores, free_port, port_is_free
-from pdctl.local.managed_process import ManagedProcess
 from pdctl.local.model import FoundModel, find_model
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
+from pdctl.local.processes import ManagedProcess
 from pdctl.local.remarks import watch_remarks
-from pdctl.local.rows import Row
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import RunSettings, write_policy, write_process
+from pdctl.local.run_files import RunSettings, make_certificates, write_policy, write_process
 from pdctl.local.screen import Screen
-from pdctl.local.state import make_state
+from pdctl.local.state import DisaggregationReporter, make_state
 from pdctl.local.supervisor import CONFIGURATION_ERROR, Supervisor
 from pdctl.local.verification import watch_transfers
 from pdctl.local.vllm_engine import with_programs
-from pdctl.local.watcher import Watcher
+from pdctl.local.watcher import Row, Watcher
 
 _ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
 WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
@@ -134,23 +131,23 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     ):
         screen.echo(line)
     async with _etcd(cluster, run, screen) as (endpoints, etcd):
-        site = RunSettings(
+        settings = RunSettings(
             run,
             prepared.model.path,
             endpoints,
             make_certificates(run.certificates),
             prepared.request.command,
         )
-        write_policy(cluster, site)
+        write_policy(cluster, settings)
         supervisor = Supervisor(
-            [write_process(cluster, process, site) for process in plan.processes], screen.echo
+            [write_process(cluster, process, settings) for process in plan.processes], screen.echo
         )
 
         disaggregation = DisaggregationReporter(cluster, screen.echo)
 
         def changed(rows: Sequence[Row]) -> None:
             pid = etcd.pid if etcd else None
-            run.write_state(make_state(policy.cluster, plan, site, pid, rows))
+            run.write_state(make_state(policy.cluster, plan, settings, pid, rows))
             screen.show(rows)
             disaggregation.show(rows)
 
@@ -184,12 +181,12 @@ async def _run_workers(
         watch_remarks(components.run, components.watcher.all_ready, screen.echo)
     )
     stop = asyncio.create_task(signals.stop.wait())
-    rolled_back = asyncio.create_task(components.supervisor.rolled_back())
+    failed = asyncio.create_task(components.supervisor.wait_failed())
     ready = asyncio.create_task(components.watcher.all_ready.wait())
     try:
-        await _first_of({stop, rolled_back, ready} | background)
-        if rolled_back.done():
-            raise _start_error(rolled_back)
+        await _first_of({stop, failed, ready} | background)
+        if failed.done():
+            raise _start_error(failed)
         if ready.done() and not stop.done():
             screen.echo(
                 _announcement(
@@ -202,7 +199,7 @@ async def _run_workers(
     finally:
         await components.supervisor.stop(signals.hurry)
         components.watcher.poll(workers)
-        tasks = (*background, remarks, stop, rolled_back, ready)
+        tasks = (*background, remarks, stop, failed, ready)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -224,8 +221,8 @@ async def _first_of(tasks: set[asyncio.Task[Any]]) -> None:
         task.result()
 
 
-def _start_error(rolled_back: asyncio.Task[ManagedProcess | None]) -> StartError:
-    managed = rolled_back.result()
+def _start_error(failed: asyncio.Task[ManagedProcess | None]) -> StartError:
+    managed = failed.result()
     if managed is None:
         return StartError("every worker was stopped", exit_code=1)
     return StartError(

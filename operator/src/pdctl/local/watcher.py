@@ -1,4 +1,4 @@
-"""Polls process and etcd record of every worker a few times a second.
+"""Polls process and etcd record of every worker a few times a second, and makes its state of both.
 
 Reads instead of an etcd watch: there are few keys, and a read needs no care after an outage, in
 which the last records stay.
@@ -6,14 +6,109 @@ which the last records stay.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pdcluster_api.discovery.etcd import RegisteredWorker, read_workers
 from pdcluster_api.errors import EtcdUnreachableError
-from pdctl.local.managed_process import ManagedProcess
-from pdctl.local.rows import RestartLedger, Row, make_rows
+from pdcluster_api.plan.observed.state import WorkerDisaggregation
+from pdctl.local.processes import ManagedProcess
 
 _STARTING_SECONDS = 0.2
 _STEADY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One worker.
+
+    state:     starting, ready, unregistered (running without a record in etcd), draining,
+               drained, restarting, failed or stopped
+    addresses: host:port of http, grpc and kv; empty until registered
+    """
+
+    name: str
+    role: str
+    pool: str
+    state: str
+    pid: int | None
+    num_restarts: int
+    log: Path
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    disaggregation: WorkerDisaggregation | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+
+class RestartLedger:
+    """The starts of each process at which an engine id was first seen; starts count from 1."""
+
+    def __init__(self, left_over: Mapping[str, RegisteredWorker]) -> None:
+        """left_over: records of an earlier run."""
+        self._starts: dict[str, dict[str, int]] = {
+            name: {record.engine_id: 0} for name, record in left_over.items()
+        }
+
+    def current(
+        self, name: str, record: RegisteredWorker | None, start: int
+    ) -> RegisteredWorker | None:
+        """The record if it was first seen at this start of its process, else None."""
+        # none, or one whose engine has not loaded: it says "starting" in any life
+        if record is None or not record.engine_id:
+            return record
+        return (
+            record
+            if self._starts.setdefault(name, {}).setdefault(record.engine_id, start) == start
+            else None
+        )
+
+    def has_announced(self, name: str, start: int) -> bool:
+        return start in self._starts.get(name, {}).values()
+
+
+def make_rows(
+    workers: Sequence[tuple[str, str, ManagedProcess]],
+    records: Mapping[str, RegisteredWorker],
+    ledger: RestartLedger,
+) -> tuple[Row, ...]:
+    return tuple(
+        _row(role, pool, managed, records.get(managed.launch.name), ledger)
+        for role, pool, managed in workers
+    )
+
+
+def _row(
+    role: str,
+    pool: str,
+    managed: ManagedProcess,
+    found: RegisteredWorker | None,
+    ledger: RestartLedger,
+) -> Row:
+    name = managed.launch.name
+    record = ledger.current(name, found, managed.num_starts)
+    return Row(
+        name=name,
+        role=role,
+        pool=pool,
+        state=_state(managed, record, has_announced=ledger.has_announced(name, managed.num_starts)),
+        pid=managed.pid,
+        num_restarts=max(0, managed.num_starts - 1),
+        log=managed.launch.log,
+        addresses=record.addresses if record and managed.phase == "running" else {},
+        disaggregation=record.disaggregation if record and managed.phase == "running" else None,
+    )
+
+
+def _state(managed: ManagedProcess, record: RegisteredWorker | None, *, has_announced: bool) -> str:
+    if managed.phase == "waiting":
+        return "restarting" if managed.num_starts else "starting"
+    if managed.phase != "running":
+        return managed.phase
+    if record is not None:
+        return record.state
+    return "unregistered" if has_announced else "starting"
 
 
 class Watcher:
@@ -64,4 +159,4 @@ class Watcher:
         try:
             self._records = await read_workers(self._endpoints, self._prefix)
         except EtcdUnreachableError:
-            return  # its own keeper says so when it is ours; workers that know each other go on
+            return  # its own process says so when it is ours; workers that know each other go on

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.autoscale import AutoscaleSpec
+from pdctl.replay.report import ROLES
 from pdctl.replay.run import Moment
-from pdctl.replay.summary import ROLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

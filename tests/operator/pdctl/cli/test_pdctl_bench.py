@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pdcluster_api.errors import StartError
 from pdctl.bench import measure, started
 from pdctl.bench.started import StartedCluster, started_cluster
-from pdctl.cli import bench_input, bench_serve
+from pdctl.cli import bench_common, bench_serve
 from pdctl.cli.main import app
 from tests.operator.pdctl.bench.small_servers import SmallServer, events, serving_aside
 from tests.schema.object_cases import at, minimal
@@ -56,7 +56,7 @@ def as_cluster(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> SmallSer
 
 
 def test_examples_hold() -> None:
-    for module in (bench_input, bench_serve, started):
+    for module in (bench_common, bench_serve, started):
         assert doctest.testmod(module).failed == 0
 
 

@@ -73,11 +73,11 @@ async def test_pair_that_fails_is_exit_1(pdctl: Callable[..., Any], tmp_path: Pa
 
 
 async def test_worker_that_gives_no_outcome_is_asked_until_time_is_up(tmp_path: Path) -> None:
-    worker, patience = PlayedWorker([(404, {})]), VerifyTimeouts(worker=0.05, poll=0.0)
+    worker, timeouts = PlayedWorker([(404, {})]), VerifyTimeouts(worker=0.05, poll=0.0)
     async with worker.serving():
         run = run_state(tmp_path, worker.port)
         with pytest.raises(StartError, match="is of an image that verifies no transfers"):
-            await verify_run(run, "now", patience)
+            await verify_run(run, "now", timeouts)
 
         worker.answers[:] = [(500, {}), (200, PASSED)]
         found = await verify_run(run, "later", VerifyTimeouts(poll=0.0))

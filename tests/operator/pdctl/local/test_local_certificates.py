@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.certificates.authority import WORKER_NAME
-from pdctl.local.certificates import Certificates, make_certificates
+from pdctl.local.run_files import Certificates, make_certificates
 from tests.operator.pdcluster_api.certificates.handshakes import handshake
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdctl.local.disaggregation import DisaggregationReporter, disaggregation_of
-from pdctl.local.rows import Row
+from pdctl.local.state import DisaggregationReporter, disaggregation_of
+from pdctl.local.watcher import Row
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, pool
 
 CLUSTER = make_cluster()

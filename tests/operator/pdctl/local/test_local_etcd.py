@@ -13,7 +13,7 @@ from pdcluster_api.discovery.etcd import RegisteredWorker, check_reachable, read
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_schema import etcd_keys
 from pdctl.local import etcd
-from pdctl.local.managed_process import ManagedProcess
+from pdctl.local.processes import ManagedProcess
 from tests.ports import free_port
 
 PREFIX = etcd_keys.workers_prefix("default", "chat", "r1")

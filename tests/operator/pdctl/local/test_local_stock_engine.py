@@ -9,10 +9,9 @@ import yaml
 from pdcluster_api.errors import StartError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse
-from pdctl.local.certificates import Certificates
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import RunSettings, write_process
+from pdctl.local.run_files import Certificates, RunSettings, write_process
 from pdctl.local.vllm_engine import vllm_settings, with_programs
 from tests.schema.object_cases import at, vllm
 
@@ -95,14 +94,14 @@ def test_worker_is_given_the_command_and_its_ports(
     cluster = parse(document)
     plan = with_programs(plan_of(document), Path("chat.yaml"), program)
     run = RunDirectory.create(tmp_path / "state", "tiny")
-    site = RunSettings(
+    settings = RunSettings(
         run,
         tmp_path,
         ("127.0.0.1:1",),
         Certificates(Path("/a"), Path("/b"), Path("/c")),
         ("worker",),
     )
-    write_process(cluster, plan.processes[0], site)
+    write_process(cluster, plan.processes[0], settings)
     written = yaml.safe_load((run.config / f"{plan.processes[0].name}.yaml").read_text())["engine"]
     stock = written["vllm"]
 

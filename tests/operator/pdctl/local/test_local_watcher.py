@@ -8,9 +8,8 @@ import pytest
 from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdctl.local import up, watcher
-from pdctl.local.managed_process import ManagedProcess
-from pdctl.local.processes import Launch
-from pdctl.local.rows import Row
+from pdctl.local.processes import Launch, ManagedProcess
+from pdctl.local.watcher import Row
 
 RECORD = RegisteredWorker("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
 

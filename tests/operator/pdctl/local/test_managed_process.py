@@ -12,8 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
-from pdctl.local.managed_process import RESTART, ManagedProcess, describe_exit
-from pdctl.local.processes import Launch, kill_session, last_lines, session_members
+from pdctl.local.processes import (
+    RESTART,
+    Launch,
+    ManagedProcess,
+    describe_exit,
+    kill_session,
+    last_lines,
+    session_members,
+)
 
 
 class Time:

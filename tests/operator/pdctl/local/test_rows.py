@@ -7,10 +7,9 @@ import pytest
 
 from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdctl.local.managed_process import ManagedProcess, Phase
-from pdctl.local.processes import Launch
-from pdctl.local.rows import RestartLedger, Row, make_rows
+from pdctl.local.processes import Launch, ManagedProcess, Phase
 from pdctl.local.screen import LiveScreen, PlainScreen, make_screen
+from pdctl.local.watcher import RestartLedger, Row, make_rows
 
 RECORD = RegisteredWorker("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
 

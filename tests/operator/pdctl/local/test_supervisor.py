@@ -48,7 +48,7 @@ async def test_supervisor_drains_all(
     assert len(pids) == 2
     assert [psutil.pid_exists(pid) for pid in pids] == [False, False]
     assert said == []
-    assert await supervisor.rolled_back() is None
+    assert await supervisor.wait_failed() is None
 
 
 async def test_supervisor_kills_what_does_not_drain_when_hurried(
@@ -84,7 +84,7 @@ async def test_supervisor_returns_the_first_that_gives_up(
 ) -> None:
     supervisor = Supervisor([launch("a", SERVE), launch("b", REFUSE)], lambda text: None)
     supervisor.start()
-    keeper = await supervisor.rolled_back()
+    keeper = await supervisor.wait_failed()
 
     assert keeper is supervisor.managed_processes[1]
     assert keeper.last_error() == "bad model"

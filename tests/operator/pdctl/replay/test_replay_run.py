@@ -11,10 +11,9 @@ import pytest
 from pdcluster_api.errors import InvalidTraceError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import load
+from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
 from pdctl.replay.speeds import Speeds, share_of_first
-from pdctl.replay.summary import summarize, summary_lines
-from pdctl.replay.table import write_table
 from pdctl.replay.trace import Trace, TraceLoad, read_trace
 from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
 

@@ -1,18 +1,33 @@
-"""`pdctl plan`: the effect of applying a file, as text and tables."""
+"""TODO."""
 
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
+from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_schema.errors import InvalidObjectError
-from pdcluster_schema.load import parse_stored
+from pdcluster_schema.load import load_applied, parse_stored
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.text import shortened
+from pdctl.cli.live import KubeContext, read_live
+from pdctl.cli.options import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    failed,
+    load_file,
+    refused,
+    required_file,
+)
 from pdctl.cli.table import WIDTH, table
+from pdctl.preview.immutable import identity_faults
 from pdctl.preview.preview import Effect, Preview, preview, steady_state
 
 _MAX_VALUE = 24  # characters of a value in the table
@@ -157,3 +172,64 @@ def _accelerators(found: Preview) -> str:
 
 def _number(workers: int | None) -> str:
     return "-" if workers is None else str(workers)
+
+
+def plan_command(
+    file: Annotated[Path, required_file("the PDCluster that would be applied")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="compare with this file instead of the cluster's object"),
+    ] = None,
+    *,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Say what applying a file would do, before it is applied: revision, accelerators, pools,
+    what would be refused.
+    """
+    try:
+        new = load_applied(file)
+    except InvalidObjectError as e:
+        raise refused(file, e.faults) from e
+    if against is None:
+        new, found = _against_cluster(new, KubeContext(kubeconfig, context, namespace))
+    else:
+        old = load_file(against)
+        if faults := identity_faults(old, new):
+            raise refused(file, faults)
+        found = preview_of_files(new, old)
+    typer.echo(render_preview(new, found))
+    if found.refused:
+        typer.echo("The API server would refuse it, and nothing of this would happen:", err=True)
+        raise refused(file, found.refused)
+
+
+def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDCluster, Preview]:
+    """Preview against the cluster, with the namespace of the options, the file or the context."""
+    given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
+    try:
+        if given is not None and kube_context.namespace not in (None, given):
+            message = (
+                f"the file's metadata.namespace is {given}, and --namespace is "
+                f"{kube_context.namespace}; "
+                "leave one out, or make them equal"
+            )
+            raise StartError(message, exit_code=2)
+        kube_context = KubeContext(
+            kube_context.kubeconfig, kube_context.context, kube_context.namespace or given
+        )
+        metadata = new.metadata.model_copy(update={"namespace": kube_context.in_namespace()})
+        new = new.model_copy(update={"metadata": metadata})
+        found, remark = preview_of_cluster(
+            new,
+            read_live(
+                KubeContext(kube_context.kubeconfig, kube_context.context, metadata.namespace),
+                metadata.name,
+            ),
+        )
+    except StartError as e:
+        raise failed(e) from e
+    if remark is not None:
+        typer.echo(f"note: {remark}", err=True)
+    return new, found
