@@ -5,15 +5,16 @@ the statuses that are planned.
 from typing import Any
 
 import pytest
+from tests.operator.object_cases import at, minimal
 
-from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
-from tests.schema.object_cases import at, minimal
+from tests.operator.pdcluster_api.plan.clusters import plan_all
 
 NOW = "2026-01-02T03:04:05Z"
 
@@ -74,10 +75,10 @@ def test_object_is_current_when_all_is_as_declared_and_not_before(clusters: Obje
     clusters.create(minimal())
     body = clusters.get("chat")
     for observed in (seen(body, ready=0, members=0), seen(body, ready=0)):
-        body = write(clusters, plan_cluster(parse(body), observed, NOW).status)
+        body = write(clusters, plan_all(parse(body), observed, NOW).status)
         assert kstatus(body) == "InProgress"
 
-    body = write(clusters, plan_cluster(parse(body), seen(body, ready=1), NOW).status)
+    body = write(clusters, plan_all(parse(body), seen(body, ready=1), NOW).status)
     assert kstatus(body) == "Current"
 
     at("spec.service", {"port": 80})(body)

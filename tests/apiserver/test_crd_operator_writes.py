@@ -10,7 +10,6 @@ import pytest
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.scaler import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
-from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
@@ -22,12 +21,14 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
 )
 from pdcluster_api.plan.status.autoscaled import recorded
+from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_schema.conditions import CAPACITY_SHORT
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
+from tests.operator.pdcluster_api.plan.clusters import plan_all
 from tests.operator.pods import pod_state
 from tests.schema.object_cases import at, minimal
 
@@ -63,7 +64,7 @@ def test_planned_status_is_stored_whole(roles: Json, is_running: bool, clusters:
     document = minimal()
     at("spec.roles", roles)(document)
     clusters.create(document)
-    planned = plan_cluster(parse(document), running(document) if is_running else NEW, NOW).status
+    planned = plan_all(parse(document), running(document) if is_running else NEW, NOW).status
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 
     assert answer.accepted, answer.causes
@@ -89,9 +90,7 @@ def test_decisions_of_the_autoscaler_are_stored_whole(mode: str, clusters: Objec
         at=datetime(2026, 1, 2, tzinfo=UTC),
         problems=(Problem(CAPACITY_SHORT, "cpu is short of 1 worker"),),
     )
-    planned = plan_cluster(
-        parse(document), replace(running(document), decision=decided), NOW
-    ).status
+    planned = plan_all(parse(document), replace(running(document), decision=decided), NOW).status
     answer = clusters.merge("chat", {"status": dict(planned)}, "status")
 
     assert answer.accepted, answer.causes
@@ -117,7 +116,7 @@ def test_what_is_known_of_disaggregation_is_stored_whole(clusters: Objects) -> N
         "prefill-0": WorkerDisaggregation("tcp", bytes_per_second=3_000_000_000),
     }
     workloads = [replace(state, pods=(pods[state.id.role],)) for state in seen.workloads]
-    planned = plan_cluster(
+    planned = plan_all(
         parse(document),
         replace(seen, workloads=workloads, worker_records=WorkerRecords(disaggregation=said)),
         NOW,
@@ -141,7 +140,7 @@ def test_a_roll_out_that_is_given_up_is_stored_whole(clusters: Objects) -> None:
     before = running(document)
     at("spec.engine", {"maxSequences": 65})(document)
     for now in (NOW, "2026-01-02T05:03:05Z"):
-        status = dict(plan_cluster(parse(document), replace(before, status=status), now).status)
+        status = dict(plan_all(parse(document), replace(before, status=status), now).status)
     assert status["rollout"]["givenUp"] is True
     answer = clusters.merge("chat", {"status": status}, "status")
 
@@ -173,7 +172,7 @@ def test_rendered_scaler_and_its_status_are_stored_whole(
     assert scalers.create(made).accepted
     (plan,) = [
         each
-        for each in plan_cluster(parse(document), running(document), NOW).scalers
+        for each in plan_all(parse(document), running(document), NOW).scalers
         if each.role == "decode"
     ]
     assert scalers.merge(made["metadata"]["name"], {"status": dict(plan.status)}, "status").accepted

@@ -92,8 +92,10 @@ class Controller:
         verification = VerificationContext(self._verifier, settings.worker_port)
         self._sessions = Sessions(session_maker(client, etcd, scaling, verification, self.add))
         events = EventRecorder(client, settings.identity)
-        actor = PlanApplier(client, self.cache, settings.site, etcd, events, gate=self._runner.gate)
-        self._reconciler = Reconciler(actor, self._sessions, KeySecret(client), self.metrics)
+        applier = PlanApplier(client, self.cache, settings.site, etcd, gate=self._runner.gate)
+        self._reconciler = Reconciler(
+            applier, self._sessions, KeySecret(client), events, self.metrics
+        )
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Owner, RenderSettings
-from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
@@ -29,7 +28,7 @@ from pdcluster_api.plan.observed.state import (
     WriteFailure,
 )
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
-from pdcluster_api.plan.result import ClusterPlan
+from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.rendering import Rendering
@@ -45,8 +44,10 @@ from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import read_trace
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
+    Planned,
     failing_pod,
     identity,
+    plan_all,
     running,
     workload,
 )
@@ -111,11 +112,11 @@ def reported(document: Document, observed: Observed, now: str = NOW) -> Document
     document may be one that is refused.
     """
     try:
-        plan: Any = plan_cluster(parse(document), observed, now)
+        plan: Any = plan_all(parse(document), observed, now)
     except InvalidObjectError as e:
         plan = plan_invalid(e.faults, observed, now)
     found = {"status": plan.status, "events": [asdict(each) for each in plan.events]}
-    if isinstance(plan, ClusterPlan):
+    if isinstance(plan, Planned):
         found["workloads"] = {each.id.name: each.replicas for each in plan.workloads}
         found["drain"] = sorted(plan.commands)
     return found
@@ -128,7 +129,7 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
     metadata = {"name": owner.name, "namespace": owner.namespace, "uid": UID, "generation": 1}
     live = Live({**document, "metadata": metadata}, [])
     records = Records(cluster, live, owner, SITE.worker_image_for(cluster.spec.engine.type), True)
-    plan = plan_cluster(cluster, as_declared(document), NOW)
+    plan = plan_all(cluster, as_declared(document), NOW)
     yield from Rendering(cluster, owner, SITE, records).manifests(plan)
     for secret in tls_step(live, owner, AT).manifests:
         values = {
@@ -153,7 +154,7 @@ def decisions(document: Document, trace: Path) -> list[Document]:
 
 def _with_decision(cluster: PDCluster, status: Document, decision: ScalingDecision) -> Document:
     observed = running(cluster, status=status, decision=decision)
-    return dict(plan_cluster(cluster, observed, NOW).status)
+    return dict(plan_all(cluster, observed, NOW).status)
 
 
 def metrics() -> Iterator[Document]:

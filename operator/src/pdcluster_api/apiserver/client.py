@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.connection import ApiConnection
+from pdcluster_api.apiserver.connection import ApiConnection, ApiRequest
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
@@ -40,7 +40,6 @@ APPLY = "application/apply-patch+yaml"
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-JSON = "application/json"
 CONNECT_SECONDS = 5.0
 """Until the connection of a watch stands; it has no time limit as a whole."""
 
@@ -97,24 +96,6 @@ class ListPage:
 
     items: Sequence[Body]
     version: str
-
-
-@dataclass(frozen=True)
-class ApiRequest:
-    """One request.
-
-    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages
-    most_bytes: of the answer; None = any number
-    """
-
-    verb: str
-    kind: str
-    method: str
-    path: str
-    query: Mapping[str, str]
-    body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
-    content_type: str = JSON
-    most_bytes: int | None = None
 
 
 class ApiClient:
@@ -219,7 +200,7 @@ class ApiClient:
         )
         code = 0
         try:
-            response = await self._exchange(request, timeout)
+            response = await self._connection.send(request, None, timeout)
             async with response:
                 code = response.status
                 if code != OK:
@@ -318,11 +299,22 @@ class ApiClient:
 
     async def _send_sized(self, request: ApiRequest) -> tuple[Body, int]:
         """Returns the answer and its bytes."""
-        num_tries = 0
+        num_tries, sent = 0, _encoded(request)
         while True:
             num_tries += 1
+            code, started = 0, time.monotonic()
             try:
-                return await self._try(request)
+                try:
+                    response = await self._connection.send(request, sent, self._timeout)
+                    code, content = response.status, await read(response, request.most_bytes)
+                except (aiohttp.ClientError, TimeoutError, OSError) as e:
+                    raise _no_response(e) from e
+                finally:
+                    self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
+                    self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
+                if not 200 <= code <= 299:
+                    raise error_of(code, content, response.headers)
+                return _object(content), len(content)
             except UnavailableError as e:
                 if num_tries >= self._limits.tries:
                     self._count_error(request, e)
@@ -335,34 +327,6 @@ class ApiClient:
     def _count_error(self, request: ApiRequest, error: ClusterError) -> None:
         if not isinstance(error, NotFoundError | ConflictError | GoneError):  # these are answers
             self._metrics.errors.labels(request.verb, request.kind, type(error).__name__).inc()
-
-    async def _try(self, request: ApiRequest) -> tuple[Body, int]:
-        code = 0
-        started = time.monotonic()
-        try:
-            response = await self._exchange(request, self._timeout)
-            code, content = response.status, await read(response, request.most_bytes)
-        except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise _no_response(e) from e
-        finally:
-            self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
-            self._metrics.seconds.labels(request.verb).observe(time.monotonic() - started)
-        if not 200 <= code <= 299:
-            raise error_of(code, content, response.headers)
-        return _object(content), len(content)
-
-    async def _exchange(
-        self, request: ApiRequest, timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        """Send a request; returns when the head of its answer is there."""
-        return await self._connection.send(
-            request.method,
-            request.path,
-            request.query,
-            content_type=request.content_type,
-            body=_encoded(request),
-            timeout=timeout,
-        )
 
 
 def _encoded(request: ApiRequest) -> bytes | None:

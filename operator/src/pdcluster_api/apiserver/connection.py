@@ -4,7 +4,9 @@ The Kubernetes client reads the configuration and renews tokens.  Its own way to
 copies and checks each header and parameter, which takes as long as aiohttp's whole sending.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -18,6 +20,26 @@ from pdcluster_api.apiserver.kubernetes_client import (
 )
 from pdcluster_schema.labels import FIELD_MANAGER
 
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """One request.
+
+    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages
+    most_bytes: of the answer; None = any number
+    """
+
+    verb: str
+    kind: str
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    content_type: str = JSON
+    most_bytes: int | None = None
+
 
 class ApiConnection:
     """A pool of connections.  Make it on a running loop, and `close` it.
@@ -29,7 +51,7 @@ class ApiConnection:
         # which has the TLS of the configuration, and connects nothing by itself
         context = RESTClientObject(configuration).ssl_context
         self._configuration = configuration
-        self._fixed = {"User-Agent": FIELD_MANAGER, "Accept": "application/json"}
+        self._fixed = {"User-Agent": FIELD_MANAGER, "Accept": JSON}
         proxy = configuration.proxy or (_proxy_for(configuration.host) if proxies else None)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -42,27 +64,20 @@ class ApiConnection:
         )
 
     async def send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        *,
-        content_type: str,
-        body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        self, request: ApiRequest, body: bytes | None, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         """Send a request; returns when the head of its answer is there.
 
         Raises aiohttp.ClientError, TimeoutError and OSError, and UnavailableError when our token
         cannot be read, as from a file that is being written.
         """
-        headers = {**self._fixed, "Content-Type": content_type}
+        headers = {**self._fixed, "Content-Type": request.content_type}
         token = await self._token()
         if token:
             headers["Authorization"] = token
         return await self._session.request(
-            method,
-            URL(self._configuration.host + path).with_query(query),
+            request.method,
+            URL(self._configuration.host + request.path).with_query(request.query),
             headers=headers,
             data=body,
             timeout=timeout,

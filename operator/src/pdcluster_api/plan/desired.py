@@ -1,15 +1,89 @@
-"""Workloads that should exist, at their full size, before any drain is looked at.
-
-Pure.  There are three kinds: those of the declared revision, those of older
-revisions that stay, and those of pools that are no longer declared and still answer.
+"""Desired state of one cluster, before and after its drains are looked at: what both its plan and
+its status follow from.  Pure.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from pdcluster_api.plan.inputs import PlanInputs
+from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
+from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
+from pdcluster_api.plan.observed.pools import ingress_of
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.rollout.steps import RolloutStep
+from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.rollout.steps import RolloutStep, next_step
+from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.in_sync import InSync, in_sync
+from pdcluster_api.plan.status.over_budget import SideBySide, rollout_over_budget
+from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROUTER
 from pdcluster_schema.workload import Workload, WorkloadId
+
+
+@dataclass(frozen=True)
+class DesiredState:
+    """One reconcile's desired state.
+
+    kept:    older workloads that stay
+    leaving: pools that are no longer declared and still answer
+    drain:   all workloads, at the sizes that they may have now
+    now:     RFC 3339 in UTC
+    """
+
+    inputs: PlanInputs
+    step: RolloutStep
+    kept: tuple[Workload, ...]
+    leaving: tuple[Workload, ...]
+    drain: DrainPlan
+    registered: InSync
+    over_budget: Condition | None
+    now: str
+
+    @property
+    def serving_role(self) -> str:
+        """The role that answers in the serving revision: an older one may have had other roles."""
+        inputs, step = self.inputs, self.step
+        if step.serving == inputs.target:
+            return _ingress_role(inputs)
+        kept = ingress_of(
+            workload.role
+            for workload in step.kept
+            if workload.role != ROUTER or size_before(inputs, workload)
+        )
+        return (
+            kept or inputs.existing.ingress_role(step.serving) or inputs.cluster.spec.ingress_role
+        )
+
+    @property
+    def serving(self) -> list[Workload]:
+        """Workloads that clients reach: while the Service cannot be written, those of the revision
+        that it still selects, too.
+        """
+        reached = (self.step.serving, self.inputs.observed.service_revision)
+        return [workload for workload in self.drain.workloads if workload.id.revision in reached]
+
+
+def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredState:
+    """Decide the revision that serves, and every workload with its size."""
+    inputs = plan_inputs(cluster, observed, now)
+    step = next_step(
+        cluster.spec.rollout.strategy,
+        inputs.target,
+        observed,
+        is_target_ready=inputs.is_target_ready,
+        lost=inputs.ending.lost,
+    )
+    target, kept = tuple(target_workloads(inputs, step)), tuple(kept_workloads(inputs, step))
+    leaving = leaving_pools(inputs)
+    return DesiredState(
+        inputs,
+        step,
+        kept,
+        leaving,
+        drain=_drain(inputs, (*target, *kept, *leaving)),
+        registered=in_sync(observed.worker_records, observed.workloads, Previous(observed.status)),
+        over_budget=_over_budget(inputs, (*target, *kept)),
+        now=now,
+    )
 
 
 def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
@@ -62,3 +136,54 @@ def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
     ]
     left = [state for state in states if (state.id.role, state.id.pool) not in declared]
     return tuple(Workload(state.id, size_before(inputs, state.id) or 0) for state in left)
+
+
+def _ingress_role(inputs: PlanInputs) -> str:
+    """The role that answers in the declared revision.
+
+    Of routers it takes one that is asked for.  A Service that leads to decode or mixed workers,
+    since there were no routers, leads on to them until one is ready.
+    """
+    decode_role = inputs.cluster.spec.decode_role
+    if not any(size.desired for size in inputs.sizes if size.role == ROUTER):
+        return decode_role
+    states = inputs.existing.of_revision(inputs.target)
+    is_ready = any(state.ready for state in states if state.id.role == ROUTER and not state.gone)
+    selected = (inputs.observed.service_revision, inputs.observed.service_role)
+    return decode_role if selected == (inputs.target, decode_role) and not is_ready else ROUTER
+
+
+def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
+    """Replicas to which workloads may shrink now; undeclared pools that serve shrink to 0 before
+    they go.
+
+    Not with Recreate, and not of a replaced revision: they go as a whole, and their pods drain as
+    they end.  So do the workers of a revision that is given up, which no Service selects: etcd,
+    which may be the cause, is not asked.
+    """
+    is_dropped = inputs.is_rolled_back and inputs.observed.service_revision != inputs.target
+    dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
+    drained = [each for each in desired if each not in dropped]
+    planned = {workload.id for workload in desired}
+    is_drained_first = (
+        inputs.current == inputs.target and inputs.cluster.spec.rollout.strategy != "Recreate"
+    )
+    states = [
+        state
+        for state in inputs.existing.of_revision(inputs.target)
+        if not state.gone and state.id not in planned
+    ]
+    timeout = inputs.cluster.spec.rollout.drain_timeout_seconds
+    leaving = states if is_drained_first else ()
+    drain = plan_drain(
+        drained, leaving, inputs.observed.workloads, inputs.observed.worker_records, timeout
+    )
+    return replace(drain, workloads=(*dropped, *drain.workloads))
+
+
+def _over_budget(inputs: PlanInputs, workloads: tuple[Workload, ...]) -> Condition | None:
+    """Condition of two revisions that exceed the budget together; none with Recreate."""
+    if inputs.cluster.spec.rollout.strategy == "Recreate":
+        return None
+    side_by_side = SideBySide(inputs.target, workloads, inputs.sizes, inputs.observed.workloads)
+    return rollout_over_budget(inputs.cluster.spec.autoscale, side_by_side)

@@ -59,32 +59,40 @@ class ClusterPlan:
     workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have
     ends_first: Recreate: delete the old StatefulSets in the foreground; create new ones once they
                 are gone
+    reports_first: the status must be written before anything follows it: it holds a new decision
+                of the autoscaler, or how far a roll out will exceed the budget
     commands:   pods that get a drain command before StatefulSets are written; others lose theirs
     cut:        pods that go though they have not drained: their time is over
     budgets:    per serving workload, the number of its workers that a node drain leaves ready
     stale_records: pods that do not exist and whose records may be removed
     needs_worker_records: the plan depends on a fresh read of the worker records
-    verify:     KV transfers to verify now
-    status:     the whole status of the PDCluster, conditions with their transition times included
-    events:     changes against the status before
-    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
-                resync
-    reports_first: the status must be written before anything follows it: it holds a new decision
-                of the autoscaler, or how far a roll out will exceed the budget
     """
 
     serving: str
     serving_role: str
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]
-    status: Mapping[str, Any]
-    events: tuple[PlannedEvent, ...] = ()
     ends_first: bool = False
-    requeue_after_seconds: float | None = None
     reports_first: bool = False
     commands: frozenset[str] = frozenset()
     cut: tuple[str, ...] = ()
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
     stale_records: tuple[str, ...] = ()
     needs_worker_records: bool = False
+
+
+@dataclass(frozen=True)
+class StatusPlan:
+    """The status that is to be written.
+
+    status: the whole of it, conditions with their transition times included
+    events: changes against the status before
+    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
+                           resync
+    verify: KV transfers to verify now
+    """
+
+    status: Mapping[str, Any]
+    events: tuple[PlannedEvent, ...] = ()
+    requeue_after_seconds: float | None = None
     verify: tuple[DueVerification, ...] = ()

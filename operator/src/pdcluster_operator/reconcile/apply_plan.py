@@ -1,6 +1,7 @@
-"""The last part of a reconcile: write what the plan wants, then the status and the events.
+"""Apply a plan: write what differs from it, and the statuses of scalers.
 
 The answers to our own writes go into the cache at once, so that the next reconcile starts
+from pdcluster_schema.conditions import APPLY_FAILED
 from them; the watch then brings nothing new.  Whatever a reconcile learns so enqueues its
 cluster again.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
-from pdcluster_api.apiserver.kinds import PDCLUSTER, Kind
+from pdcluster_api.apiserver.kinds import Kind
 from pdcluster_api.apiserver.observe import Live, still_ending
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.observed.state import WriteFailure
@@ -22,20 +23,17 @@ from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.queue.write_gate import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
-from pdcluster_operator.reconcile.fingerprint import FingerprintInputs, fingerprint_of
-from pdcluster_operator.reconcile.observation import Observation, owner_of
+from pdcluster_operator.reconcile.fingerprint import Fingerprint, digest_of
+from pdcluster_operator.reconcile.observation import Observation, in_slices, owner_of
 from pdcluster_operator.reconcile.records import Records, Snapshots
 from pdcluster_operator.reconcile.rendering import Rendering, objects_of, record_lost, worker_sets
 from pdcluster_operator.reconcile.session import Session
-from pdcluster_operator.reconcile.slices import in_slices
 from pdcluster_operator.reconcile.statuses import Statuses
 from pdcluster_operator.reconcile.tls import tls_step
 from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import compare
 from pdcluster_operator.writes.drift import writers
-from pdcluster_operator.writes.events import EventRecorder
-from pdcluster_schema.conditions import APPLY_FAILED
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"
@@ -78,56 +76,35 @@ class PlanApplier:
     cache: Cache
     site: RenderSettings
     etcd: EtcdRequests
-    events: EventRecorder
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     gate: WriteGate = field(default_factory=WriteGate)
-    _statuses: Statuses = field(init=False, repr=False)
+    statuses: Statuses = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._statuses = Statuses(self.client, self.cache)
+        self.statuses = Statuses(self.client, self.cache)
 
-    async def act(self, found: Observation, plan: ClusterPlan, session: Session) -> ApplyResult:
+    async def apply(self, found: Observation, plan: ClusterPlan, session: Session) -> ApplyResult:
         """Make it so: drain commands before a shrink, objects, then records of lost workers.
 
         Raises UnavailableError: the outcome is unknown then.
         """
         await session.etcd.command(found.target, plan.commands)
-        result = await self._apply(found, plan, session)
+        now, fingerprint = self.now(), session.fingerprint
+        if fingerprint is not None and fingerprint.holds(digest_of(found.live, plan), now):
+            result = ApplyResult(fingerprint.requeue_after_seconds(now))
+        else:
+            session.fingerprint = None
+            result = await self._apply_objects(found, plan, session, now)
+            if not (result.changed or result.failures or result.conflict or result.missing_secret):
+                # the children are as they should be, whatever statuses were written beside that
+                after = self.statuses.after(found.live) if result.wrote else found.live
+                if after is not None:
+                    seconds = result.requeue_after_seconds
+                    session.fingerprint = Fingerprint.of(after, plan, now, seconds)
         await session.etcd.remove(found.target, plan.stale_records)
         return result
 
-    async def report(
-        self,
-        live: Live,
-        session: Session,
-        status: Mapping[str, Any],
-        events: Iterable[PlannedEvent],
-    ) -> bool:
-        """Write the status if it changed, then the events; returns whether there was anything to
-        write.
-        """
-        changed = await self._statuses.write(session, PDCLUSTER, live.body, status)
-        if self.cache.get(PDCLUSTER.name, *live.key) is None:
-            return changed
-        posted = [await self.events.post(live.body, event) for event in events]
-        return changed or any(posted)
-
-    async def _apply(self, found: Observation, plan: ClusterPlan, session: Session) -> ApplyResult:
-        now, inputs = self.now(), FingerprintInputs.of(found.live, plan)
-        if session.fingerprint is not None and session.fingerprint.holds(inputs, now):
-            return ApplyResult(session.fingerprint.requeue_after_seconds(now))
-        session.fingerprint = None
-        result = await self._apply_all(found, plan, session, now)
-        if not (result.changed or result.failures or result.conflict or result.missing_secret):
-            # the children are as they should be, whatever statuses were written beside that
-            after = self._statuses.after(found.live) if result.wrote else found.live
-            if after is not None:
-                session.fingerprint = fingerprint_of(
-                    FingerprintInputs.of(after, plan), now, result.requeue_after_seconds
-                )
-        return result
-
-    async def _apply_all(
+    async def _apply_objects(
         self, found: Observation, plan: ClusterPlan, session: Session, now: datetime
     ) -> ApplyResult:
         """Render every child, compare it with what there is, and write what differs."""
@@ -155,7 +132,7 @@ class PlanApplier:
             if tls.reason and not (conflicting or refused or conflict)
             else ()
         )
-        scalers = await self._statuses.write_scalers(live, session, plan)
+        scalers = await self.statuses.write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in unrenderable]
         failures = (*conflicting, *refused, *scalers.failures, *lost)
         waits = [

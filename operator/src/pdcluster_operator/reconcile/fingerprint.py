@@ -1,97 +1,99 @@
-"""A PDCluster on which nothing was to be written: the same inputs need no second comparison.
-
-Rendering every child and comparing it with what there is takes most of a reconcile, and
-most reconciles find the same as the one before.  Pure.
+"""Fingerprint of a reconcile that had nothing to write: with the same inputs, nothing is compared
+again, and where nothing was left to do either, nothing is observed again.  Pure.
 """
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.result import ClusterPlan
 
 MAX_SECONDS = 3600.0
-"""Longest time without a comparison.  The inputs hold all that it depends on: this is for what was
-forgotten among them.
-"""
+"""Upper bound between full comparisons, in case the fingerprint misses an input."""
 
 
 @dataclass(frozen=True)
-class FingerprintInputs:
-    """All that the children of a PDCluster follow from, but the time.
+class ObservedInputs:
+    """All that an observation starts from.
 
-    plan:     without its status, which is written apart
-    versions: digest of the resourceVersions of all children
+    change: of the cache, in the PDCluster or its children (`Cache.change`)
+    etcd:   what is known of its etcd (`EtcdView.standing`); None = that depends on the time
+    faults: by StatefulSet, the problem that keeps it from getting pods
+    key_secret: Secret of the API keys, None = none is named
     """
 
-    plan: ClusterPlan
-    uid: str
-    generation: int
-    annotations: Mapping[str, str]
-    versions: str
-
-    @classmethod
-    def of(cls, live: Live, plan: ClusterPlan) -> "FingerprintInputs":
-        """The inputs of one reconcile."""
-        metadata = live.body["metadata"]
-        bare = replace(plan, status={}, events=(), verify=(), requeue_after_seconds=None)
-        return cls(
-            bare,
-            live.uid,
-            metadata.get("generation", 0),
-            metadata.get("annotations") or {},
-            _versions(live.children),
-        )
+    change: int
+    etcd: tuple[object, ...] | None
+    faults: Mapping[str, Problem]
+    key_secret: str | None
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Inputs with which nothing was to be written.
+    """Inputs of a reconcile that had nothing to write.
 
+    children: digest of the plan and of all children
     until:    when they are compared again in any case
-    is_known: at that time something falls due, as the renewal of a certificate does
+    is_due:   at that time something falls due, as the renewal of a certificate does
+    observed: None = something was left to do; observed_until: when it is observed again
     """
 
-    inputs: FingerprintInputs
+    children: bytes
     until: datetime
-    is_known: bool
+    is_due: bool
+    observed: ObservedInputs | None = None
+    observed_until: datetime | None = None
 
-    def holds(self, inputs: FingerprintInputs, now: datetime) -> bool:
-        """Return whether a reconcile with these inputs writes nothing either."""
-        return now < self.until and inputs == self.inputs
+    @classmethod
+    def of(
+        cls, live: Live, plan: ClusterPlan, now: datetime, seconds: float | None
+    ) -> "Fingerprint":
+        """seconds: until something falls due; None = no sooner than the resync"""
+        # not all PDClusters at once
+        longest = MAX_SECONDS * (0.5 + 0.5 * zlib.crc32(live.uid.encode()) / 2**32)
+        left = longest if seconds is None else min(seconds, longest)
+        return cls(digest_of(live, plan), now + timedelta(seconds=left), is_due=left == seconds)
+
+    def holds(self, children: bytes, now: datetime) -> bool:
+        return now < self.until and children == self.children
 
     def requeue_after_seconds(self, now: datetime) -> float | None:
-        """Seconds until something falls due; None = no sooner than the resync."""
-        return max(0.0, (self.until - now).total_seconds()) if self.is_known else None
+        """None = no sooner than the resync."""
+        return max(0.0, (self.until - now).total_seconds()) if self.is_due else None
+
+    def at_rest(
+        self, observed: ObservedInputs, seconds: float | None, now: datetime
+    ) -> "Fingerprint":
+        """The same after nothing was left to do, for as long as that holds.
+
+        seconds: until something falls due; None = nothing does
+        """
+        due = self.until if seconds is None else now + timedelta(seconds=seconds)
+        return replace(self, observed=observed, observed_until=min(self.until, due))
+
+    def rest_seconds(self, now: datetime) -> float:
+        """Seconds until it is to be observed again; 0 = now."""
+        until = self.observed_until or now
+        return max(0.0, (until - now).total_seconds())
 
 
-def fingerprint_of(
-    inputs: FingerprintInputs, now: datetime, requeue_after_seconds: float | None
-) -> Fingerprint:
-    """State of a PDCluster after a reconcile that wrote nothing.
-
-    requeue_after_seconds: until something falls due; None = no sooner than the resync
-    """
-    longest = MAX_SECONDS * (0.5 + 0.5 * _share(inputs.uid))
-    seconds = longest if requeue_after_seconds is None else min(requeue_after_seconds, longest)
-    return Fingerprint(
-        inputs, now + timedelta(seconds=seconds), is_known=seconds == requeue_after_seconds
-    )
-
-
-def _share(uid: str) -> float:
-    """A number from 0 to 1 for each PDCluster, so that they are not all compared at once."""
-    return zlib.crc32(uid.encode()) / 2**32
-
-
-def _versions(children: Iterable[Body]) -> str:
-    """A digest: uids and versions themselves would take 4 kB for each PDCluster."""
+def digest_of(live: Live, plan: ClusterPlan) -> bytes:
+    """Digest of all that the children of a PDCluster follow from, but the time."""
+    metadata = live.body["metadata"]
     versions = sorted(
-        f"{child['metadata']['uid']} {child['metadata'].get('resourceVersion', '')}"
-        for child in children
+        (child["metadata"]["uid"], child["metadata"].get("resourceVersion"))
+        for child in live.children
     )
-    return hashlib.sha256("\n".join(versions).encode()).hexdigest()
+    parts = (
+        live.uid,
+        metadata.get("generation"),
+        sorted((metadata.get("annotations") or {}).items()),
+        sorted(plan.commands),
+        replace(plan, commands=frozenset()),
+        versions,
+    )
+    return hashlib.sha256(repr(parts).encode()).digest()

@@ -4,44 +4,107 @@ From the cache, the events of the namespace, the Secrets that are the user's, an
 known of the etcd.  Nothing is written.
 """
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME
-from pdcluster_api.apiserver.observe import Live, managed_etcd, observe
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER
+from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_operator.reconcile.fingerprint import ObservedInputs
 from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
 from pdcluster_operator.reconcile.records import Snapshots
 from pdcluster_operator.reconcile.session import Session
+from pdcluster_schema.load import parse_stored
 from pdcluster_schema.pdcluster import PDCluster
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+
+SLICE_SECONDS = 0.05
+"""A slice of long work ends with the first item after this time: one takes up to as much again."""
+
+MAX_PARSED = 128
+"""PDClusters that are kept parsed, some 15 kB each: while one changes it is reconciled some times
+in a row.
+"""
 
 
 @dataclass(frozen=True)
 class Observation:
     """One PDCluster as it is.
 
+    inputs:                what the observation started from
     target:                where its workers are registered
-    faults:                by StatefulSet, the problem that keeps it from getting pods
     requeue_after_seconds: until the next read of what comes with no event; None = nothing is due
+    is_fresh:              its worker records were read for this reconcile
     """
 
     live: Live
     cluster: PDCluster
     observed: Observed
+    inputs: ObservedInputs
     target: EtcdTarget
     requeue_after_seconds: float | None
-    faults: Mapping[str, Problem] = field(default_factory=dict)
+    is_fresh: bool = False
 
 
-async def read_unread(client: ApiClient, cache: Cache, key: Key) -> None:
-    """Read the children that came into the cache before their PDCluster, which kept no more than
+@dataclass
+class ParsedClusters:
+    """The last `MAX_PARSED` PDClusters that were reconciled, by uid and generation."""
+
+    _parsed: "OrderedDict[tuple[str, int], PDCluster]" = field(default_factory=OrderedDict)
+
+    def of(self, live: Live) -> PDCluster:
+        """The object, parsed.  Raises InvalidObjectError."""
+        version = live.uid, live.body["metadata"].get("generation", 0)
+        cluster = self._parsed.pop(version, None) or _parse(live)
+        self._parsed[version] = cluster
+        if len(self._parsed) > MAX_PARSED:
+            self._parsed.popitem(last=False)
+        return cluster
+
+
+def _parse(live: Live) -> PDCluster:
+    cluster, unknown = parse_stored(live.body)
+    if unknown:
+        logger.warning(
+            "ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown)
+        )
+    return cluster
+
+
+async def in_slices(
+    items: Iterable[Item], clock: Callable[[], float] = time.perf_counter
+) -> list[Item]:
+    """All items of an iterable, in slices between which the loop's other tasks have their turns:
+    to unpack, render and compare the children of a large PDCluster takes seconds in all.
+    """
+    made: list[Item] = []
+    began = clock()
+    for item in items:
+        made.append(item)
+        if clock() - began >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+            began = clock()
+    return made
+
+
+async def live_cluster(client: ApiClient, cache: Cache, key: Key) -> Live | None:
+    """The object and its children, from the cache; None = it is gone.
+
+    Children that came into the cache before their PDCluster are read: of them it kept no more than
     their identity.  Raises UnavailableError.
     """
     for name in cache.unread(key):
@@ -51,15 +114,21 @@ async def read_unread(client: ApiClient, cache: Cache, key: Key) -> None:
             cache.forget(name)
             if body is not None:
                 cache.put(name.kind, body)
+    found = cache.get(PDCLUSTER.name, *key)
+    return None if found is None else Live(found, await in_slices(cache.children(key)))
 
 
 async def observe_cluster(
-    live: Live, cluster: PDCluster, session: Session, key_secret: KeySecret
+    live: Live, parsed: ParsedClusters, session: Session, key_secret: KeySecret, change: int
 ) -> Observation:
-    """Read everything.  Raises UnavailableError."""
+    """Read everything.  change: of the cache, when `live` was read from it
+
+    Raises UnavailableError and InvalidObjectError.
+    """
+    cluster = as_it_runs(parsed.of(live), live)
     faults, requeue_after = await session.pod_faults.of(live)
-    target = EtcdTarget.of(cluster)
-    key_fault = await key_secret.fault(live.key.namespace, cluster.spec.service.api_key_secret)
+    target, secret = EtcdTarget.of(cluster), cluster.spec.service.api_key_secret
+    key_fault = await key_secret.fault(live.key.namespace, secret)
     # last: what etcd says while anything else is waited for would be known, and not planned for
     discovery = await _discovery(live, cluster, target, session, faults)
     outdated = Snapshots(cluster, live, owner_of(live)).outdated()
@@ -78,13 +147,14 @@ async def observe_cluster(
         if seconds is not None
     ]
     observed = replace(observed, worker_records=records)
-    return Observation(live, cluster, observed, target, min(times, default=None), faults)
+    inputs = ObservedInputs(change, session.etcd.standing, faults, secret)
+    return Observation(live, cluster, observed, inputs, target, min(times, default=None))
 
 
 async def refresh_records(found: Observation, session: Session) -> Observation:
     """Read the worker records again: an old read is no ground to remove a worker."""
     records = await session.etcd.fresh(found.target, found.observed.workloads)
-    return replace(found, observed=replace(found.observed, worker_records=records))
+    return replace(found, observed=replace(found.observed, worker_records=records), is_fresh=True)
 
 
 def owner_of(live: Live) -> Owner:

@@ -1,4 +1,4 @@
-"""Reconcile one PDCluster: look, plan, act, report.
+"""Reconcile one PDCluster: observe, plan, apply, report.
 
 Level-triggered: a reconcile starts from the observed state, whatever enqueued it, and
 writes nothing for a cluster that is as it should be.  Of an invalid object only the
@@ -6,18 +6,20 @@ status is written; of one that is being deleted nothing.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import PDCLUSTER
-from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
-from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
+from pdcluster_api.apiserver.observe import Live, observe
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.desired import DesiredState, desired_state
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
+from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
 from pdcluster_api.plan.status.events import cut_short
+from pdcluster_api.plan.status.invalid import plan_invalid
+from pdcluster_api.plan.status.plan import plan_status
 from pdcluster_api.plan.status.serving import serving_replicas
 from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
@@ -25,18 +27,16 @@ from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import ControllerMetrics
 from pdcluster_operator.reconcile.observation import (
     Observation,
+    ParsedClusters,
+    live_cluster,
     observe_cluster,
-    read_unread,
     refresh_records,
 )
-from pdcluster_operator.reconcile.parsed import ParsedClusters
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.slices import in_slices
 from pdcluster_operator.reconcile.tls import certificates_end
-from pdcluster_operator.reconcile.unchanged import Unchanged
+from pdcluster_operator.writes.events import EventRecorder
 from pdcluster_schema import conditions
 from pdcluster_schema.errors import InvalidObjectError
-from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
 
@@ -45,149 +45,152 @@ logger = logging.getLogger(__name__)
 class Reconciler:
     """Reconciles PDClusters; what it remembers of one is in its session."""
 
-    actor: PlanApplier
+    applier: PlanApplier
     sessions: Sessions
     key_secret: KeySecret
+    events: EventRecorder
     metrics: ControllerMetrics
     parsed: ParsedClusters = field(default_factory=ParsedClusters)
 
     async def reconcile(self, key: Key) -> Done:
         """Reconcile once.  A transient failure is retried; an error of our own is raised."""
+        # 1. Skip it if nothing has changed since a reconcile that left nothing to do.
+        # 2. Observe: the object and its children, etcd, Secrets, events.  End one that is gone.
+        # 3. Plan what should run (pure).  A decision that the status must hold is reported first.
+        # 4. Apply: drain commands, then the objects that differ, then records of lost workers.
+        # 5. Report: plan the status on what was refused, write it if it differs, post events.
+        # 6. Remember the fingerprint; come back when something falls due.
+        cache = self.applier.cache
         try:
-            return await self._still_at_rest(key) or await self._reconcile(key)
+            if (unchanged := await self._unchanged(key)) is not None:
+                return unchanged
+            # before it is observed: what changes during that is seen by the next reconcile
+            change = cache.change(key)
+            live = await live_cluster(self.applier.client, cache, key)
+            if live is None or live.is_going:
+                self._forget(key)
+                return Done()
+            session = self._session(live)
+            try:
+                found = await observe_cluster(live, self.parsed, session, self.key_secret, change)
+            except InvalidObjectError as e:
+                return await self._report_invalid(live, session, e)
+            done = await self._apply(found, session)
         except (UnavailableError, ConflictError) as e:
             logger.warning("reconcile not finished key=%s error=%s", key, e)
             return Done(try_again=True, wrote=True)
+        if session.needs_requeue:
+            return replace(done, requeue_after_seconds=0.0, try_again=False)
+        return done
 
-    async def _still_at_rest(self, key: Key) -> Done | None:
-        """Result of the reconcile of a PDCluster that is at rest; None = it may be none."""
-        session, now = self.sessions.find(key), self.actor.now()
-        unchanged = None if session is None else session.unchanged
-        if session is None or unchanged is None or session.autoscaling.has_decided:
-            return None
-        change = self.actor.cache.change(key)
-        if session.verification.has_outcome or not unchanged.holds(
-            change, session.etcd.standing, now
-        ):
-            return None
-        if await self.key_secret.fault(key.namespace, unchanged.key_secret):
-            return None
-        faults, seconds = await session.pod_faults.again(key.namespace)
-        if faults != unchanged.faults:
-            return None
-        session.etcd.read_if_due()
-        left = unchanged.seconds_left(now)
-        return Done(requeue_after_seconds=left if seconds is None else min(seconds, left))
-
-    async def _reconcile(self, key: Key) -> Done:
-        await read_unread(self.actor.client, self.actor.cache, key)
-        # before the look: what changes during it is seen by the next reconcile
-        change = self.actor.cache.change(key)
-        live = await self._live(key)
-        if live is None or live.is_going:
-            self._forget(key)
-            return Done()
-        session = self._session(live)
-        session.needs_requeue, session.unchanged = False, None
-        done = await self._reconcile_live(live, session, change)
-        return (
-            replace(done, requeue_after_seconds=0.0, try_again=False)
-            if session.needs_requeue
-            else done
-        )
-
-    async def _reconcile_live(self, live: Live, session: Session, change: int) -> Done:
-        try:
-            cluster = as_it_runs(self.parsed.of(live), live)
-        except InvalidObjectError as e:
-            session.autoscaling.stop()
-            session.verification.stop()
-            observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
-            plan = plan_invalid(e.faults, observed, self._stamp())
-            return Done(wrote=await self._report(live, session, plan.status, plan.events))
-        return await self._reconcile_valid(live, cluster, session, change)
-
-    async def _reconcile_valid(
-        self, live: Live, cluster: PDCluster, session: Session, change: int
-    ) -> Done:
-        found = await observe_cluster(live, cluster, session, self.key_secret)
-        standing = session.etcd.standing
-        plan = plan_cluster(cluster, found.observed, self._stamp())
+    async def _apply(self, found: Observation, session: Session) -> Done:
+        """Plan, apply and report what was observed."""
+        found, desired, plan = await self._plan(found, session)
         # recorded before anything follows it, so that the next reconcile knows it
         if plan.reports_first:
-            await self._report(live, session, plan.status, plan.events)
+            await self._report(found.live, session, plan_status(desired))
             return Done(requeue_after_seconds=0.0, wrote=True)
-        if plan.needs_worker_records:
-            found = await refresh_records(found, session)
-            plan = plan_cluster(cluster, found.observed, self._stamp())
-        self.metrics.show_cluster(live.key, serving_replicas(cluster, plan), cluster.spec.qos.slo)
-        self.metrics.show_certificates(live.key, certificates_end(live))
-        result = await self.actor.act(found, plan, session)
-        self.metrics.drains_cut.labels(*live.key).inc(len(result.cut))
+        self._show(found, plan)
+        result = await self.applier.apply(found, plan, session)
+        self.metrics.drains_cut.labels(*found.live.key).inc(len(result.cut))
         if _is_just_made(found, result, session):
             return Done(wrote=True)
         if result.failures != session.failures:
             # in the status of this reconcile, and of the next ones
             session.failures = result.failures
-            plan = plan_cluster(
-                cluster, replace(found.observed, failures=result.failures), self._stamp()
-            )
-        events = (*plan.events, *cut_short(result.cut), *result.events)
-        is_reported = await self._report(live, session, plan.status, events)
+            observed = replace(found.observed, failures=result.failures)
+            desired = desired_state(found.cluster, observed, desired.now)
+        report = plan_status(desired)
+        events = (*cut_short(result.cut), *result.events)
+        is_reported = await self._report(found.live, session, report, events)
         if result.conflict is not None:
             raise result.conflict
         planned = _earliest(
-            plan.requeue_after_seconds, session.verification.verify(plan.verify, live)
+            report.requeue_after_seconds, session.verification.verify(report.verify, found.live)
         )
         due = _earliest(result.requeue_after_seconds, planned)
-        fingerprint = session.fingerprint
-        if (
-            fingerprint
-            and standing is not None
-            and not is_reported
-            and _is_quiet(found, plan, session)
-        ):
-            key_secret = cluster.spec.service.api_key_secret
-            unchanged = Unchanged(change, standing, found.faults, key_secret, fingerprint.until)
-            session.unchanged = unchanged.due_within(planned, self.actor.now())
+        if session.fingerprint and not is_reported and _is_quiet(found, plan, report, session):
+            now = self.applier.now()
+            session.fingerprint = session.fingerprint.at_rest(found.inputs, planned, now)
         return Done(
             requeue_after_seconds=_earliest(found.requeue_after_seconds, due),
             try_again=bool(result.failures),
             wrote=result.wrote or is_reported,
         )
 
+    async def _plan(
+        self, found: Observation, session: Session
+    ) -> tuple[Observation, DesiredState, ClusterPlan]:
+        """Plan; once more where the plan depends on a fresh read of the worker records."""
+        while True:
+            desired = desired_state(found.cluster, found.observed, self._stamp())
+            plan = plan_cluster(desired)
+            if found.is_fresh or plan.reports_first or not plan.needs_worker_records:
+                return found, desired, plan
+            found = await refresh_records(found, session)
+
+    async def _unchanged(self, key: Key) -> Done | None:
+        """Result of a reconcile that would find what the last one found, which left nothing to do.
+
+        None = it may find something else.
+        """
+        session, now = self.sessions.find(key), self.applier.now()
+        fingerprint = None if session is None else session.fingerprint
+        if session is None or fingerprint is None or fingerprint.observed is None:
+            return None
+        before, left = fingerprint.observed, fingerprint.rest_seconds(now)
+        known = (self.applier.cache.change(key), session.etcd.standing)
+        if known != (before.change, before.etcd) or not left:
+            return None
+        if session.autoscaling.has_decided or session.verification.has_outcome:
+            return None
+        if await self.key_secret.fault(key.namespace, before.key_secret):
+            return None
+        faults, seconds = await session.pod_faults.again(key.namespace)
+        if faults != before.faults:
+            return None
+        session.etcd.read_if_due()
+        return Done(requeue_after_seconds=_earliest(left, seconds))
+
+    async def _report_invalid(
+        self, live: Live, session: Session, error: InvalidObjectError
+    ) -> Done:
+        session.autoscaling.stop()
+        session.verification.stop()
+        observed = observe(live, discovery=DiscoveryState(managed=True), faults={})
+        report = plan_invalid(error.faults, observed, self._stamp())
+        is_reported = await self._report(live, session, report)
+        return Done(requeue_after_seconds=0.0 if session.needs_requeue else None, wrote=is_reported)
+
     async def _report(
-        self,
-        live: Live,
-        session: Session,
-        status: Mapping[str, Any],
-        events: Iterable[PlannedEvent],
+        self, live: Live, session: Session, report: StatusPlan, others: Iterable[PlannedEvent] = ()
     ) -> bool:
         """Write status and events that are new; returns whether there were any."""
-        ready = next(
-            (
-                each["status"]
-                for each in status.get("conditions", ())
-                if each["type"] == conditions.READY
-            ),
-            "Unknown",
-        )
+        entries = report.status.get("conditions", ())
+        found = (each["status"] for each in entries if each["type"] == conditions.READY)
+        ready = next(found, "Unknown")
         self.metrics.show_ready(session.ready, ready)
-        self.metrics.show_status(live.key, status)
+        self.metrics.show_status(live.key, report.status)
         session.ready = ready
-        return await self.actor.report(live, session, status, events)
+        statuses = self.applier.statuses
+        changed = await statuses.write(session, PDCLUSTER, live.body, report.status)
+        if self.applier.cache.get(PDCLUSTER.name, *live.key) is None:
+            return changed
+        events = (*report.events, *others)
+        posted = [await self.events.post(live.body, event) for event in events]
+        return changed or any(posted)
 
-    async def _live(self, key: Key) -> Live | None:
-        cache = self.actor.cache
-        body = cache.get(PDCLUSTER.name, *key)
-        return None if body is None else Live(body, await in_slices(cache.children(key)))
+    def _show(self, found: Observation, plan: ClusterPlan) -> None:
+        serving = serving_replicas(found.cluster, plan)
+        self.metrics.show_cluster(found.live.key, serving, found.cluster.spec.qos.slo)
+        self.metrics.show_certificates(found.live.key, certificates_end(found.live))
 
     def _session(self, live: Live) -> Session:
         """The session of the object, and not that of an earlier one of its name."""
         if self.sessions.of(live.key).uid not in (None, live.uid):
             self._forget(live.key)
         session = self.sessions.of(live.key)
-        session.uid = live.uid
+        session.begin(live.uid)
         return session
 
     def _forget(self, key: Key) -> None:
@@ -197,7 +200,7 @@ class Reconciler:
             self.metrics.forget(key)
 
     def _stamp(self) -> str:
-        return self.actor.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return self.applier.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _is_just_made(found: Observation, result: ApplyResult, session: Session) -> bool:
@@ -209,11 +212,11 @@ def _is_just_made(found: Observation, result: ApplyResult, session: Session) -> 
     return is_new and session.needs_requeue and is_whole
 
 
-def _is_quiet(found: Observation, plan: ClusterPlan, session: Session) -> bool:
-    """Return whether a reconcile that has written nothing wants nothing either."""
-    is_busy = plan.commands or plan.stale_records or plan.events or plan.needs_worker_records
+def _is_quiet(found: Observation, plan: ClusterPlan, report: StatusPlan, session: Session) -> bool:
+    """Return whether a reconcile that has written nothing leaves nothing to do either."""
+    is_busy = plan.commands or plan.stale_records or report.events or plan.needs_worker_records
     is_unsettled = session.needs_requeue or session.failures or found.observed.key_fault is not None
-    return not (is_busy or is_unsettled)
+    return not (is_busy or is_unsettled or found.inputs.etcd is None)
 
 
 def _earliest(*seconds: float | None) -> float | None:

@@ -6,7 +6,7 @@ when the session ends.  A restart of the operator begins with none.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_api.plan.observed.state import WriteFailure
@@ -14,7 +14,6 @@ from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView
 from pdcluster_operator.reconcile.fingerprint import Fingerprint
 from pdcluster_operator.reconcile.pod_faults import PodFaults
-from pdcluster_operator.reconcile.unchanged import Unchanged
 from pdcluster_operator.reconcile.verification import VerificationRunner
 from pdcluster_operator.reconcile.write_conflicts import WriteConflicts
 
@@ -25,8 +24,7 @@ class Session:
 
     uid:        of the object that it is about; another one of its name begins with none of it
     failures:   refused writes of the last reconcile
-    fingerprint: inputs with which it had nothing to write; None = it wrote, or failed to
-    unchanged:  what it started from, where it had nothing to do; None = it had
+    fingerprint: of its last reconcile; None = that wrote, or failed to
     ready:      status of its Ready condition; None = not known yet
     needs_requeue: the running reconcile has learnt something that no event will bring
     """
@@ -39,9 +37,14 @@ class Session:
     uid: str | None = None
     failures: tuple[WriteFailure, ...] = ()
     fingerprint: Fingerprint | None = None
-    unchanged: Unchanged | None = None
     ready: str | None = None
     needs_requeue: bool = False
+
+    def begin(self, uid: str) -> None:
+        """A reconcile of the object begins, which may leave something to do."""
+        self.uid, self.needs_requeue = uid, False
+        if self.fingerprint is not None:
+            self.fingerprint = replace(self.fingerprint, observed=None)
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel every task of it; returns them."""

@@ -10,6 +10,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
+    NotFoundError,
     UnavailableError,
     failure_of,
 )
@@ -19,7 +20,6 @@ from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_operator.informer.cache import Cache, name_of
 from pdcluster_operator.reconcile.session import Session
-from pdcluster_operator.writes.status import write_status
 
 logger = logging.getLogger(__name__)
 _OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})
@@ -121,3 +121,23 @@ def _without_status(body: Body) -> Body:
     """The part of an object that a write of its status leaves as it is."""
     metadata = {key: value for key, value in body["metadata"].items() if key not in _OF_A_WRITE}
     return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}
+
+
+async def write_status(
+    client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]
+) -> Body | None:
+    """Make the status of a live body equal to the given one.
+
+    Returns the object as the API server has it now; None when it is gone, or is another one now.
+    """
+    metadata = live["metadata"]
+    operations = [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "add", "path": "/status", "value": status},  # replaces what is there
+    ]
+    try:
+        return await client.json_patch(
+            kind, metadata["namespace"], metadata["name"], operations, subresource="status"
+        )
+    except (NotFoundError, ConflictError):
+        return None

@@ -92,11 +92,11 @@ async def apply(
 
 @dataclass
 class _Stage:
-    """Actions that are carried out at the same time, and their errors by position.
+    """Actions that are carried out at the same time.
 
-    postponed:  what is left of them for a later stage
-    _unmade:    no answer to the making of a Service; others are not begun after that
-    _unwritten: Secrets that were left out after one that was refused, by the position of that one
+    postponed: what is left of them for a later stage
+    _errors:   by position of the action, with the Secrets that were left out after it
+    _unmade:   no answer to the making of a Service; others are not begun after that
     """
 
     client: ApiClient
@@ -104,10 +104,9 @@ class _Stage:
     on_response: OnResponse
     postponed: list[Action] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
-    _errors: dict[int, ClusterError] = field(default_factory=dict)
+    _errors: dict[int, tuple[ClusterError, list[Action]]] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
     _unmade: UnavailableError | None = None
-    _unwritten: dict[int, list[Action]] = field(default_factory=dict)
 
     async def run(self) -> list[tuple[Action, ClusterError, list[Action]]]:
         """Returns those that failed, in their order, with what was left out after each.
@@ -116,44 +115,37 @@ class _Stage:
         """
         async with asyncio.TaskGroup() as group:
             for positions in _chains(self.actions):
-                group.create_task(self._one_after_the_other(positions))
+                group.create_task(self._run_chain(positions))
         if self._unavailable is not None:
             raise self._unavailable
         return [
-            (self.actions[position], error, self._unwritten[position])
-            for position, error in sorted(self._errors.items())
+            (self.actions[position], *self._errors[position]) for position in sorted(self._errors)
         ]
 
-    async def _one_after_the_other(self, positions: Iterable[int]) -> None:
-        left = list(positions)
-        while left:
-            position = left.pop(0)
+    async def _run_chain(self, positions: Sequence[int]) -> None:
+        """One after the other; the first that fails ends it."""
+        for number, position in enumerate(positions, start=1):
+            action = self.actions[position]
             async with self._slots:
                 if self._unavailable is not None:
                     return
                 try:
-                    rest = await self._carry_out(self.actions[position])
+                    if self._unmade is not None and is_early(action):
+                        raise UnmadeServiceError(f"waits for another Service: {self._unmade}")
+                    rest = await carry_out(self.client, action, self.on_response)
                     self.postponed += [rest] if rest else []
                 except UnavailableError as e:
-                    self._unavailable = e
+                    if not is_early(action):
+                        self._unavailable = e
+                        continue
+                    self._unmade = e
+                    self._errors[position] = UnmadeServiceError(str(e)), []
                 except ClusterError as e:
-                    self._errors[position] = e
                     # What is signed by an authority that is not stored would be signed again in
                     # each reconcile.
-                    self._unwritten[position] = [self.actions[each] for each in left]
+                    unwritten = [self.actions[each] for each in positions[number:]]
+                    self._errors[position] = e, unwritten
                     return
-
-    async def _carry_out(self, action: Action) -> Action | None:
-        """Returns what is left of it for a later stage."""
-        if not is_early(action):
-            return await carry_out(self.client, action, self.on_response)
-        if self._unmade is not None:
-            raise UnmadeServiceError(f"waits for another Service: {self._unmade}")
-        try:
-            return await carry_out(self.client, action, self.on_response)
-        except UnavailableError as e:
-            self._unmade = e
-            raise UnmadeServiceError(str(e)) from e
 
 
 def _chains(actions: Sequence[Action]) -> list[list[int]]:

@@ -42,10 +42,22 @@ async def carry_out(client: ApiClient, action: Action, on_response: OnResponse) 
     for _ in range(MAX_DECISIONS):
         if following is None or _is_too_early(action, following):
             return following
-        logger.info(
-            "%s object=%s namespace=%s", following.verb.value, following, following.namespace
-        )
-        following = await _with_retry(client, following, on_response)
+        now = following
+        logger.info("%s object=%s namespace=%s", now.verb.value, now, now.namespace)
+        try:
+            following = await _write(client, now, on_response)
+            continue
+        except ConflictError as e:
+            logger.info(
+                "decided again object=%s namespace=%s because=%s", action, action.namespace, e
+            )
+        except NotFoundError as e:
+            if now.verb is Verb.CREATE and action.kind.is_optional:
+                message = f"the API server has no kind {action.kind} ({action.kind.api_version})"
+                raise MissingKindError(message) from e
+            if now.verb is Verb.CREATE:
+                raise
+        following = await _decided_again(client, now, on_response)
     if following is not None:
         raise ConflictError(f"{action} was changed by others again and again")
     return None
@@ -56,20 +68,9 @@ def _is_too_early(action: Action, following: Action) -> bool:
     return is_early(action) and following.verb not in (Verb.CREATE, Verb.REFUSE)
 
 
-async def _with_retry(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
-    """Carry out an action; returns what is still to be done, as when the object is another by
-    now.
-    """
-    try:
-        return await _once(client, action, on_response)
-    except ConflictError as e:
-        logger.info("decided again object=%s namespace=%s because=%s", action, action.namespace, e)
-    except NotFoundError as e:
-        if action.verb is Verb.CREATE and action.kind.is_optional:
-            message = f"the API server has no kind {action.kind} ({action.kind.api_version})"
-            raise MissingKindError(message) from e
-        if action.verb is Verb.CREATE:
-            raise
+async def _decided_again(
+    client: ApiClient, action: Action, on_response: OnResponse
+) -> Action | None:
     live = await client.find(action.kind, action.namespace, action.name)
     if live is not None:
         on_response(action.kind, live)
@@ -81,60 +82,38 @@ async def _with_retry(client: ApiClient, action: Action, on_response: OnResponse
     )
 
 
-async def _once(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
-    """Returns what is still to be done."""
+async def _write(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
+    """One request; returns what is still to be done."""
+    kind, namespace, name, uid = action.kind, action.namespace, action.name, str(action.uid)
+    is_plain = kind.strategy in (ApplyStrategy.REQUEST, ApplyStrategy.RECORD)
+    written: Mapping[str, Any] | None = None
     match action.verb:
+        case Verb.CREATE if is_plain:
+            written = await client.create(kind, action.desired)
         case Verb.CREATE:
-            return await _create(client, action, on_response)
+            # Drift is found by the managed fields of an apply.  It alone would quietly add to a
+            # foreign object, and none of them is among the children that were observed.
+            body = _with_metadata(action.desired, resourceVersion=NO_VERSION)
+            written = await client.apply(kind, body, force=False)
         case Verb.APPLY:
-            on_response(action.kind, await client.apply(action.kind, _with_uid(action)))
+            written = await client.apply(kind, _with_metadata(action.desired, uid=action.uid))
         case Verb.PATCH:
-            patch = {
-                **(action.patch or {}),
-                "metadata": {**(action.patch or {}).get("metadata", {}), "uid": action.uid},
-            }
-            on_response(
-                action.kind,
-                await client.merge_patch(action.kind, action.namespace, action.name, patch),
-            )
+            patch = _with_metadata(action.patch or {}, uid=action.uid)
+            written = await client.merge_patch(kind, namespace, name, patch)
         case Verb.REPLACE:
-            await client.delete(action.kind, action.namespace, action.name, uid=str(action.uid))
+            await client.delete(kind, namespace, name, uid=uid)
             return replace(action, verb=Verb.CREATE, uid=None)
         case Verb.DELETE:
-            await _delete(client, action, on_response)
+            try:
+                foreground = action.foreground
+                written = await client.delete(kind, namespace, name, uid=uid, foreground=foreground)
+            except ConflictError:
+                logger.debug("another object has that name now object=%s", action)
         case Verb.REFUSE:
             raise NameTakenError(f"{action} exists and does not belong to this PDCluster")
+    if written is not None:
+        on_response(kind, written)
     return None
-
-
-async def _create(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
-    if action.kind.strategy in (ApplyStrategy.REQUEST, ApplyStrategy.RECORD):
-        on_response(action.kind, await client.create(action.kind, action.desired))
-        return None
-    # Drift is found by the managed fields of an apply.  It alone would quietly add to a foreign
-    # object, and none of them is among the children that were observed.
-    metadata = {**action.desired["metadata"], "resourceVersion": NO_VERSION}
-    on_response(
-        action.kind,
-        await client.apply(action.kind, {**action.desired, "metadata": metadata}, force=False),
-    )
-    return None
-
-
-async def _delete(client: ApiClient, action: Action, on_response: OnResponse) -> None:
-    try:
-        left = await client.delete(
-            action.kind,
-            action.namespace,
-            action.name,
-            uid=str(action.uid),
-            foreground=action.foreground,
-        )
-    except ConflictError:
-        logger.debug("another object has that name now object=%s", action)
-        return
-    if left is not None:
-        on_response(action.kind, left)
 
 
 def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +122,6 @@ def _without_request(desired: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in desired.items() if key != "spec"}, "metadata": metadata}
 
 
-def _with_uid(action: Action) -> dict[str, Any]:
-    """The manifest for that very object and for no other of its name."""
-    return {**action.desired, "metadata": {**action.desired["metadata"], "uid": action.uid}}
+def _with_metadata(body: Mapping[str, Any], **fields: object) -> dict[str, Any]:
+    """With a uid it is for that very object, and for no other of its name."""
+    return {**body, "metadata": {**body.get("metadata", {}), **fields}}

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from pdcluster_api.plan.cluster import plan_cluster, requested_sizes, sizes_of
+from pdcluster_api.plan.cluster import requested_sizes, sizes_of
+from pdcluster_api.plan.desired import desired_state
 from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
-from pdcluster_schema import conditions as words
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text
 from pdcluster_schema.errors import Fault
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
@@ -182,7 +181,7 @@ def preview(new: PDCluster, old: PDCluster | None, observed: Observed | None, no
         accelerators=tuple(_accelerators(new, there)),
         problems=(
             *(() if there.decision is None else there.decision.problems),
-            *_over_budget(plan_cluster(new, there, now).status),
+            *_over_budget(new, there, now),
             *upcoming_conflicts(new.spec, now),
         ),
         refused=() if old is None else immutable_faults(old, new),
@@ -283,10 +282,10 @@ def _accelerators(cluster: PDCluster, there: Observed) -> Iterator[Accelerators]
         yield Accelerators(gpu, now[gpu], max(meanwhile[gpu], now[gpu], after[gpu]), after[gpu])
 
 
-def _over_budget(status: Mapping[str, Any]) -> Iterator[Problem]:
-    condition = Previous(status).condition(words.ROLLOUT_OVER_BUDGET)
-    if condition:
-        yield Problem(words.ROLLOUT_OVER_BUDGET, str(condition["message"]))
+def _over_budget(new: PDCluster, there: Observed, now: str) -> Iterator[Problem]:
+    over = desired_state(new, there, now).over_budget
+    if over is not None:
+        yield Problem(over.reason, over.message)
 
 
 def _typed(observed: Observed, old: PDCluster | None) -> Observed:

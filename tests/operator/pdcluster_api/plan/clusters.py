@@ -1,8 +1,11 @@
 """Small PDClusters and observations, with what a test does not care about filled in."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.desired import desired_state
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
@@ -11,6 +14,8 @@ from pdcluster_api.plan.observed.state import (
     ScalerState,
     WorkloadState,
 )
+from pdcluster_api.plan.result import ClusterPlan, StatusPlan
+from pdcluster_api.plan.status.plan import plan_status
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
@@ -22,6 +27,22 @@ LATER = "2026-01-02T04:00:00Z"
 ETCD_READY = DiscoveryState(managed=True, ready=1, desired=1)
 
 Pools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One plan with the status that follows; it has the fields of both."""
+
+    plan: ClusterPlan
+    report: StatusPlan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.report if hasattr(self.report, name) else self.plan, name)
+
+
+def plan_all(cluster: PDCluster, observed: Observed, now: str) -> Planned:
+    desired = desired_state(cluster, observed, now)
+    return Planned(plan_cluster(desired), plan_status(desired))
 
 
 def pool(replicas: int, name: str = "cpu", **fields: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ that a spec breaks never become ready.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -16,11 +15,16 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
     WriteFailure,
 )
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_schema.conditions import IMAGE_NOT_PULLED
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.workload import WorkloadId
-from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, failing_pod
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    NOW,
+    Planned,
+    failing_pod,
+    plan_all,
+)
 
 Place = tuple[str, str]
 
@@ -89,10 +93,10 @@ class SimulatedCluster:
             ),
         )
 
-    def plan(self, cluster: PDCluster, now: str = NOW) -> ClusterPlan:
-        return plan_cluster(cluster, self.observe(), now)
+    def plan(self, cluster: PDCluster, now: str = NOW) -> Planned:
+        return plan_all(cluster, self.observe(), now)
 
-    def carry_out(self, plan: ClusterPlan, *, crash: bool = False) -> None:
+    def carry_out(self, plan: Planned, *, crash: bool = False) -> None:
         """In the order of the operator: records, StatefulSets, scalers, Service, deletions, status.
 
         crash: the operator dies before the Service is written
@@ -155,7 +159,7 @@ class SimulatedCluster:
         """`kubectl scale` on the scaler."""
         self.scalers[place] = replace(self.scalers[place], replicas=replicas)
 
-    def settle(self, cluster: PDCluster, rounds: int = 100) -> ClusterPlan:
+    def settle(self, cluster: PDCluster, rounds: int = 100) -> Planned:
         """Carry out plans and let pods go on until nothing changes any more; returns
         the last plan.
         """

@@ -15,17 +15,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from pdcluster_api.plan.autoscale.values import Memory
-from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
+from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerRecords, WorkloadState
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, IDLE, see
-from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, NOW, make_cluster, pool
+from tests.operator.pdcluster_api.plan.clusters import (
+    ETCD_READY,
+    NOW,
+    Planned,
+    make_cluster,
+    plan_all,
+    pool,
+)
 from tests.operator.pods import pod_state
 
 TYPES = ("H100", "cpu")
@@ -85,7 +91,7 @@ class Kubernetes:
             pods=pods,
         )
 
-    def carry_out(self, plan: ClusterPlan) -> None:
+    def carry_out(self, plan: Planned) -> None:
         for scaler in plan.scalers:
             if scaler.request is not None:
                 self.scalers[scaler.role, scaler.pool] = ScalerState(
@@ -282,7 +288,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @rule()
     def reconcile(self) -> None:
-        self.existing.carry_out(plan_cluster(self.cluster(), self.existing.observe(), NOW))
+        self.existing.carry_out(plan_all(self.cluster(), self.existing.observe(), NOW))
 
     @rule(passes=st.integers(1, 2))
     def decide(self, passes: int) -> None:
@@ -292,7 +298,7 @@ class BudgetMachine(RuleBasedStateMachine):
         without, then = copy.deepcopy(self.existing), copy.deepcopy(self.existing)
         then.status = {**then.status, "autoscaling": {"mode": "On", "replicas": entries(decision)}}
         for after in (without, then):
-            after.carry_out(plan_cluster(cluster, after.observe(), NOW))
+            after.carry_out(plan_all(cluster, after.observe(), NOW))
         self.check(without, then)
         self.existing = then
         for _ in range(passes - 1):

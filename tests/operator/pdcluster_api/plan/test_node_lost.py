@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.ending import ENDING_SECONDS
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     NOW,
+    Planned,
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     running,
     workload,
 )
@@ -42,11 +42,11 @@ def ending(ordinal: int, seconds: float, **fields: Any) -> PodState:
     return pod_state(DECODE, ordinal, **facts)
 
 
-def plan_of(cluster: PDCluster, observed: Observed) -> ClusterPlan:
-    return plan_cluster(cluster, observed, NOW)
+def plan_of(cluster: PDCluster, observed: Observed) -> Planned:
+    return plan_all(cluster, observed, NOW)
 
 
-def said(plan: ClusterPlan, kind: str) -> tuple[str, str, str]:
+def said(plan: Planned, kind: str) -> tuple[str, str, str]:
     found = condition_of(plan.status, kind)
     return found["status"], found["reason"], found["message"]
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
@@ -12,6 +11,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -29,7 +29,7 @@ def sizes(plan):
 
 
 def test_the_first_plan_makes_everything_at_once():
-    plan = plan_cluster(CLUSTER, Observed(1, {}, DiscoveryState(managed=True, desired=1)), NOW)
+    plan = plan_all(CLUSTER, Observed(1, {}, DiscoveryState(managed=True, desired=1)), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
     assert (plan.serving, plan.serving_role) == (A, "decode")
     assert [(each.role, each.pool, each.seen, each.request) for each in plan.scalers] == [
@@ -39,7 +39,7 @@ def test_the_first_plan_makes_everything_at_once():
 
 
 def test_status_of_a_running_cluster():
-    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+    status = plan_all(CLUSTER, running(CLUSTER), NOW).status
     del status["conditions"]
     numbers = {"name": "cpu", "gpu": "cpu"}
     assert status == {
@@ -69,19 +69,19 @@ def test_status_of_a_running_cluster():
 
 def test_mixed_workers_stand_in_the_column_of_decode():
     mixed = make_cluster(mixed=[pool(1, "a"), pool(2, "b")])
-    status = plan_cluster(mixed, running(mixed), NOW).status
+    status = plan_all(mixed, running(mixed), NOW).status
     assert status["decode"] == "3/3"
     assert "prefill" not in status
 
 
 def test_a_pool_comes_and_goes_without_a_new_revision():
     grown = make_cluster(decode=[pool(2), pool(1, "more")])
-    assert sizes(plan_cluster(grown, running(CLUSTER), NOW)) == {
+    assert sizes(plan_all(grown, running(CLUSTER), NOW)) == {
         ("prefill", "cpu", A): 1,
         ("decode", "cpu", A): 2,
         ("decode", "more", A): 1,
     }
-    shrunk = plan_cluster(CLUSTER, running(grown), NOW)
+    shrunk = plan_all(CLUSTER, running(grown), NOW)
     assert sizes(shrunk) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
     assert [scaler.pool for scaler in shrunk.scalers] == ["cpu", "cpu"]
 
@@ -89,7 +89,7 @@ def test_a_pool_comes_and_goes_without_a_new_revision():
 def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 5, 2)]
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
-    plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers, workloads=live), NOW)
+    plan = plan_all(NEXT, running(CLUSTER, scalers=scalers, workloads=live), NOW)
     assert sizes(plan) == {
         ("prefill", "cpu", B): 1,
         ("decode", "cpu", B): 5,
@@ -100,7 +100,7 @@ def test_a_scaled_pool_keeps_its_size_through_a_roll_out():
 
 def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_switch():
     scalers = [ScalerState("prefill", "cpu", 0, 1), ScalerState("decode", "cpu", 7, 2)]
-    plan = plan_cluster(NEXT, running(CLUSTER, scalers=scalers), NOW)
+    plan = plan_all(NEXT, running(CLUSTER, scalers=scalers), NOW)
     assert sizes(plan) == {
         ("prefill", "cpu", B): 0,
         ("decode", "cpu", B): 7,
@@ -111,7 +111,7 @@ def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_swi
 
 def test_in_a_roll_out_what_serves_is_reverted_when_it_is_scaled_down_by_hand():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 0)]
-    plan = plan_cluster(NEXT, running(CLUSTER, workloads=live), NOW)
+    plan = plan_all(NEXT, running(CLUSTER, workloads=live), NOW)
     assert sizes(plan)[("decode", "cpu", A)] == 2
 
 
@@ -166,8 +166,7 @@ def test_a_pool_that_is_replaced_stays_until_the_one_in_its_place_is_ready():
 def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
     assert (
-        sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)]
-        == 5
+        sizes(plan_all(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 5
     )
 
 
@@ -183,17 +182,16 @@ def test_a_pool_that_is_replaced_is_reverted_when_it_is_scaled_by_hand(by_hand):
 
 def test_a_pool_that_is_replaced_and_answers_nothing_goes_at_once():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 4, ready=0)]
-    plan = plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW)
+    plan = plan_all(RENAMED, running(CLUSTER, workloads=live), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
     live[1] = workload(identity(A), 4, ready=1)
     assert (
-        sizes(plan_cluster(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)]
-        == 4
+        sizes(plan_all(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 4
     )
 
 
 def test_with_recreate_a_pool_that_is_replaced_goes_at_once():
-    plan = plan_cluster(
+    plan = plan_all(
         make_cluster(decode=[pool(2, "new")], strategy="Recreate"), running(CLUSTER), NOW
     )
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
@@ -205,27 +203,25 @@ def test_a_pool_of_a_role_that_is_whole_goes_though_another_role_is_not():
         each if each.id.role == "decode" else replace(each, ready=0)
         for each in running(grown).workloads
     ]
-    plan = plan_cluster(CLUSTER, running(grown, workloads=live), NOW)
+    plan = plan_all(CLUSTER, running(grown, workloads=live), NOW)
     assert sizes(plan) == {("prefill", "cpu", A): 1, ("decode", "cpu", A): 2}
 
 
 def test_a_selector_that_was_edited_to_an_unfinished_target_ends_nothing_that_serves():
-    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+    status = plan_all(CLUSTER, running(CLUSTER), NOW).status
     both = [
         *running(CLUSTER).workloads,
         workload(identity(B, "prefill"), 1),
         workload(identity(B), 2, ready=1),
     ]
-    plan = plan_cluster(
-        NEXT, running(CLUSTER, workloads=both, status=status, service_revision=B), NOW
-    )
+    plan = plan_all(NEXT, running(CLUSTER, workloads=both, status=status, service_revision=B), NOW)
     assert (plan.serving, plan.status["servingRevision"]) == (A, A)
     assert {("prefill", "cpu", A), ("decode", "cpu", A)} <= set(sizes(plan))
 
 
 def test_a_lost_scaler_is_seeded_from_the_workload_that_serves():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5), workload(identity(B), 3)]
-    plan = plan_cluster(
+    plan = plan_all(
         NEXT, running(CLUSTER, scalers=[ScalerState("prefill", "cpu", 1, 1)], workloads=live), NOW
     )
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 5
@@ -235,17 +231,17 @@ def test_a_scaler_that_is_lost_in_mid_drain_asks_for_what_was_asked():
     four = make_cluster(decode=(pool(4),))
     asked = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 1, 4)]
     # the StatefulSet still has all four
-    status = plan_cluster(four, running(four, scalers=asked), NOW).status
-    plan = plan_cluster(four, running(four, scalers=asked[:1], status=status), NOW)
+    status = plan_all(four, running(four, scalers=asked), NOW).status
+    plan = plan_all(four, running(four, scalers=asked[:1], status=status), NOW)
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 1
 
 
 def test_a_pool_that_is_declared_again_while_it_drains_starts_over():
     both = make_cluster(decode=(pool(2), pool(3, name="b")))
     # which knows of no pool b any more
-    status = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+    status = plan_all(CLUSTER, running(CLUSTER), NOW).status
     left = [*running(CLUSTER).workloads, workload(identity(revision_of(both.spec), name="b"), 1)]
-    plan = plan_cluster(both, running(CLUSTER, workloads=left, status=status), NOW)
+    plan = plan_all(both, running(CLUSTER, workloads=left, status=status), NOW)
     assert next(scaler.request for scaler in plan.scalers if scaler.pool == "b") == 3
 
 
@@ -255,7 +251,7 @@ def test_a_lost_workload_of_the_serving_revision_comes_back_in_a_roll_out():
         workloads=[workload(identity(A, "prefill"), 1)],
         records=[identity(A, "prefill"), identity(A)],
     )
-    plan = plan_cluster(NEXT, observed, NOW)
+    plan = plan_all(NEXT, observed, NOW)
     assert sizes(plan)[("decode", "cpu", A)] == 2
     assert (plan.serving, plan.serving_role) == (A, "decode")
 
@@ -266,12 +262,12 @@ def test_a_lost_workload_of_a_pool_that_is_no_longer_declared_comes_back_with_on
         workloads=[workload(identity(A), 2)],
         records=[identity(A), identity(A, name="gone")],
     )
-    assert sizes(plan_cluster(NEXT, observed, NOW))[("decode", "gone", A)] == 1
+    assert sizes(plan_all(NEXT, observed, NOW))[("decode", "gone", A)] == 1
 
 
 def test_from_mixed_to_prefill_and_decode_the_old_role_answers_until_the_switch():
     mixed = make_cluster(mixed=[pool(2)])
-    plan = plan_cluster(CLUSTER, running(mixed), NOW)
+    plan = plan_all(CLUSTER, running(mixed), NOW)
     assert (plan.serving, plan.serving_role) == (revision_of(mixed.spec), "mixed")
     assert sizes(plan)[("mixed", "cpu", revision_of(mixed.spec))] == 2
     assert {(scaler.role, scaler.pool) for scaler in plan.scalers} == {
@@ -279,14 +275,14 @@ def test_from_mixed_to_prefill_and_decode_the_old_role_answers_until_the_switch(
         ("decode", "cpu"),
     }
     both = [*running(mixed).workloads, *running(CLUSTER).workloads]
-    switched = plan_cluster(CLUSTER, running(mixed, workloads=both), NOW)
+    switched = plan_all(CLUSTER, running(mixed, workloads=both), NOW)
     assert (switched.serving, switched.serving_role) == (A, "decode")
 
 
 def test_a_target_that_is_to_answer_nothing_takes_over_at_once():
     nothing = make_cluster(prefill=[pool(1)], decode=[pool(0)], engine=65)
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 2, 2)]
-    assert plan_cluster(nothing, running(CLUSTER, scalers=scalers), NOW).serving == B
+    assert plan_all(nothing, running(CLUSTER, scalers=scalers), NOW).serving == B
 
 
 def test_a_target_does_not_take_over_while_its_workers_cannot_find_each_other():
@@ -294,9 +290,9 @@ def test_a_target_does_not_take_over_while_its_workers_cannot_find_each_other():
     observed = running(
         CLUSTER, workloads=both, discovery=DiscoveryState(managed=True, ready=1, desired=3)
     )
-    assert plan_cluster(NEXT, observed, NOW).serving == A
+    assert plan_all(NEXT, observed, NOW).serving == A
     assert (
-        plan_cluster(
+        plan_all(
             NEXT, replace(observed, discovery=DiscoveryState(managed=True, ready=2, desired=3)), NOW
         ).serving
         == B
@@ -305,7 +301,7 @@ def test_a_target_does_not_take_over_while_its_workers_cannot_find_each_other():
 
 def test_what_a_blue_green_roll_out_has_begun_stays_when_the_strategy_becomes_recreate():
     begun = [*running(CLUSTER).workloads, workload(identity(B), 2, ready=1)]
-    plan = plan_cluster(
+    plan = plan_all(
         make_cluster(engine=65, strategy="Recreate"), running(CLUSTER, workloads=begun), NOW
     )
     assert sizes(plan) == {("decode", "cpu", B): 2}
@@ -315,9 +311,7 @@ def test_what_a_blue_green_roll_out_has_begun_stays_when_the_strategy_becomes_re
 def test_what_recreate_ends_is_seen_until_its_last_pod_has_ended():
     by = {
         strategy: [
-            plan_cluster(
-                make_cluster(engine=65, strategy=strategy), running(before), NOW
-            ).ends_first
+            plan_all(make_cluster(engine=65, strategy=strategy), running(before), NOW).ends_first
             for before in (CLUSTER, NEXT)
         ]
         for strategy in ("BlueGreen", "Recreate")
@@ -327,7 +321,7 @@ def test_what_recreate_ends_is_seen_until_its_last_pod_has_ended():
 
 def test_while_recreate_waits_the_service_selects_the_role_of_the_old_revision():
     mixed = make_cluster(mixed=[pool(2)])
-    plan = plan_cluster(make_cluster(strategy="Recreate"), running(mixed), NOW)
+    plan = plan_all(make_cluster(strategy="Recreate"), running(mixed), NOW)
     assert (plan.serving, plan.serving_role, plan.workloads) == (
         revision_of(mixed.spec),
         "mixed",
@@ -338,11 +332,9 @@ def test_while_recreate_waits_the_service_selects_the_role_of_the_old_revision()
 def test_a_stateful_set_that_is_going_counts_for_nothing():
     """Its pods may still be ready for a moment: that neither takes over nor serves."""
     going = [replace(state, gone=True) for state in running(NEXT).workloads]
-    rolling = plan_cluster(
-        NEXT, running(CLUSTER, workloads=[*running(CLUSTER).workloads, *going]), NOW
-    )
+    rolling = plan_all(NEXT, running(CLUSTER, workloads=[*running(CLUSTER).workloads, *going]), NOW)
     assert rolling.serving == A
-    alone = plan_cluster(
+    alone = plan_all(
         CLUSTER,
         running(
             CLUSTER, workloads=[replace(state, gone=True) for state in running(CLUSTER).workloads]

@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.steps import current_revision
 from pdcluster_schema.conditions import NEEDS_ACTION
 from pdcluster_schema.pdcluster import PDCluster
@@ -25,6 +24,7 @@ from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,
+    Planned,
     condition_of,
     make_cluster,
     pool,
@@ -193,7 +193,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert_as_declared(self.existing, cluster)
 
 
-def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> None:
+def check_plan(plan: Planned, observed: Observed, cluster: PDCluster) -> None:
     target = revision_of(cluster.spec)
     current = current_revision(
         observed, target, is_target_ready=can_take_over(plan, observed, target)
@@ -250,7 +250,7 @@ def check_plan(plan: ClusterPlan, observed: Observed, cluster: PDCluster) -> Non
 
 
 def check_leaving(
-    plan: ClusterPlan, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None
+    plan: Planned, observed: Observed, cluster: PDCluster, leaving: set[tuple[str, str]] | None
 ) -> None:
     """Pools that answer stay until those that are declared instead are ready.  leaving: places that
     are planned and not declared.
@@ -280,7 +280,7 @@ def declared_places(cluster: PDCluster) -> set[tuple[str, str]]:
     }
 
 
-def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
+def can_take_over(plan: Planned, observed: Observed, target: str) -> bool:
     """Return whether all declared workers are ready, by the sizes in the status."""
     wanted = {
         (role["name"], each["name"]): each["desired"]
@@ -299,7 +299,7 @@ def can_take_over(plan: ClusterPlan, observed: Observed, target: str) -> bool:
     )
 
 
-def check_switch(plan: ClusterPlan, observed: Observed, target: str) -> None:
+def check_switch(plan: Planned, observed: Observed, target: str) -> None:
     """Traffic moves to a whole revision only, or to one that is to answer nothing."""
     ready = {state.id: state.ready for state in observed.workloads if not state.gone}
     planned = [workload for workload in plan.workloads if workload.id.revision == target]
@@ -308,7 +308,7 @@ def check_switch(plan: ClusterPlan, observed: Observed, target: str) -> None:
     assert not answers or (is_whole and observed.discovery.error is None)
 
 
-def check_scalers(plan: ClusterPlan, observed: Observed, pools: dict[tuple[str, str], Any]) -> None:
+def check_scalers(plan: Planned, observed: Observed, pools: dict[tuple[str, str], Any]) -> None:
     assert [(scaler.role, scaler.pool) for scaler in plan.scalers] == list(pools)
     known = {(scaler.role, scaler.pool): scaler for scaler in observed.scalers}
     for scaler in plan.scalers:
@@ -320,7 +320,7 @@ def check_scalers(plan: ClusterPlan, observed: Observed, pools: dict[tuple[str, 
         )
 
 
-def check_status(plan: ClusterPlan, observed: Observed) -> None:
+def check_status(plan: Planned, observed: Observed) -> None:
     ready, stalled, reconciling = (
         condition_of(plan.status, kind) for kind in ("Ready", "Stalled", "Reconciling")
     )

@@ -10,7 +10,6 @@ import pytest
 from pdcluster_api.manifests.engine_config import requires_keys
 from pdcluster_api.manifests.render import render_shared
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import ScalerState
 from pdcluster_schema import conditions as words
 from pdcluster_schema.load import parse
@@ -22,6 +21,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     condition_of,
     identity,
+    plan_all,
     running,
     workload,
 )
@@ -51,7 +51,7 @@ def states(routers: int, decodes: int) -> list[Any]:
 
 
 def test_routers_answer_once_all_is_ready() -> None:
-    plan = plan_cluster(CLUSTER, running(CLUSTER), NOW)
+    plan = plan_all(CLUSTER, running(CLUSTER), NOW)
 
     assert plan.serving_role == "router"
     assert (plan.status["router"], plan.status["decode"], plan.status["prefill"]) == (
@@ -81,7 +81,7 @@ def test_routers_answer_once_all_is_ready() -> None:
 def test_routers_without_decode_workers_answer_nothing_and_nothing_answers_without_routers(
     routers: int, decodes: int
 ) -> None:
-    plan = plan_cluster(CLUSTER, running(CLUSTER, workloads=states(routers, decodes)), NOW)
+    plan = plan_all(CLUSTER, running(CLUSTER, workloads=states(routers, decodes)), NOW)
 
     serving = condition_of(plan.status, words.SERVING)
     assert serving["status"] == "False"
@@ -97,7 +97,7 @@ def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
         spec__roles__decode={"pools": [{**CPU, "replicas": 0}]},
         spec__roles__prefill={"pools": [{**CPU, "replicas": 0}]},
     )
-    status = plan_cluster(cluster, running(cluster), NOW).status
+    status = plan_all(cluster, running(cluster), NOW).status
 
     assert condition_of(status, words.READY)["status"] == "True"
     assert (
@@ -136,8 +136,8 @@ def test_service_of_no_routers_leads_to_decode_workers(declared: int) -> None:
     observed = running(
         cluster, workloads=sized(0, 0), scalers=scalers(0, declared), service_role="router"
     )
-    plan = plan_cluster(cluster, observed, NOW)
-    settled = plan_cluster(cluster, replace(observed, service_role="decode"), NOW).status
+    plan = plan_all(cluster, observed, NOW)
+    settled = plan_all(cluster, replace(observed, service_role="decode"), NOW).status
 
     assert revision_of(cluster.spec) == REVISION
     assert (plan.serving_role, plan.status["router"]) == ("decode", "0/0")
@@ -152,7 +152,7 @@ def test_service_of_no_routers_leads_to_decode_workers(declared: int) -> None:
 
 @pytest.mark.parametrize(("ready", "role"), [(0, "decode"), (1, "router")])
 def test_service_leads_to_routers_again_when_one_is_ready(ready: int, role: str) -> None:
-    plan = plan_cluster(
+    plan = plan_all(
         CLUSTER, running(CLUSTER, workloads=sized(2, ready), service_role="decode"), NOW
     )
 
@@ -164,7 +164,7 @@ def test_older_revision_without_a_router_is_answered_by_its_decode_workers() -> 
     cluster = routed(spec__engine={"blockSize": 64})
     old = [replace(state, id=replace(state.id, revision="old")) for state in sized(0, 0)]
     status = {"servingRevision": "old"}
-    plan = plan_cluster(
+    plan = plan_all(
         cluster,
         running(
             cluster, workloads=old, scalers=scalers(0, 2), service_revision="old", status=status

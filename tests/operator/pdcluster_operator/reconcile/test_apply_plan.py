@@ -10,22 +10,24 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import RenderSettings
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WriteFailure
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import apply_plan
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
+from pdcluster_operator.reconcile.fingerprint import ObservedInputs
 from pdcluster_operator.reconcile.observation import Observation
 from pdcluster_operator.reconcile.session import Session
 from pdcluster_operator.reconcile.tls import TlsStep
 from pdcluster_schema.load import parse
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
+from tests.operator.pdcluster_api.plan.clusters import plan_all
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")
+INPUTS = ObservedInputs(0, None, {}, None)
 POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}
 SPEC = {
     "model": {"name": "tiny", "path": "/models/tiny"},
@@ -60,10 +62,10 @@ async def acted_on(
     observed = Observed(generation=1, status={}, discovery=DiscoveryState(managed=False))
     unused: Any = None
     etcd: Any = secret
-    actor = PlanApplier(unused, Cache(), SITE, etcd, unused, lambda: NOW)
-    return await actor.act(
-        Observation(live, made, observed, EtcdTarget.of(made), None),
-        plan_cluster(made, observed, STAMP),
+    applier = PlanApplier(unused, Cache(), SITE, etcd, lambda: NOW)
+    return await applier.apply(
+        Observation(live, made, observed, INPUTS, EtcdTarget.of(made), None),
+        plan_all(made, observed, STAMP).plan,
         session,
     )
 

@@ -12,7 +12,7 @@ from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import EtcdView
-from pdcluster_operator.reconcile.observation import observe_cluster, read_unread
+from pdcluster_operator.reconcile.observation import ParsedClusters, live_cluster, observe_cluster
 from pdcluster_schema.pdcluster import PDCluster
 from tests.operator import bodies
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with
@@ -51,11 +51,10 @@ async def test_an_etcd_that_goes_away_during_the_look_is_seen(is_known: bool):
         await session.etcd.error(EtcdTarget.of(cluster))
     secret: Any = SlowSecret(etcd, session.etcd, cluster)
 
-    found = await observe_cluster(
-        Live(bodies.cluster(spec=content["spec"]), []), cluster, session, secret
-    )
+    live = Live(bodies.cluster(spec=content["spec"]), [])
+    found = await observe_cluster(live, ParsedClusters(), session, secret, change=0)
 
-    standing = session.etcd.standing
+    standing = found.inputs.etcd
     assert standing is not None
     assert (found.observed.discovery.error, standing[0]) == ("etcd is away", "etcd is away")
 
@@ -88,5 +87,6 @@ async def test_children_that_came_before_their_pdcluster_are_read(
     cache.put("Service", service(3))
     cache.put("PDCluster", bodies.cluster())
     client: Any = FindingClient(found, lambda: event and cache.put("Service", event))
-    await read_unread(client, cache, KEY)
-    assert [body["spec"]["ports"][0] for body in list(cache.children(KEY))] == left
+    live = await live_cluster(client, cache, KEY)
+    assert live is not None
+    assert [body["spec"]["ports"][0] for body in live.children] == left

@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_operator.reconcile.parsed import MAX_PARSED, ParsedClusters
+from pdcluster_operator.reconcile.observation import MAX_PARSED, ParsedClusters
 from pdcluster_schema.errors import InvalidObjectError
 from tests.operator.bodies import cluster
 

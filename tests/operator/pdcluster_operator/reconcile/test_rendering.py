@@ -31,7 +31,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 POD, ORPHAN = pod(), pod(owner=None)
 
-PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), (), {})
+PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), ())
 
 
 def kinds(spec: PDCluster, found: Live) -> list[str]:

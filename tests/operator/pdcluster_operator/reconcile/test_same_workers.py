@@ -52,7 +52,7 @@ def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> l
         for role in ("prefill", "decode", "router")
     ]
     records = Records(bound, found, OWNER, worker_image, has_client_certificate=False)
-    plan = ClusterPlan(name, "router", tuple(wanted), (), {})
+    plan = ClusterPlan(name, "router", tuple(wanted), ())
     names = ("StatefulSet", "ControllerRevision", "ConfigMap")
     return [
         each

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_operator.reconcile.slices import SLICE_SECONDS, in_slices
+from pdcluster_operator.reconcile.observation import SLICE_SECONDS, in_slices
 
 
 class ItemClock:

@@ -5,19 +5,19 @@ when it last could.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from pdcluster_api.plan.observed.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.result import PlannedEvent
+from pdcluster_api.plan.result import StatusPlan
 from pdcluster_api.plan.rollout.steps import current_revision
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.conditions import StatusInputs, condition_tree, progress_of
 from pdcluster_api.plan.status.events import events
-from pdcluster_api.plan.status.fields import Status, dated, number_fields
+from pdcluster_api.plan.status.fields import dated, number_fields
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import Fault
 
@@ -27,17 +27,7 @@ NOTHING_IS_REVERTED = (
 )
 
 
-@dataclass(frozen=True)
-class InvalidPlan:
-    """The whole status of a PDCluster with a refused spec, and its changes against the one
-    before.
-    """
-
-    status: Status
-    events: tuple[PlannedEvent, ...]
-
-
-def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> InvalidPlan:
+def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> StatusPlan:
     """The status before, with present numbers and conditions, and every fault in Ready.
 
     now: RFC 3339 in UTC
@@ -54,7 +44,7 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Inval
         **(number_fields(views) if views else {}),
         "conditions": dated(found, previous, generation=observed.generation, now=now),
     }
-    return InvalidPlan(status, events(observed.status, status))
+    return StatusPlan(status, events(observed.status, status))
 
 
 def _still_true(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, WorkerSample
-from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
+from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import ScalerState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_api.plan.sizes.scalers import pool_sizes
@@ -33,7 +33,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     windows_of,
 )
 from tests.operator.pdcluster_api.plan.clusters import NOW as TODAY
-from tests.operator.pdcluster_api.plan.clusters import make_cluster, running
+from tests.operator.pdcluster_api.plan.clusters import make_cluster, plan_all, running
 
 MAX_STEPS = 300_000
 """Calls of one decision over twelve pools with a band, a total and limits by type, all of which are
@@ -176,7 +176,7 @@ def passes() -> Sequence[tuple[str, Callable[[int], Any]]]:
     return (
         (
             "plan",
-            lambda number: plan_cluster(cluster, running(cluster, scalers=asking(number)), TODAY),
+            lambda number: plan_all(cluster, running(cluster, scalers=asking(number)), TODAY),
         ),
         ("facts", facts),
         ("sizes", lambda number: pool_sizes(cluster.spec, asking(number), {})),

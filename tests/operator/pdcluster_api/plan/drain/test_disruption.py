@@ -6,7 +6,6 @@ from math import inf
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.drain.disruption import (
     PROBLEM_SECONDS,
     UNREADY_SECONDS,
@@ -24,6 +23,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     identity,
     make_cluster,
+    plan_all,
     running,
     workload,
 )
@@ -237,7 +237,7 @@ A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
 def test_during_a_roll_out_only_what_serves_has_budgets() -> None:
     beside = [workload(identity(B), 2, ready=0), workload(identity(B, "prefill"), 1, ready=0)]
     observed = running(CLUSTER)
-    plan = plan_cluster(NEXT, running(CLUSTER, workloads=[*observed.workloads, *beside]), NOW)
+    plan = plan_all(NEXT, running(CLUSTER, workloads=[*observed.workloads, *beside]), NOW)
     assert plan.serving == A
     assert set(plan.budgets) == {identity(A), identity(A, "prefill")}
 
@@ -251,11 +251,11 @@ def test_the_old_revision_has_them_too_until_the_service_is_written() -> None:
     both = [with_pods(each) for each in (*running(CLUSTER).workloads, *running(NEXT).workloads)]
     status: dict[str, object] = {}
     for _ in range(3):  # the write is refused, or another writer turns the Service back
-        plan = plan_cluster(NEXT, running(CLUSTER, workloads=both, status=status), NOW)
+        plan = plan_all(NEXT, running(CLUSTER, workloads=both, status=status), NOW)
         assert (plan.serving, set(plan.budgets)) == (B, before | after)
         assert plan.budgets[identity(A)] == plan.budgets[identity(B)] == 1
         status = dict(plan.status)
-    plan = plan_cluster(NEXT, running(NEXT, workloads=both, status=status), NOW)
+    plan = plan_all(NEXT, running(NEXT, workloads=both, status=status), NOW)
     assert (plan.serving, set(plan.budgets)) == (B, after)
 
 
@@ -266,7 +266,7 @@ def test_a_budget_is_looked_at_again_when_time_alone_will_change_it() -> None:
     )
     others = [each for each in running(CLUSTER).workloads if each.id != identity(A)]
     seen = running(CLUSTER, workloads=[workload(identity(A), 2, ready=0, pods=starting), *others])
-    assert plan_cluster(CLUSTER, seen, NOW).requeue_after_seconds == UNREADY_SECONDS - 100
+    assert plan_all(CLUSTER, seen, NOW).requeue_after_seconds == UNREADY_SECONDS - 100
     ready = tuple(replace(pod, ready=True, since=None) for pod in starting)
     whole = running(CLUSTER, workloads=[workload(identity(A), 2, pods=ready), *others])
-    assert plan_cluster(CLUSTER, whole, NOW).requeue_after_seconds is None
+    assert plan_all(CLUSTER, whole, NOW).requeue_after_seconds is None

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.drain.draining import plan_drain
 from pdcluster_api.plan.drain.shrink import (
     MISSING_RECORD_GRACE_SECONDS,
@@ -23,6 +22,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -365,7 +365,7 @@ def decode_of(known: WorkerRecords | None) -> tuple[int, dict[str, Any]]:
         workloads=(before.workloads[0], replace(before.workloads[1], pods=pods)),
         worker_records=known,
     )
-    plan = plan_cluster(cluster, observed, NOW)
+    plan = plan_all(cluster, observed, NOW)
     assert plan.needs_worker_records
     assert len(plan.commands) == 2
     sizes = {workload.id.role: workload.replicas for workload in plan.workloads}
@@ -408,7 +408,7 @@ def test_what_a_limit_cuts_is_a_warning():
         workloads=(observed.workloads[0], replace(observed.workloads[1], pods=(first, last))),
         worker_records=known,
     )
-    plan = plan_cluster(cluster, observed, NOW)
+    plan = plan_all(cluster, observed, NOW)
     assert plan.cut == (last.name,)
     assert [(each.reason, each.warning) for each in cut_short(plan.cut)] == [("DrainCut", True)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.autoscale.values import PoolFacts
-from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
+from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -15,7 +15,6 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
     WriteFailure,
 )
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout.progress import read_rollout
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_schema import conditions as words
@@ -23,10 +22,12 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
+    Planned,
     condition_of,
     failing_pod,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -67,11 +68,9 @@ class Story:
 
     def __init__(self, status: dict[str, object] | None = None) -> None:
         self.status = (
-            dict(plan_cluster(CLUSTER, running(CLUSTER), at(0)).status)
-            if status is None
-            else status
+            dict(plan_all(CLUSTER, running(CLUSTER), at(0)).status) if status is None else status
         )
-        self.plan: ClusterPlan | None = None
+        self.plan: Planned | None = None
 
     def look(
         self,
@@ -83,8 +82,8 @@ class Story:
         """One pass; returns Ready's reason."""
         seen = running(CLUSTER, status=self.status)
         seen = replace(seen, **{"workloads": [*seen.workloads, *new], **fields})
-        self.plan = plan_cluster(cluster, seen, at(seconds))
-        again = plan_cluster(cluster, replace(seen, status=self.plan.status), at(seconds))
+        self.plan = plan_all(cluster, seen, at(seconds))
+        again = plan_all(cluster, replace(seen, status=self.plan.status), at(seconds))
         assert again.status == self.plan.status
         self.status = dict(self.plan.status)
         return str(condition_of(self.status, words.READY)["reason"])
@@ -513,7 +512,7 @@ def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
 
 
 def test_a_first_plan_has_a_clock() -> None:
-    plan = plan_cluster(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
+    plan = plan_all(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
     assert plan.status["rollout"] == {
         "revision": A,
         "progressDeadlineSeconds": DEADLINE,

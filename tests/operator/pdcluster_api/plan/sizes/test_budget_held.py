@@ -11,7 +11,7 @@ import pytest
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
-from pdcluster_api.plan.cluster import plan_cluster, requested_sizes
+from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
@@ -22,6 +22,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -98,7 +99,7 @@ def sizes_after(cluster: PDCluster, observed: Observed, outcome: Outcome) -> dic
         for (role, name), size in outcome.decision.replicas.items()
     ]
     status = {**observed.status, "autoscaling": {"mode": "On", "replicas": replicas}}
-    plan = plan_cluster(cluster, replace(observed, status=status), NOW)
+    plan = plan_all(cluster, replace(observed, status=status), NOW)
     return {
         role: sorted(each.replicas for each in plan.workloads if each.id.role == role)
         for role in ("prefill", "decode")

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
+    Planned,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -45,13 +45,13 @@ def before(cluster: PDCluster, gpus: int = 8) -> Observed:
     return running(cluster, workloads=old, service_revision=OLD, status=status)
 
 
-def message(plan: ClusterPlan) -> str | None:
+def message(plan: Planned) -> str | None:
     return Previous(plan.status).condition(TYPE).get("message")
 
 
 def test_it_is_in_status_and_event_before_a_worker_is_made() -> None:
     cluster = scaled(total=32, perGpu={"B200": 40})
-    plan = plan_cluster(cluster, before(cluster), NOW)
+    plan = plan_all(cluster, before(cluster), NOW)
     said = (
         f"revision {revision_of(cluster.spec)} beside the old one needs 64 accelerators, 32 beyond "
         "budget.total 32, 64 B200, 24 beyond budget.perGpu 40, until the old workers end; to stay "
@@ -68,8 +68,8 @@ def test_it_is_in_status_and_event_before_a_worker_is_made() -> None:
 def test_once_it_is_written_the_workers_are_made_and_it_stays_until_the_old_ones_go() -> None:
     cluster = scaled(total=32)
     observed = before(cluster)
-    observed = replace(observed, status=plan_cluster(cluster, observed, NOW).status)
-    plan = plan_cluster(cluster, observed, NOW)
+    observed = replace(observed, status=plan_all(cluster, observed, NOW).status)
+    plan = plan_all(cluster, observed, NOW)
 
     assert not plan.reports_first
     assert message(plan) == Previous(observed.status).condition(TYPE)["message"]
@@ -78,14 +78,14 @@ def test_once_it_is_written_the_workers_are_made_and_it_stays_until_the_old_ones
     switched = replace(
         observed, workloads=[*observed.workloads, *new], service_revision=target, status=plan.status
     )
-    assert message(plan_cluster(cluster, switched, NOW)) is None
+    assert message(plan_all(cluster, switched, NOW)) is None
 
 
 def test_the_old_revision_counts_with_the_accelerators_that_it_has() -> None:
     cluster = scaled(total=39)
 
-    assert message(plan_cluster(cluster, before(cluster, gpus=1), NOW)) is None
-    over = message(plan_cluster(cluster, before(cluster, gpus=2), NOW))
+    assert message(plan_all(cluster, before(cluster, gpus=1), NOW)) is None
+    over = message(plan_all(cluster, before(cluster, gpus=2), NOW))
     assert over is not None
     assert "needs 40 accelerators, 1 beyond budget.total 39" in over
 
@@ -96,7 +96,7 @@ def test_the_old_revision_counts_with_the_accelerators_that_it_has() -> None:
     ids=["it fits", "no budget", "no autoscaler", "Recreate"],
 )
 def test_nothing_is_said_where_no_budget_is_exceeded(cluster: PDCluster) -> None:
-    plan = plan_cluster(cluster, before(cluster), NOW)
+    plan = plan_all(cluster, before(cluster), NOW)
 
     assert message(plan) is None
     assert not plan.reports_first
@@ -110,10 +110,10 @@ def test_routers_are_no_accelerators() -> None:
     routers = workload(identity(OLD, "router"), 3)
     beside = replace(observed, workloads=[*observed.workloads, routers])
 
-    assert message(plan_cluster(cluster, beside, NOW)) is None
+    assert message(plan_all(cluster, beside, NOW)) is None
 
 
 def test_a_cluster_without_a_roll_out_has_no_such_condition() -> None:
     cluster = scaled(total=8)  # another condition says that this is too little
 
-    assert message(plan_cluster(cluster, running(cluster), NOW)) is None
+    assert message(plan_all(cluster, running(cluster), NOW)) is None

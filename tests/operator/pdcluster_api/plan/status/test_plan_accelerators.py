@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerDevice, WorkerRecords
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
@@ -15,9 +13,11 @@ from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,
     LATER,
     NOW,
+    Planned,
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     running,
     workload,
 )
@@ -98,21 +98,19 @@ def say(**devices: WorkerDevice) -> WorkerRecords:
     )
 
 
-def found(plan: ClusterPlan) -> tuple[str, str, str]:
+def found(plan: Planned) -> tuple[str, str, str]:
     condition = condition_of(plan.status, "AcceleratorsInUse")
     return condition["status"], condition["reason"], condition["message"]
 
 
 def test_pools_without_an_accelerator_have_no_such_condition():
-    plan = plan_cluster(
-        make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW
-    )
+    plan = plan_all(make_cluster(), running(make_cluster(), worker_records=say(decode=ON_CPU)), NOW)
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
 def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
     cluster = cluster_of(B200)
-    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_GPU)), NOW)
+    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_GPU)), NOW)
     message = "workers compute on what their pools have: decode pool big on NVIDIA B200"
     assert found(plan) == ("True", "AsDeclared", message)
 
@@ -122,7 +120,7 @@ def test_what_a_worker_notes_of_its_device_is_in_the_message():
         cluster_of(B200),
         WorkerDevice("cuda", "NVIDIA B200", "not tested on this GPU by the project"),
     )
-    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
+    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
     message = (
         "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on "
         "this GPU by the project)"
@@ -132,7 +130,7 @@ def test_what_a_worker_notes_of_its_device_is_in_the_message():
 
 def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_with_the_fix():
     cluster = cluster_of(B200, "cpu")
-    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_CPU)), NOW)
+    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_CPU)), NOW)
     assert found(plan) == (
         "False",
         "AcceleratorsIdle",
@@ -156,7 +154,7 @@ def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_reported(
     pool: dict[str, Any], has: str
 ):
     cluster = cluster_of(pool)
-    status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW))
+    status, reason, message = found(plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW))
     assert (status, reason) == ("False", "AcceleratorsIdle")
     assert message == (
         f"decode pool {pool['name']} {has}, and decode-0 computes on Xeon, which is not what it "
@@ -167,7 +165,7 @@ def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_reported(
 
 def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
     cluster = cluster_of(HERE, "cpu")
-    plan = plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
+    plan = plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
@@ -181,7 +179,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(
     pool: dict[str, Any], worker_records: WorkerRecords | None
 ):
     cluster = cluster_of(pool)
-    plan = plan_cluster(cluster, seen(cluster, worker_records, REFUSED), NOW)
+    plan = plan_all(cluster, seen(cluster, worker_records, REFUSED), NOW)
     assert found(plan) == (
         "False",
         "AcceleratorUnusable",
@@ -210,7 +208,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(
 )
 def test_it_is_unknown_while_no_worker_has_said(worker_records: WorkerRecords | None, said: str):
     cluster = cluster_of(B200)
-    assert found(plan_cluster(cluster, seen(cluster, worker_records), NOW)) == (
+    assert found(plan_all(cluster, seen(cluster, worker_records), NOW)) == (
         "Unknown",
         "DeviceNotSaid",
         said,
@@ -219,9 +217,9 @@ def test_it_is_unknown_while_no_worker_has_said(worker_records: WorkerRecords | 
 
 def test_a_pool_of_no_workers_says_nothing_for_another():
     cluster = cluster_of(B200, prefill={"name": "small", "gpu": "H200", "replicas": 0})
-    assert found(plan_cluster(cluster, seen(cluster, say(decode=ON_GPU)), NOW))[0] == "True"
+    assert found(plan_all(cluster, seen(cluster, say(decode=ON_GPU)), NOW))[0] == "True"
     nothing = cluster_of({**B200, "replicas": 0})
-    assert found(plan_cluster(nothing, seen(nothing, WorkerRecords()), NOW))[::2] == (
+    assert found(plan_all(nothing, seen(nothing, WorkerRecords()), NOW))[::2] == (
         "Unknown",
         "no ready worker has said what it computes on",
     )
@@ -229,8 +227,8 @@ def test_a_pool_of_no_workers_says_nothing_for_another():
 
 def test_while_etcd_does_not_answer_it_stays_as_it_was_and_its_event_comes_once():
     cluster = cluster_of(B200, "cpu")
-    first = plan_cluster(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
-    again = plan_cluster(
+    first = plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW)
+    again = plan_all(
         cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER
     )
 
@@ -240,10 +238,10 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was_and_its_event_comes_once(
 
 def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
     cluster = cluster_of(B200)
-    first = plan_cluster(cluster, seen(cluster, None, REFUSED), NOW)
+    first = plan_all(cluster, seen(cluster, None, REFUSED), NOW)
     assert (
         found(
-            plan_cluster(
+            plan_all(
                 cluster, seen(cluster, WorkerRecords(error="away"), status=first.status), LATER
             )
         )[0]
@@ -256,7 +254,7 @@ def test_a_device_that_no_worker_knows_is_unknown_and_why():
         "unknown", "", "vLLM does not say it, and nvidia-smi: No devices were found"
     )
     cluster = cluster_of(B200)
-    plan = plan_cluster(cluster, seen(cluster, say(prefill=ON_CPU, decode=unknown)), NOW)
+    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=unknown)), NOW)
     assert found(plan) == (
         "Unknown",
         "DeviceNotSaid",
@@ -270,6 +268,6 @@ def test_an_engine_whose_gpus_hold_nothing_makes_it_false_and_says_so():
         "cpu", "cpu", "it serves, and 8 x NVIDIA B200 of its container hold nothing"
     )
     cluster = cluster_of(B200)
-    status, reason, message = found(plan_cluster(cluster, seen(cluster, say(decode=on_cpu)), NOW))
+    status, reason, message = found(plan_all(cluster, seen(cluster, say(decode=on_cpu)), NOW))
     assert (status, reason) == ("False", "AcceleratorsIdle")
     assert "computes on cpu (it serves, and 8 x NVIDIA B200 of its" in message

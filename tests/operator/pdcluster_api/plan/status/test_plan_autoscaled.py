@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed, ScalerState
-from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_schema import conditions as words
 from pdcluster_schema.autoscale import AutoscaleSpec
@@ -20,8 +18,10 @@ from pdcluster_schema.pdcluster import PDCluster
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
     NOW,
+    Planned,
     condition_of,
     make_cluster,
+    plan_all,
     running,
 )
 
@@ -50,8 +50,8 @@ def decision(decode: int, *problems: Problem, prefill: int = 1, before: int = 2)
 
 def plan_of(
     cluster: PDCluster, observed: Observed, decided: ScalingDecision | None = None, now: str = NOW
-) -> ClusterPlan:
-    return plan_cluster(cluster, replace(observed, decision=decided), now)
+) -> Planned:
+    return plan_all(cluster, replace(observed, decision=decided), now)
 
 
 def recorded_at(cluster: PDCluster, decode: int, **fields: Any) -> Observed:
@@ -61,11 +61,11 @@ def recorded_at(cluster: PDCluster, decode: int, **fields: Any) -> Observed:
     return replace(observed, **{"status": status, **fields})
 
 
-def sizes(plan: ClusterPlan) -> Mapping[tuple[str, str], int]:
+def sizes(plan: Planned) -> Mapping[tuple[str, str], int]:
     return {(each.id.role, each.id.pool): each.replicas for each in plan.workloads}
 
 
-def reasons(plan: ClusterPlan) -> list[str]:
+def reasons(plan: Planned) -> list[str]:
     return [each.reason for each in plan.events]
 
 

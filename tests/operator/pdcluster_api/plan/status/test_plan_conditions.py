@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WriteFailure
 from pdcluster_api.plan.status.fields import MAX_MESSAGE
@@ -19,6 +18,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     failing_pod,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -33,7 +33,7 @@ NEXT_REVISION = revision_of(NEXT.spec)
 
 
 def status_of(observed, cluster=CLUSTER):
-    return plan_cluster(cluster, observed, NOW).status
+    return plan_all(cluster, observed, NOW).status
 
 
 def words_of(status, kind):
@@ -255,7 +255,7 @@ def test_ready_takes_the_worst_pods_words_and_says_how_many_share_its_reason():
     observed = running(
         three, workloads=[workload(PREFILL, 1), workload(DECODE, 3, ready=0, pods=pods)]
     )
-    status = plan_cluster(three, observed, NOW).status
+    status = plan_all(three, observed, NOW).status
     expected = f"2 of 3 workers: pod {DECODE.name}-1: denied"
     assert words_of(status, words.DECODE_READY) == ("False", words.IMAGE_NOT_PULLED, expected)
     assert words_of(status, words.READY) == ("False", words.IMAGE_NOT_PULLED, f"decode: {expected}")
@@ -566,7 +566,7 @@ def test_an_unknown_reason_is_one_that_a_user_looks_at():
 
 def test_transition_time_changes_with_the_status_only():
     first = status_of(with_decode(workload(DECODE, 2, ready=0)))
-    later = plan_cluster(
+    later = plan_all(
         CLUSTER, with_decode(workload(DECODE, 2, ready=1), status=first, generation=2), LATER
     ).status
     before, after = condition_of(first, words.DECODE_READY), condition_of(later, words.DECODE_READY)
@@ -579,15 +579,15 @@ def test_transition_time_changes_with_the_status_only():
 def test_another_reason_for_the_same_status_is_no_transition():
     first = status_of(with_decode(workload(DECODE, 2, ready=0)))
     ill = workload(DECODE, 2, ready=0, pods=(failing_pod(DECODE, 0, words.CRASH_LOOPING),))
-    later = plan_cluster(CLUSTER, with_decode(ill, status=first), LATER).status
+    later = plan_all(CLUSTER, with_decode(ill, status=first), LATER).status
     after = condition_of(later, words.DECODE_READY)
     assert (after["reason"], after["lastTransitionTime"]) == (words.CRASH_LOOPING, NOW)
 
 
 def test_planning_an_unchanged_cluster_gives_an_equal_status():
     for observed in (running(CLUSTER), with_decode(workload(DECODE, 2, ready=0)), old_and_new(1)):
-        first = plan_cluster(NEXT, observed, NOW)
-        again = plan_cluster(NEXT, replace(observed, status=first.status), LATER)
+        first = plan_all(NEXT, observed, NOW)
+        again = plan_all(NEXT, replace(observed, status=first.status), LATER)
         assert again.status == first.status
         assert again.events == ()
 
@@ -604,7 +604,7 @@ def test_planning_an_unchanged_cluster_gives_an_equal_status():
     ],
 )
 def test_a_spoilt_status_is_written_again(status):
-    found = plan_cluster(CLUSTER, running(CLUSTER, status=status), NOW).status
+    found = plan_all(CLUSTER, running(CLUSTER, status=status), NOW).status
     assert found == status_of(running(CLUSTER, discovery=ETCD_READY))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords
 from pdcluster_api.plan.status.disaggregating import FEW_PROMPTS, MAX_PAIRS, digest
 from pdcluster_schema import conditions as words
@@ -18,6 +17,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -66,9 +66,7 @@ def observed(
 
 
 def status_of(seen, before=None):
-    return plan_cluster(
-        CLUSTER, seen if before is None else replace(seen, status=before), NOW
-    ).status
+    return plan_all(CLUSTER, seen if before is None else replace(seen, status=before), NOW).status
 
 
 def told(seen, before=None) -> tuple[str, str, str]:
@@ -143,7 +141,7 @@ def test_without_a_ready_prefill_worker_that_is_the_reason():
 
 def test_mixed_workers_have_no_such_condition_and_no_figures():
     cluster = make_cluster(mixed=(pool(2),))
-    status = plan_cluster(cluster, running(cluster, worker_records=WorkerRecords()), NOW).status
+    status = plan_all(cluster, running(cluster, worker_records=WorkerRecords()), NOW).status
 
     assert condition_of(status, words.DISAGGREGATING) == {}
     assert "disaggregation" not in status
@@ -273,7 +271,7 @@ def test_turning_false_is_one_event_and_so_is_its_end():
     was_calm, was_refused = status_of(calm), status_of(refused)
 
     def news(seen, before):
-        found = plan_cluster(CLUSTER, replace(seen, status=before), LATER).events
+        found = plan_all(CLUSTER, replace(seen, status=before), LATER).events
         return [(each.reason, each.warning) for each in found]
 
     assert news(refused, was_calm) == [("PairRefused", True)]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.status.events import events
 from pdcluster_schema import conditions as words
@@ -14,6 +13,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     failing_pod,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -21,7 +21,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
 
 CLUSTER, NEXT = make_cluster(), make_cluster(engine=65)
 A, B = revision_of(CLUSTER.spec), revision_of(NEXT.spec)
-READY = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+READY = plan_all(CLUSTER, running(CLUSTER), NOW).status
 BOTH = [*running(CLUSTER).workloads, *running(NEXT).workloads]
 
 
@@ -30,7 +30,7 @@ def news(cluster, observed):
     observation says otherwise.
     """
     observed = observed if observed.status else replace(observed, status=READY)
-    return [(each.reason, each.warning) for each in plan_cluster(cluster, observed, NOW).events]
+    return [(each.reason, each.warning) for each in plan_all(cluster, observed, NOW).events]
 
 
 def decode(ready=2, **fields):
@@ -52,7 +52,7 @@ def test_nothing_changed():
 
 
 def test_it_becomes_ready():
-    first = plan_cluster(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
+    first = plan_all(CLUSTER, Observed(1, {}, running(CLUSTER).discovery), NOW)
     assert first.events == ()  # its creation is no event
     assert news(CLUSTER, running(CLUSTER, status=first.status)) == [
         (words.READY, False),
@@ -75,7 +75,7 @@ def test_it_is_no_longer_ready(observed, expected):
 
 
 def test_another_reason_is_news_and_the_same_one_is_not():
-    crashing = plan_cluster(CLUSTER, replace(ill(words.CRASH_LOOPING), status=READY), NOW).status
+    crashing = plan_all(CLUSTER, replace(ill(words.CRASH_LOOPING), status=READY), NOW).status
     assert news(CLUSTER, replace(ill(words.CRASH_LOOPING), status=crashing)) == []
     assert news(CLUSTER, replace(ill(words.IMAGE_NOT_PULLED), status=crashing)) == [
         (words.IMAGE_NOT_PULLED, True)
@@ -85,7 +85,7 @@ def test_another_reason_is_news_and_the_same_one_is_not():
 
 def test_a_scale_names_the_pool_and_both_sizes():
     scalers = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 4, 2)]
-    found = plan_cluster(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
+    found = plan_all(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
     assert [(each.reason, each.message) for each in found] == [
         (words.SCALED, "decode pool cpu: from 2 to 4 workers")
     ]
@@ -98,11 +98,11 @@ def test_a_new_pool_is_not_scaled():
 
 
 def test_a_roll_out_starts_switches_and_ends():
-    started = plan_cluster(NEXT, running(CLUSTER, status=READY), NOW)
+    started = plan_all(NEXT, running(CLUSTER, status=READY), NOW)
     assert [(each.reason, each.message) for each in started.events] == [
         (words.ROLLOUT_STARTED, f"revision {B} is to replace {A}")
     ]
-    switched = plan_cluster(NEXT, running(CLUSTER, status=started.status, workloads=BOTH), NOW)
+    switched = plan_all(NEXT, running(CLUSTER, status=started.status, workloads=BOTH), NOW)
     assert [(each.reason, each.message) for each in switched.events] == [
         (words.ROLLOUT_SWITCHED, f"revision {B} serves instead of {A}")
     ]
@@ -112,7 +112,7 @@ def test_a_roll_out_starts_switches_and_ends():
 
 
 def test_a_dropped_roll_out():
-    started = plan_cluster(NEXT, running(CLUSTER, status=READY), NOW).status
+    started = plan_all(NEXT, running(CLUSTER, status=READY), NOW).status
     assert news(CLUSTER, running(CLUSTER, status=started)) == [
         (words.ROLLOUT_DROPPED, False),
         (words.READY, False),

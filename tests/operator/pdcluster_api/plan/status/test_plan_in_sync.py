@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import WorkerRecords
 from pdcluster_api.plan.status.in_sync import MISMATCH_GRACE_SECONDS, find_mismatches, in_sync
@@ -13,6 +12,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     running,
     workload,
 )
@@ -155,12 +155,12 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was(known: WorkerRecords | No
 
 def test_the_status_has_it_once_etcd_was_asked_and_ready_does_not_follow_it():
     cluster = make_cluster()
-    assert not condition_of(plan_cluster(cluster, running(cluster), NOW).status, "DiscoveryInSync")
+    assert not condition_of(plan_all(cluster, running(cluster), NOW).status, "DiscoveryInSync")
     known = worker_records("a", "b", "ghost", mismatched={"ghost": MISMATCH_GRACE_SECONDS})
     observed = running(cluster, worker_records=known)
     of = observed.workloads[0].id
     seen_pods = [workload(of, 1, pods=pod_states(of, "ab")), *observed.workloads[1:]]
-    plan = plan_cluster(cluster, running(cluster, worker_records=known, workloads=seen_pods), NOW)
+    plan = plan_all(cluster, running(cluster, worker_records=known, workloads=seen_pods), NOW)
     assert condition_of(plan.status, "DiscoveryInSync")["status"] == "False"
     assert condition_of(plan.status, "Ready")["status"] == "True"
     assert plan.stale_records == ("ghost",)

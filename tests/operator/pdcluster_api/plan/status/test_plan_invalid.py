@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster, plan_invalid
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed
-from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED
+from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED, plan_invalid
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import Fault
 from pdcluster_schema.revision import revision_of
@@ -18,6 +17,7 @@ from tests.operator.pdcluster_api.plan.clusters import (
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     running,
     workload,
 )
@@ -32,7 +32,7 @@ FAULTS = [
 ]
 CLUSTER = make_cluster()
 A = revision_of(CLUSTER.spec)
-READY = plan_cluster(CLUSTER, running(CLUSTER), NOW).status
+READY = plan_all(CLUSTER, running(CLUSTER), NOW).status
 UNKNOWN = DiscoveryState(managed=True)  # the etcd of a spec that cannot be read is unknown
 
 
@@ -87,7 +87,7 @@ def test_an_etcd_that_was_not_asked_is_reported_as_before():
     ("reason", "serves"), [(words.CONFIGURATION_REFUSED, "False"), (words.FORBIDDEN, "True")]
 )
 def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
-    before = plan_cluster(
+    before = plan_all(
         CLUSTER, running(CLUSTER, key_fault=Problem(reason, "Secret keys: no key")), NOW
     ).status
     status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
@@ -100,7 +100,7 @@ def test_what_was_wrong_with_the_api_keys_still_is(reason: str, serves: str):
 
 
 def test_an_ingress_that_does_not_answer_is_reported_as_it_is():
-    before = plan_cluster(CLUSTER, running(CLUSTER, service_revision=None), NOW).status
+    before = plan_all(CLUSTER, running(CLUSTER, service_revision=None), NOW).status
     status = plan_invalid(FAULTS, replace(refused(), status=before), LATER).status
     assert condition_of(status, words.INGRESS_READY)["status"] == "True"
 
@@ -124,7 +124,7 @@ def test_an_object_that_never_was_valid():
 
 def test_a_mended_object_is_ready_again():
     status = plan_invalid(FAULTS, refused(), NOW).status
-    plan = plan_cluster(
+    plan = plan_all(
         CLUSTER, running(CLUSTER, status=status, generation=3, discovery=ETCD_READY), LATER
     )
     assert condition_of(plan.status, words.READY)["status"] == "True"
@@ -132,7 +132,7 @@ def test_a_mended_object_is_ready_again():
 
 
 def test_in_a_roll_out_the_numbers_stay_those_of_what_serves():
-    rolling = plan_cluster(make_cluster(engine=65), running(CLUSTER, status=READY), NOW).status
+    rolling = plan_all(make_cluster(engine=65), running(CLUSTER, status=READY), NOW).status
     status = plan_invalid(FAULTS, replace(refused(), status=rolling), LATER).status
     assert status["decode"] == "2/2"
     assert condition_of(status, words.SERVING)["status"] == "True"

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
-from pdcluster_api.plan.result import ClusterPlan, DueVerification
+from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema import conditions as words
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.revision import revision_of
@@ -16,9 +15,11 @@ from pdcluster_schema.workload import PoolPair
 from tests.operator.pdcluster_api.plan.clusters import (
     LATER,
     NOW,
+    Planned,
     condition_of,
     identity,
     make_cluster,
+    plan_all,
     pool,
     running,
     workload,
@@ -67,20 +68,20 @@ def observed(
     return running(CLUSTER, workloads=pods, verifications=found, **fields)
 
 
-def planned(seen, *, now: str = NOW, floor: float | None = None) -> ClusterPlan:
+def planned(seen, *, now: str = NOW, floor: float | None = None) -> Planned:
     spec = CLUSTER.spec
     if floor is not None:
         placement = PlacementSpec.model_validate({"minTransferGBps": floor})
         spec = spec.model_copy(update={"placement": placement})
-    return plan_cluster(CLUSTER.model_copy(update={"spec": spec}), seen, now)
+    return plan_all(CLUSTER.model_copy(update={"spec": spec}), seen, now)
 
 
-def told(plan: ClusterPlan) -> tuple[str, str, str]:
+def told(plan: Planned) -> tuple[str, str, str]:
     condition = condition_of(plan.status, words.KV_TRANSFER_VERIFIED)
     return condition["status"], condition["reason"], condition["message"]
 
 
-def after(seen, plan: ClusterPlan):
+def after(seen, plan: Planned):
     """The same, with the status of a plan, and a new operator that has seen nothing yet."""
     return replace(seen, status=plan.status, verifications=PairVerifications())
 
@@ -113,7 +114,7 @@ def test_every_pair_of_pools_is_verified():
         for role in ("prefill", "decode")
         for name in ("cpu", "big")
     ]
-    plan = plan_cluster(cluster, running(cluster, workloads=states), NOW)
+    plan = plan_all(cluster, running(cluster, workloads=states), NOW)
 
     assert [(due.pair, due.workers) for due in plan.verify] == [
         (PoolPair(source, sink), (f"decode-{sink}-0",))
@@ -327,7 +328,7 @@ def test_a_pair_that_is_gone_drops_out():
 
 def test_mixed_workers_have_no_such_condition():
     cluster = make_cluster(mixed=[pool(1)])
-    plan = plan_cluster(cluster, running(cluster), NOW)
+    plan = plan_all(cluster, running(cluster), NOW)
 
     assert not condition_of(plan.status, words.KV_TRANSFER_VERIFIED)
     assert plan.verify == ()
