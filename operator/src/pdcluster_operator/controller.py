@@ -23,9 +23,8 @@ from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.reconcile.apply_plan import PlanApplier
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
-from pdcluster_operator.reconcile.etcd_reader import ReadLimits
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
-from pdcluster_operator.reconcile.etcd_view import EtcdView
+from pdcluster_operator.reconcile.etcd_view import EtcdView, ReadLimits
 from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults

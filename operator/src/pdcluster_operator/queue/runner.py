@@ -12,15 +12,44 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
 from pdcluster_api.apiserver.body import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
-from pdcluster_operator.queue.write_gate import WriteGate
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WriteGate:
+    """Shared by the reconciles and the runner that begins them.
+
+    on_open: called when no write closes it any more
+    """
+
+    on_open: Callable[[], None] | None = None
+    _num_writing: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether another reconcile may begin beside one."""
+        return not self._num_writing
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keep it closed while objects are written."""
+        self._num_writing += 1
+        try:
+            yield
+        finally:
+            self._num_writing -= 1
+            if self.is_open and self.on_open is not None:
+                self.on_open()
+
+
 AT_ONCE = 2
 """Keys in work that are not taken to be waiting, where the gate is open."""
 

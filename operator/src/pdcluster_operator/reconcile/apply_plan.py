@@ -1,7 +1,6 @@
 """Apply a plan: write what differs from it, and the statuses of scalers.
 
 The answers to our own writes go into the cache at once, so that the next reconcile starts
-from pdcluster_schema.conditions import APPLY_FAILED
 from them; the watch then brings nothing new.  Whatever a reconcile learns so enqueues its
 cluster again.
 """
@@ -21,7 +20,7 @@ from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.queue.write_gate import WriteGate
+from pdcluster_operator.queue.runner import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.fingerprint import Fingerprint, digest_of
 from pdcluster_operator.reconcile.observation import Observation, in_slices, owner_of
@@ -34,6 +33,7 @@ from pdcluster_operator.writes.actions import Action
 from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import compare
 from pdcluster_operator.writes.drift import writers
+from pdcluster_schema.conditions import APPLY_FAILED
 
 logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"

@@ -13,8 +13,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pdcluster_api.apiserver.body import Key
@@ -22,14 +22,13 @@ from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE
 from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
-from pdcluster_api.plan.autoscale.values import Clock, Outcome
+from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
+from pdcluster_api.plan.sizes.pool_facts import ScrapeState, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.reconcile.autoscale_state import AutoscaleState
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.rounds import scrape_round
@@ -38,9 +37,89 @@ from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema import labels
 from pdcluster_schema.addresses import join_address
+from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _PendingDecision:
+    """A decision on its way to a reconcile.  made_on: see `_version`"""
+
+    outcome: Outcome
+    made_on: object
+
+
+@dataclass
+class AutoscaleState:
+    """State while a PDCluster is followed.
+
+    cluster, observed: of the last reconcile
+    next_at: when its next round begins
+    outcome: the last decision that was kept, or that a reconcile has taken
+    leaving: pods that drain or terminate, scraped as long as they run
+    task:    that runs the rounds; None = not begun
+    _pending: the decision of the newest round, for the reconcile that it enqueued
+    _unschedulable_since: since when each pod has been unschedulable, by name
+    """
+
+    cluster: PDCluster
+    observed: Observed
+    next_at: float
+    windows: Windows
+    outcome: Outcome | None = None
+    leaving: frozenset[str] = frozenset()
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    _pending: _PendingDecision | None = None
+    _unschedulable_since: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> AutoscaleSpec:
+        """The autoscale section of its spec."""
+        return self.cluster.spec.autoscale
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of the last decision."""
+        return Memory() if self.outcome is None else self.outcome.memory
+
+    @property
+    def has_decided(self) -> bool:
+        """Return whether a decision waits for a reconcile."""
+        return self._pending is not None
+
+    def put(self, outcome: Outcome, observed: Observed) -> None:
+        """Keep a decision, made on this state, for the next reconcile."""
+        self._pending = _PendingDecision(outcome, _version(observed))
+
+    def drop(self) -> None:
+        """Drop the decision that waits: a newer one is being made."""
+        self._pending = None
+
+    def pop(self) -> Outcome | None:
+        """Return the decision that waits, once; None = there is none that is still valid."""
+        pending, self._pending = self._pending, None
+        if pending is None or pending.made_on != _version(self.observed):
+            return None
+        return pending.outcome
+
+    def waits(self, observed: Observed, now: float) -> Mapping[str, float]:
+        """Seconds for which each unschedulable pod has been so, by name."""
+        pods = {
+            pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)
+        }
+        self._unschedulable_since = {
+            name: self._unschedulable_since.get(name, now) for name in pods
+        }
+        return {name: now - since for name, since in self._unschedulable_since.items()}
+
+
+def _version(observed: Observed) -> object:
+    """State that a decision is valid for: generation, serving revision and workloads."""
+    workloads = frozenset(state.id for state in observed.workloads)
+    return observed.generation, observed.service_revision, workloads
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_operator.queue.write_gate import WriteGate
+from pdcluster_operator.queue.runner import WriteGate
 
 
 def test_it_opens_when_the_last_write_has_ended():

@@ -19,23 +19,21 @@ from pdcluster_api.plan.observed.state import (
     WorkerRecords,
     WorkloadState,
 )
-from pdcluster_operator.reconcile import etcd_reader as room
-from pdcluster_operator.reconcile.drain_commands import UNDRAIN_DELAY_SECONDS
-from pdcluster_operator.reconcile.etcd_reader import (
-    MAX_CONCURRENT_READS,
-    MAX_FIRST_READS,
-    ReadLimits,
-)
+from pdcluster_operator.reconcile import etcd_view as room
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
+    MAX_CONCURRENT_READS,
+    MAX_FIRST_READS,
     UNREACHABLE_RETRY_SECONDS,
     EtcdView,
+    ReadLimits,
 )
 from pdcluster_operator.reconcile.known_records import (
     EXTERNAL_POLL_SECONDS,
     IDLE_POLL_SECONDS,
     RETRY,
+    UNDRAIN_DELAY_SECONDS,
 )
 from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.plan.clusters import identity, workload

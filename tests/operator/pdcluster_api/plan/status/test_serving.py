@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.status.serving import ANSWERING, serving_replicas
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
-    Planned,
     identity,
     make_cluster,
     plan_all,
@@ -24,10 +24,10 @@ NONE = dict.fromkeys(ANSWERING, 0)
 
 def plan_of(
     *workloads: Workload, serving: str = "r1", role: str = "decode", ends_first: bool = False
-) -> Planned:
+) -> ClusterPlan:
     made = make_cluster()
     return replace(
-        plan_all(made, running(made), NOW),
+        plan_all(made, running(made), NOW).plan,
         workloads=workloads,
         serving=serving,
         serving_role=role,
@@ -38,7 +38,7 @@ def plan_of(
 def test_decode_workers_of_all_pools_answer_and_prefill_workers_do_not():
     cluster = make_cluster(decode=[pool(2, "a"), pool(3, "b")])
 
-    assert serving_replicas(cluster, plan_all(cluster, running(cluster), NOW)) == NONE | {
+    assert serving_replicas(cluster, plan_all(cluster, running(cluster), NOW).plan) == NONE | {
         "decode": 5
     }
 
@@ -71,4 +71,4 @@ def test_while_the_old_workers_end_first_the_declared_ones_count():
 def test_replicas_that_are_0_on_purpose_are_0():
     cluster = make_cluster(decode=[pool(0)])
 
-    assert serving_replicas(cluster, plan_all(cluster, running(cluster), NOW)) == NONE
+    assert serving_replicas(cluster, plan_all(cluster, running(cluster), NOW).plan) == NONE
