@@ -1,5 +1,3 @@
-"""The PDCluster worker: a server process and an engine process that serve one role of
-a PDCluster.
-"""
+"""The PDCluster worker: a server process and engine processes of one role."""
 
 __version__ = "0.1.0"

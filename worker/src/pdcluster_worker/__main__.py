@@ -1,11 +1,7 @@
-"""`python -m pdcluster_worker`: one worker.
+"""`python -m pdcluster_worker`: one worker, its server process and engine processes.
 
-The parent is the server process; it starts the engine process by the same module.
-
-Exit status: 0 after a drain, 2 when a setting or the model is wrong and 3 when
-the engine cannot have the device that it was asked for (one line `error: ...`
-on stderr says what), 143 when SIGTERM came before there was
-anything to drain, 1 for anything else.
+Exit status: 0 after a drain, 2 wrong setting or model, 3 the engine cannot have its device
+(`error: ...` on stderr), 143 SIGTERM before there was anything to drain, 1 anything else.
 """
 
 import argparse
@@ -21,7 +17,6 @@ from pdcluster_worker.system.parent_death import end_on_sigterm
 
 
 def main() -> int:
-    """Parse the command line and run this process's side."""
     end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()

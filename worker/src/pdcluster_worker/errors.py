@@ -15,41 +15,37 @@ WorkerError
 └── PeerError            another worker failed us: unreachable, refused, or broke off
 """
 
-WRONG_SETTING = 2
-"""Exit status of a process whose settings or model are wrong."""
+WRONG_SETTING = 2  # exit status: wrong settings or model
 
-NO_DEVICE = 3
-"""Exit status of a process that has not the device that it was asked for."""
+NO_DEVICE = 3  # exit status: the requested device is not available
 
 
 class WorkerError(Exception):
-    """Root of the tree."""
+    pass
 
 
 class ConfigError(WorkerError):
-    """A setting is wrong; the message names the field, the limit and the fix."""
+    pass
 
 
 class DeviceError(WorkerError):
-    """The engine has not the device that it was asked for; the message names pool,
-    reason and fix.
-    """
+    pass
 
 
 class ModelError(WorkerError):
-    """The model cannot be served; the message names the reason."""
+    pass
 
 
 class FetchError(WorkerError):
-    """Trying again would not help; the message names the repository and the fix."""
+    """A retry would not help."""
 
 
 class HubError(WorkerError):
-    """Trying again may help; the message says what broke off."""
+    """A retry may help."""
 
 
 class RequestError(WorkerError):
-    """A request is refused or failed; the server turns it into OpenAI's error shape."""
+    """The server turns it into OpenAI's error shape."""
 
     def __init__(
         self,
@@ -69,9 +65,7 @@ class RequestError(WorkerError):
 
 
 class ContextLengthError(RequestError):
-    """Tokens that do not fit the context.  max_tokens: of the answer, None where the prompt alone
-    is too long; most: of both.
-    """
+    """max_tokens: of the answer, None where the prompt alone is too long; most: of both."""
 
     def __init__(
         self, message: str, *, param: str, num_prompt: int, max_tokens: int | None, most: int
@@ -83,6 +77,4 @@ class ContextLengthError(RequestError):
 
 
 class PeerError(WorkerError):
-    """A peer did not do its part; whether the request can go on elsewhere is the
-    caller's decision.
-    """
+    """The caller decides whether the request can continue elsewhere."""

@@ -1,9 +1,4 @@
-"""A histogram for what is observed with each token: one comparison chain in C and two additions, no
-lock.
-
-Written and read by one thread, the event loop's.  The page shows it as it shows
-prometheus_client's own.
-"""
+"""A cheap Prometheus histogram for per-token values, without a lock: for the event loop only."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -16,7 +11,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class TokenHistogram(Collector):
-    """Without labels.  buckets: upper bounds, in order; one without bound is added."""
+    """Without labels.  buckets: upper bounds, ascending; +Inf is added."""
 
     def __init__(
         self, name: str, text: str, registry: CollectorRegistry, buckets: Sequence[float]
@@ -29,12 +24,10 @@ class TokenHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """See `prometheus_client.registry.Collector`."""
         names = map(floatToGoString, self._bounds)
         buckets = list(zip(names, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)

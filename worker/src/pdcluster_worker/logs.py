@@ -1,6 +1,4 @@
-"""Logs of every process of a worker: on stderr, one line per record, so that a log collector never
-tears one apart.
-"""
+"""Logs of every process of a worker: on stderr, one line per record."""
 
 import logging
 import sys
@@ -9,12 +7,9 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class OneLineFormatter(logging.Formatter):
-    r"""Writes the lines of a traceback, or of whatever text came from outside, in one: \n stands
-    where a line ended.
-    """
+    """Escapes line ends, of tracebacks and of text from outside."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
         return (
             super().format(record).replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
         )

@@ -1,8 +1,6 @@
-"""Streams of items: async generators, and objects that are read like one.
+"""Streams of items: async generators, and objects with `__anext__` where only passing items on.
 
-A chain of generators costs one resumption of each for every item, so what only passes
-items on is an object with `__anext__`.  Like a generator a stream has one reader at a
-time, and ends early by `aclose`.
+A generator in a chain costs a resumption for every item.  A stream has one reader at a time.
 """
 
 import asyncio
@@ -15,18 +13,14 @@ ItemT_co = TypeVar("ItemT_co", covariant=True)
 
 
 class Stream(Protocol[ItemT_co]):
-    """Items as they come; every async generator is one."""
-
-    def __aiter__(self) -> AsyncIterator[ItemT_co]:
-        """Return the stream itself."""
-        ...
+    def __aiter__(self) -> AsyncIterator[ItemT_co]: ...
 
     def __anext__(self) -> Awaitable[ItemT_co]:
-        """Wait for the next item.  Raises StopAsyncIteration at the end."""
+        """Raises StopAsyncIteration at the end."""
         ...
 
     async def aclose(self) -> None:
-        """End it now; of one that has ended a no-op."""
+        """A no-op after the end."""
         ...
 
 
@@ -34,17 +28,13 @@ ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 
 
 class Reader(Protocol[ItemT_contra]):
-    """Takes a stream's items by a call each, while nothing holds it up: so none of the chain that
-    the stream goes through has to be resumed for them.
-    """
+    """Push interface: receives items by direct call while ready, without resuming the chain."""
 
     @property
-    def is_open(self) -> bool:
-        """True if it takes an item now."""
-        ...
+    def is_open(self) -> bool: ...
 
     def take(self, item: ItemT_contra) -> None:
-        """Take an item, which is never the stream's last."""
+        """Never called with the stream's last item."""
         ...
 
 
@@ -52,15 +42,12 @@ MadeT = TypeVar("MadeT")
 
 
 class Mapped(Generic[ItemT, MadeT]):
-    """Implements `Reader`: gives another one what is made of each item.
-
-    Several in a row are one loop over what they make, not a call within a call.
-    """
+    """Maps each item for another reader; a chain of them is one loop."""
 
     __slots__ = ("_end", "_makes")
 
     def __init__(self, make: Callable[[ItemT], MadeT | None], reader: Reader[MadeT]) -> None:
-        """make: returns None where an item makes nothing to read."""
+        """make: returns None where an item gives nothing to read."""
         self._end: Reader[Any] = reader
         self._makes: tuple[Callable[[Any], Any], ...] = (make,)
         if isinstance(reader, Mapped):
@@ -69,11 +56,9 @@ class Mapped(Generic[ItemT, MadeT]):
 
     @property
     def is_open(self) -> bool:
-        """See `Reader`."""
         return self._end.is_open
 
     def take(self, item: ItemT) -> None:
-        """See `Reader`."""
         made: Any = item
         for make in self._makes:
             if (made := make(made)) is None:
@@ -82,10 +67,9 @@ class Mapped(Generic[ItemT, MadeT]):
 
 
 class Merged(AsyncIterator[ItemT]):
-    """Several streams as one: their items as they come, each stream's in order; an error of one
-    ends all.
+    """Items of several streams as they come, each stream's in order; an error of one ends all.
 
-    A task for each stream and a queue stand behind it, so a lone stream is better read as it is.
+    It costs a task per stream and a queue.
     """
 
     def __init__(self, streams: Sequence[Stream[ItemT]]) -> None:
@@ -94,7 +78,7 @@ class Merged(AsyncIterator[ItemT]):
         self._num_running = len(self._tasks)
 
     def end(self, position: int) -> None:
-        """Close one stream that has given an item; the others go on.  An ended one is a no-op."""
+        """Close one stream; the others continue."""
         self._tasks[position].cancel()
 
     async def __anext__(self) -> ItemT:
@@ -110,7 +94,6 @@ class Merged(AsyncIterator[ItemT]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Close all streams."""
         self._num_running = 0
         for task in self._tasks:
             task.cancel()

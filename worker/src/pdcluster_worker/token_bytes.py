@@ -1,10 +1,7 @@
-"""The bytes that each token stands for, read from the decoder of a tokenizer.json.
+"""The bytes of each token, from the decoder of a tokenizer.json.
 
-Two families cover the decoder-only models that we run: byte-level BPE (each
-character of a token is a byte) and SentencePiece (U+2581 is a space, <0xAB> is
-a byte).  Joining the bytes of tokens and decoding them as UTF-8 is exact, and
-needs no second look at earlier tokens.  A token's leading space is always kept:
-the text goes on from the prompt.
+Byte-level BPE (a character is a byte) and SentencePiece (U+2581 is a space, <0xAB> a byte).
+Joining token bytes and decoding UTF-8 is exact; leading spaces are kept.
 """
 
 import re
@@ -18,9 +15,7 @@ _SPACE = "\u2581"
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the other bytes for U+0100 on, in
-    order (GPT-2's table).
-    """
+    """Printable Latin-1 stands for itself, other bytes for U+0100 on, in order (GPT-2's table)."""
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -37,9 +32,7 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def byte_level(token: str) -> bytes:
-    """Bytes of a byte-level BPE token; an added token with characters outside the alphabet stands
-    for itself.
-    """
+    """An added token with characters outside the alphabet stands for itself."""
     try:
         return bytes(_ALPHABET[character] for character in token)
     except KeyError:
@@ -47,17 +40,13 @@ def byte_level(token: str) -> bytes:
 
 
 def sentencepiece(token: str) -> bytes:
-    """Bytes of a SentencePiece token."""
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace(_SPACE, " ").encode()
 
 
 def reader_for(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
-    """Choose by the "decoder" node of tokenizer.json.
-
-    Raises ModelError for a family that is neither.
-    """
+    """decoder: that node of tokenizer.json.  Raises ModelError for an unsupported family."""
     parts = _parts(decoder)
     kinds = {part.get("type") for part in parts}
     if "ByteLevel" in kinds:

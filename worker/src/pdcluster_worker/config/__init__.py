@@ -1,3 +1,1 @@
-"""The worker's two files, parsed and checked: the engine file, fixed for a revision, and the policy
-file, which may change.
-"""
+"""The worker's two files: the engine file, fixed for a revision, and the reloadable policy file."""

@@ -1,9 +1,6 @@
-"""Settings of each engine of a worker with several: an even share of what is the worker's.
+"""Settings of each data-parallel engine of a worker: an even share of the worker's.
 
-Threads, KV memory, blocks and bandwidth are the worker's and are divided; the sizes
-of a step (`maxBatchedTokens`, `maxSequences`) are each engine's own, and so are its
-KV ports.  Weights are loaded by each.  Pure but for the number of threads that the
-machine gives.
+Threads, KV memory and bandwidth are divided; step sizes and KV ports are each engine's own.
 """
 
 from dataclasses import dataclass
@@ -17,16 +14,13 @@ from pdcluster_worker.system.cpu_limit import available_threads
 
 @dataclass(frozen=True, slots=True)
 class EngineRank:
-    """An engine among those of its worker.  board: descriptor of the memory that they share; None =
-    there is none.
-    """
+    """board: descriptor of the engines' shared memory; None = none."""
 
     rank: int = 0
     board: int | None = None
 
 
 def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
-    """The settings of one engine; those of a lone one are the worker's."""
     if config.engine.data_parallel_size == 1:
         return config
     kv = config.listen.kv
@@ -37,13 +31,13 @@ def share_of(config: WorkerConfig, rank: int) -> WorkerConfig:
 
 
 def has_board(engine: EngineConfig) -> bool:
-    """Return whether the engines of a worker share state with one another."""
+    """Return whether the engines of a worker share state."""
     delayer = engine.prefill_delayer
     return engine.data_parallel_size > 1 and delayer is not None and delayer.enabled
 
 
 def thread_share(engine: EngineConfig) -> int:
-    """CPU threads of the model in each engine; 0 = from the machine, of a lone engine."""
+    """CPU threads of each engine; 0 = from the machine."""
     size = engine.data_parallel_size
     return engine.threads if size == 1 else max(1, (engine.threads or available_threads()) // size)
 

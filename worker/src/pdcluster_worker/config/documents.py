@@ -1,6 +1,4 @@
-"""A YAML file to a checked section; what is wrong with it is a ConfigError with the file, the
-field's path and the reason.
-"""
+"""YAML files to checked sections; errors name the file, the field's path and the reason."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def document_of(path: Path) -> Any:
-    """Read a YAML file; an empty one is an empty mapping.  Raises ConfigError."""
+    """An empty file is an empty mapping.  Raises ConfigError."""
     try:
         content = path.read_bytes()
     except OSError as e:
@@ -33,7 +31,7 @@ def document_of(path: Path) -> Any:
 
 
 def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
-    """Check a document against its section.  Raises ConfigError."""
+    """Raises ConfigError."""
     try:
         field = next(_not_numbers(document, "$"), None)
     except RecursionError as e:
@@ -47,7 +45,7 @@ def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
 
 
 def _not_numbers(value: Any, field: str) -> Iterator[str]:
-    """Paths of the values that are not a number: no bound holds for them, so none is named."""
+    """Paths of NaN values, for which no bound holds."""
     match value:
         case dict():
             for key, each in value.items():
@@ -60,14 +58,13 @@ def _not_numbers(value: Any, field: str) -> Iterator[str]:
 
 
 def _fix(error: str, kind: type[Section]) -> str:
-    """The fix of a number out of its range or of a value that is none of the field's."""
+    """The fix of a number out of its range, or of a value that the field does not take."""
     if bound := re.match(r"Expected `(?:int|float)` ([<>])", error):
         return ": lower it" if bound[1] == "<" else ": raise it"
     return _allowed(error, kind)
 
 
 def _allowed(error: str, kind: type[Section]) -> str:
-    """The values that a field takes, where the error is that it has another."""
     if not error.startswith("Invalid enum value"):
         return ""
     steps = re.findall(r"\w+|\[\.\.\.\]", error.rpartition("`$")[2])
@@ -76,7 +73,7 @@ def _allowed(error: str, kind: type[Section]) -> str:
 
 
 def _values(node: inspect.Type, steps: Sequence[str]) -> Iterator[object]:
-    """Values of the literals at these steps below a type."""
+    """Literal values of the field at this path of a type."""
     match node:
         case inspect.UnionType():
             for each in node.types:

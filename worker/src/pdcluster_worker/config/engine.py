@@ -1,6 +1,4 @@
-"""The engine file's section for the engine: its sizes, its scheduler, and what is refused before a
-model is loaded.
-"""
+"""Engine settings: sizes, scheduler, and what is refused before a model is loaded."""
 
 from typing import Annotated, Literal
 
@@ -20,27 +18,20 @@ from pdcluster_worker.messages.engine_settings import (
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
 
+# each thread has a stack and waits at every barrier
 Threads = Annotated[int, msgspec.Meta(ge=0, le=1024)]
-"""A number that is a slip is refused before they start: each takes a stack and waits at every
-barrier of a step.
-"""
 
+# above the longest context of any model, for schedulers of whole prompts
 StepTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-"""Above the longest context of any model, which a scheduler of whole prompts computes in a step."""
 
-StepSequences = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-"""Each has a row of block tables, as long as the longest context."""
+StepSequences = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]  # each has a row of block tables
 
-MAX_RANKS = 8
-"""Most ranks of one engine: the accelerators of one machine."""
+MAX_RANKS = 8  # of one engine: the accelerators of one machine
 
-MAX_ENGINES = 8
-"""Engine processes of one worker at most: each has KV ports of its own, from `listen.kv` on."""
+MAX_ENGINES = 8  # engine processes of one worker; each has KV ports from `listen.kv` on
 
 
 class ChunkScheduleConfig(Section, frozen=True):
-    """Chunk sizes of a prompt, see `engine_settings.ChunkSchedule`."""
-
     low: Positive
     high: Positive
     stages: Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -52,12 +43,10 @@ class ChunkScheduleConfig(Section, frozen=True):
 
 
 class PrefillDelayerConfig(Section, frozen=True):
-    """Bounds within which new prompts are held back to be prefilled together; see
-    `engine.prefill_delayer`.
+    """Holding new prompts back to prefill them together (`engine.prefill_delayer`).
 
-    token_usage_low_watermark: below that share of used KV blocks none is held back; None = off.
-    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run;
-                               None = off.
+    token_usage_low_watermark: with less KV usage nothing is held back; None = off.
+    queue_min_ratio:           waiting prompts over running requests that end the wait; None = off.
     """
 
     enabled: bool = True
@@ -68,33 +57,19 @@ class PrefillDelayerConfig(Section, frozen=True):
 
 
 class EngineConfig(Section, frozen=True):
-    """Sizes of the engine; see `engine.core` and `model.runner` for their effect.
-
-    type:                pdcluster = our own; vllm = a stock vLLM, which `vllm` describes.
-    device:              what it computes on; auto = cuda where the pool has an accelerator, else
-                         cpu.
-    max_model_len:       longest prompt + output in tokens, refused where the KV pool does not hold
-                         it; None = the model's own limit, or what the pool holds where that is
-                         less.
-    kv_cache_memory:     bytes for KV blocks; ignored when num_blocks is given.
-    device_memory_share: of a GPU's memory, for weights, KV blocks and steps together; takes the
-                         place of kv_cache_memory there.
+    """device:              auto = cuda where the pool has an accelerator, else cpu.
+    max_model_len:       refused if the KV cache does not hold it; None = the model's own limit, or
+                         what the KV cache holds.
+    kv_cache_memory:     bytes; ignored with num_blocks.
+    device_memory_share: of a GPU, for weights, KV blocks and steps; overrides kv_cache_memory.
     threads:             CPU threads of the model; 0 = from the cgroup limit.
-    data_parallel_size:  engine processes of this worker, which share its threads, KV memory and
-                         transfer bandwidth (`data_parallel`).
-    transport:           that moves KV blocks to and from peers that have it too
-                         (`kv_transfer.carriers`).
-    transfer_bandwidth:  most bytes per second that this worker sends of KV; 0 = no limit.
-    fence_timeout_seconds: a fence older than this is reported overdue (its blocks stay
-                           quarantined).
-    admission_watermark: share of the KV blocks left free by an admission beside others.
-    batch_invariant:     a request's bits do not depend on what else is computed, cached or not,
-                         here or remotely.
-    scheduler and the fields below it: see `messages.engine_settings.SchedulerSettings`.
-    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each.
-    pipeline_parallel_size: stages of layers, each of so many ranks.
-    prefill_delayer:     of a prefill or mixed worker; None = prompts are not held back.
-    speculation:         of a decode or mixed worker; None = nothing is drafted.
+    data_parallel_size:  engine processes, which share threads, KV memory and bandwidth.
+    transfer_bandwidth:  bytes per second of KV sent by this worker; 0 = no limit.
+    fence_timeout_seconds: an older fence is reported overdue; its blocks stay quarantined.
+    admission_watermark: share of the KV blocks that an admission leaves free while others run.
+    batch_invariant:     a request's bits do not depend on the batch, caching or where it runs.
+    prefill_delayer:     prefill and mixed workers only.
+    speculation:         decode and mixed workers only.
     """
 
     type: Literal["pdcluster", "vllm"] = "pdcluster"
@@ -156,18 +131,18 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def drafts(self) -> SpeculationConfig | None:
-        """Settings of drafting; None = tokens are not drafted."""
+        """None = no speculative decoding."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
 
     @property
     def num_kv_ports(self) -> int:
-        """KV ports of one engine: each rank's own; with pipeline stages rank 0's alone."""
+        """One per rank; with pipeline stages only rank 0's."""
         return self.tensor_parallel_size if self.pipeline_parallel_size == 1 else 1
 
     @property
     def max_decode_rows(self) -> int:
-        """Rows of the largest step of decodes and their drafts."""
+        """Rows of the largest step of decodes and drafts."""
         num_drafts = 0 if self.drafts is None else self.drafts.num_tokens
         return max(
             self.max_sequences, min(self.max_batched_tokens, self.max_sequences * (1 + num_drafts))
@@ -175,7 +150,6 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
-        """Settings of the scheduler."""
         milliseconds, chunks = self.tbt_slo_milliseconds, self.chunk_schedule
         return SchedulerSettings(
             name=self.scheduler,

@@ -1,6 +1,4 @@
-"""The policy of the HTTP port: which web pages may call it (CORS), and what a client
-may hold open.
-"""
+"""Policy of the HTTP port: CORS, and limits of a client."""
 
 from typing import Annotated, Literal
 
@@ -23,13 +21,12 @@ METHODS: list[Method] = ["GET", "HEAD", "POST", "DELETE"]
 
 
 class CorsPolicy(PolicySection, frozen=True):
-    """Rights that browsers give to pages of other origins, which they ask for here (Fetch
-    standard).
+    """Cross-origin rights (Fetch standard).
 
-    allowed_origins:   as a browser sends them, or *; none = no page of another origin
-    allowed_headers:   that such a page may send; * = whichever it asks for
-    allow_credentials: its cookies and stored passwords may come with requests; never beside *
-    max_age_seconds:   for which a browser may remember the answer
+    allowed_origins:   as a browser sends them, or *; empty = no other origin.
+    allowed_headers:   * = any.
+    allow_credentials: cookies and stored passwords may be sent; not with origin *.
+    max_age_seconds:   for which a browser may cache the answer.
     """
 
     allowed_origins: Annotated[list[Origin], msgspec.Meta(max_length=MAX_ORIGINS)] = msgspec.field(
@@ -53,15 +50,11 @@ class CorsPolicy(PolicySection, frozen=True):
 
 
 class HttpLimitsPolicy(PolicySection, frozen=True):
-    """Bounds of one client: of its requests, and of the time that it may hold a connection open.
+    """Limits of one client.
 
-    max_header_bytes:   request line and header fields; trailers and the framing of chunks may have
-                        as much again
-    max_headers:        header fields
-    header_seconds:     from the first byte of a request to the end of its header
-    body_seconds:       from there to the end of the body, and a second more for each 64 KiB that
-                        have come
-    keep_alive_seconds: that a connection may wait for its next request, or its first
+    max_header_bytes: request line and header fields; trailers may have as much again.
+    header_seconds:   first byte of a request to the end of its header.
+    body_seconds:     header to the end of the body, plus a second for each 64 KiB received.
     """
 
     max_header_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1 << 20)] = 64 << 10

@@ -1,6 +1,4 @@
-"""The policy of `spec.routing.moving` and `racing`: requests that run on another
-worker, or on two.
-"""
+"""Policies of `spec.routing.moving` (migration) and `racing` (hedged requests)."""
 
 from typing import Annotated
 
@@ -12,13 +10,11 @@ Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class MovingPolicy(PolicySection, frozen=True):
-    """Policy of moving a request that has begun to another decode worker.
+    """Migration of running requests to another decode worker.
 
-    enabled:   it moves when its worker is lost, stalls or drains; otherwise it ends in an
-               error, or holds the drain.
-    after_preemptions: a request that its worker preempted so often moves to one with room for it;
-               0 = none does.
-    max_moves: of one choice of a request; so one that ends whatever runs it ends few workers.
+    enabled:           migrate when the worker is lost, stalls or drains.
+    max_moves:         per choice; bounds the workers that a harmful request can end.
+    after_preemptions: migrate a request that was preempted so often; 0 = never.
     """
 
     enabled: bool = True
@@ -27,10 +23,10 @@ class MovingPolicy(PolicySection, frozen=True):
 
 
 class RacingPolicy(PolicySection, frozen=True):
-    """Policy of racing a request on two decode workers until one has made its first token.
+    """Hedged requests: run on two decode workers until the first token.
 
-    max_requests: most requests on either, waiting or running.
-    max_ratio:    of all requests, that race at most.
+    max_requests: most requests on either worker.
+    max_ratio:    of all requests.
     """
 
     enabled: bool = False

@@ -1,4 +1,4 @@
-"""The section `model` of the engine file: which model, and how its text is read."""
+"""The section `model` of the engine file: the model, and how its text is read."""
 
 from typing import Annotated, Literal
 
@@ -6,8 +6,7 @@ import msgspec
 
 from pdcluster_worker.config.section import Section
 
-MAX_TEMPLATE = 65_536
-"""Characters of a chat template."""
+MAX_TEMPLATE = 65_536  # characters
 
 ToolParserName = Literal[
     "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
@@ -16,13 +15,9 @@ ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 
 class ModelConfig(Section, frozen=True):
-    """Model to serve.
-
-    dtype:         auto = one for all workers of the revision (`peers.dtype`)
-    chat_template: Jinja text in place of the model's own, or one of `server.text.default_templates`
-                   for requests with tools; None = its own
-    tool_parser, reasoning_parser: how the model writes calls and thoughts; auto = as its chat
-                                   template says
+    """dtype:         auto = one for all workers of the revision (`peers.dtype`).
+    chat_template: Jinja, or a name of `server.text.default_templates`; None = the model's own.
+    tool_parser, reasoning_parser: auto = by the chat template.
     """
 
     name: str

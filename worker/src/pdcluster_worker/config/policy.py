@@ -1,8 +1,7 @@
-"""The policy file: what may change while a worker runs.
+"""The policy file, which may change while a worker runs.
 
-It is hot-reloaded (`policy_file`), and one that is wrong leaves the last good one in
-force.  Unknown fields are named in a warning and passed over: an operator that is newer
-than a revision's image renders more of them.
+A bad file leaves the last good one in force (`policy_file`).  Unknown fields are ignored with a
+warning: a newer operator may render more of them.
 """
 
 import logging
@@ -38,13 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 class AdmissionPolicy(PolicySection, frozen=True):
-    """Bounds of the ingress; beyond them a request is answered 503 (queue) or 413 (body).
+    """Limits of the ingress: 503 over the queue's, 413 over the body's.
 
-    max_queued_requests: that wait for their first token.
-        One request has at most as many generations (prompts times n).
-    max_queued_tokens:   of their prompts, in all; 0 = no bound.
-    worker_wait_seconds: a request waits at a router for so long while no decode worker takes new
-                         work; 0 = is refused at once.
+    max_queued_requests: waiting for their first token; also the generations of one request.
+    max_queued_tokens:   of their prompts; 0 = no limit.
+    worker_wait_seconds: wait at a router while no decode worker takes new requests; 0 = refuse.
     """
 
     max_queued_requests: Positive = 1024
@@ -54,13 +51,10 @@ class AdmissionPolicy(PolicySection, frozen=True):
 
 
 class PolicyConfig(PolicySection, frozen=True):
-    """The policy file.
-
-    shared_prefix_cache: all API keys share cached blocks; otherwise each key has its own.
-    stall_seconds: time beyond its longest step for which an engine may make no progress.
-    allow_client_priority: whether a request's `priority` counts; any other than 0 is refused where
-                           it does not.
-    tenants: limits by the name of the file that holds the API key; tenant_defaults: of all others.
+    """shared_prefix_cache:   all API keys share cached blocks; else each key has its own.
+    stall_seconds:         without progress, in addition to the engine's longest step.
+    allow_client_priority: else any priority but 0 is refused.
+    tenants:               by the file name of the API key; tenant_defaults: of all others.
     """
 
     offload: OffloadPolicy = OffloadPolicy()
@@ -88,10 +82,7 @@ class PolicyConfig(PolicySection, frozen=True):
 
 
 def load_policy(path: Path) -> PolicyConfig:
-    """Read the policy file.
-
-    Raises ConfigError with the file, the field's path and the reason; unknown fields are logged.
-    """
+    """Raises ConfigError; unknown fields are logged."""
     document = document_of(path)
     policy = converted(path, document, PolicyConfig)
     unknown = list(_unknown_fields(document, PolicyConfig))
@@ -107,9 +98,7 @@ def load_policy(path: Path) -> PolicyConfig:
 def _unknown_fields(
     document: Mapping[str, Any], kind: type[Section], prefix: str = ""
 ) -> Iterator[str]:
-    """Paths of the fields that a section of `kind` does not have, in a document that was converted
-    to it.
-    """
+    """Paths of fields that are in the document and not in its section `kind`."""
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in document.items():
         if name not in known:
@@ -125,7 +114,7 @@ def _unknown_fields(
 
 
 def _section_in(kind: Any) -> type[Section] | None:
-    """The section that a field is, may be, or maps names to; None of a field of plain values."""
+    """The section that a field is, may be, or maps names to; None for plain values."""
     kinds = (kind, *get_args(kind))
     return next(
         (each for each in kinds if isinstance(each, type) and issubclass(each, Section)), None

@@ -1,6 +1,4 @@
-"""The policy file as it is on disk now: hot-reloaded, a bad one refused and the last
-good one kept.
-"""
+"""The policy file on disk: hot-reloaded; a bad one is refused and the last good one kept."""
 
 import asyncio
 import logging
@@ -12,17 +10,11 @@ from pdcluster_worker.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-CHECK_SECONDS = 1.0
-"""Period of looks at the file; by content, since a mounted ConfigMap swaps links without touching
-times that we could trust.
-"""
+CHECK_SECONDS = 1.0  # compared by content: a mounted ConfigMap swaps links
 
 
 class PolicyFile:
-    """`current` is the policy in force; without a path it is the default for good.
-
-    Raises ConfigError if the first reading fails.
-    """
+    """Without a path `current` stays the default.  Raises ConfigError if the first read fails."""
 
     def __init__(self, path: Path | None) -> None:
         self.current = PolicyConfig() if path is None else load_policy(path)
@@ -30,9 +22,7 @@ class PolicyFile:
         self._read = _content(path)
 
     async def watch(self, on_change: Callable[[PolicyConfig], None]) -> None:
-        """Follow the file until cancelled; what `on_change` raises is logged, and the next edit is
-        taken as ever.
-        """
+        """Runs until cancelled; errors of `on_change` are logged."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if self.reload():
@@ -42,7 +32,7 @@ class PolicyFile:
                     logger.exception("a policy change was applied only in part path=%s", self._path)
 
     def reload(self) -> bool:
-        """Look once; True if another policy is in force now."""
+        """Return whether another policy is in force now."""
         content = _content(self._path)
         if self._path is None or content == self._read:
             return False

@@ -1,4 +1,4 @@
-"""The policy of `spec.routing.relaying`: a router that hands on the bytes of requests."""
+"""The policy of `spec.routing.relaying`: a router that proxies raw requests."""
 
 from typing import Annotated, Literal
 
@@ -10,12 +10,10 @@ RelayingPolicyName = Literal["leastRequest", "roundRobin", "textPrefix"]
 
 
 class RelayingPolicy(PolicySection, frozen=True):
-    """Policy of relaying, see `relay`.
-
-    enabled:      a router relays plain requests; otherwise it tokenizes all of them itself.
-    policy:       choice of the worker; textPrefix = the one that had the beginning of this prompt.
-    prefix_bytes: of that beginning, as it is in the request.
-    max_retries:  other workers that a request is tried at before the router serves it itself.
+    """enabled:      proxy plain requests; else the router tokenizes all of them itself.
+    policy:       textPrefix = the worker that got the same start of a prompt.
+    prefix_bytes: length of that start.
+    max_retries:  other workers to try before the router serves the request itself.
     """
 
     enabled: bool = False

@@ -1,6 +1,4 @@
-"""Quality of service, as the policy file has it: which requests are taken, how long they may wait,
-and what they get.
-"""
+"""QoS policy: admission, latency objectives, degradation and tenants."""
 
 from typing import Annotated, Literal
 
@@ -10,23 +8,21 @@ from pdcluster_worker.config.section import PolicySection, Positive, Share
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0.0)]
 Rate = Annotated[float, msgspec.Meta(gt=0.0)]
-Tier = Literal["high", "normal", "low"]
-"""Tier of a priority: high below 0, normal at 0, low above."""
+Tier = Literal["high", "normal", "low"]  # high below 0, normal at 0, low above
 
 
 class SloPolicy(PolicySection, frozen=True):
-    """The latency objectives of requests that give none; tpot_milliseconds: None = none."""
+    """Objectives of requests that give none; tpot_milliseconds: None = none."""
 
     ttft_milliseconds: Milliseconds = 500.0
     tpot_milliseconds: Milliseconds | None = None
 
 
 class EarlyRejectionPolicy(PolicySection, frozen=True):
-    """Treatment of requests of low priority whose estimated TTFT or TPOT is over its SLO.
+    """Low-priority requests whose estimated TTFT or TPOT exceeds its objective.
 
-    enabled:                 estimate before any work; without it every request is taken that finds
-                             room in the queue.
-    reject_on_slo_violation: refuse it; otherwise it is taken, and degraded.
+    enabled:                 estimate before any work.
+    reject_on_slo_violation: refuse; else admit and degrade.
     """
 
     enabled: bool = False
@@ -34,20 +30,15 @@ class EarlyRejectionPolicy(PolicySection, frozen=True):
 
 
 class HighPriorityPolicy(PolicySection, frozen=True):
-    """offload_at_once: prompts go to a prefill worker whatever its queue and however idle this
-    worker is.
-    """
+    """offload_at_once: prefill remotely whatever the load of both workers."""
 
     offload_at_once: bool = False
 
 
 class LowPriorityPolicy(PolicySection, frozen=True):
-    """Waits and workers for requests of low priority.
-
-    threshold_milliseconds: of waiting for the first token beside other requests; None = any wait.
-    past_threshold:         Shed = a low request that waited longer is refused; Demote = a normal
-                            one becomes low.
-    prefill_workers:        WhenCalm = only while no estimate is beyond `degradation.at_pressure`.
+    """threshold_milliseconds: wait for the first token while others run; None = unlimited.
+    past_threshold:         Shed = refuse a low request; Demote = a normal one becomes low.
+    prefill_workers:        WhenCalm = while no estimate exceeds `degradation.at_pressure`.
     """
 
     threshold_milliseconds: Milliseconds | None = None
@@ -56,21 +47,18 @@ class LowPriorityPolicy(PolicySection, frozen=True):
 
 
 class SmallerModelPolicy(PolicySection, frozen=True):
-    """A model that is served elsewhere, for those that are refused here.  url: None = the refusal
-    gives its name alone.
-    """
+    """A model served elsewhere that refusals name; url: None = only its name."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     url: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 class DegradationPolicy(PolicySection, frozen=True):
-    """Limits of requests of low priority under load, before they are refused.
+    """Limits of low-priority requests under load.
 
-    at_pressure:       the share of its SLO at which an estimate counts as load.
-    max_tokens:        most output tokens; None = as many as asked for.
-    max_prompt_tokens: longer prompts are refused; None = no limit but the model's.
-    smaller_model:     what a refusal names.
+    at_pressure:       estimate over objective from which it counts as load.
+    max_tokens:        output tokens; None = unchanged.
+    max_prompt_tokens: longer prompts are refused; None = no limit.
     """
 
     at_pressure: Share = 0.8
@@ -80,17 +68,13 @@ class DegradationPolicy(PolicySection, frozen=True):
 
 
 class EstimationPolicy(PolicySection, frozen=True):
-    """Estimates of the time until a request is complete, and the effect of clients' deadlines.
+    """Estimates of completion times, and clients' deadlines.
 
-    estimator:               ema = the averages of `early_rejection` alone; rwt, loadAware: see
-                             `routing.waiting_time`.
-    allow_client_deadline:   whether `pdcluster.deadline_ms` of a request counts; it is refused
-                             where it does not.
-    reject_unmeetable:       refuse a request whose deadline is before its estimated completion.
-    slo_granularity_seconds: deadlines in one such step are one request group.
-    preset_token_milliseconds, preset_output_tokens: of an output token and of an answer, until they
-                                                     were measured; without the
-                             former nothing is estimated before.
+    estimator:               ema = averages of `early_rejection`; others in `routing.waiting_time`.
+    allow_client_deadline:   else a request with `pdcluster.deadline_ms` is refused.
+    reject_unmeetable:       refuse a request that cannot meet its deadline.
+    slo_granularity_seconds: step of deadlines that make one request group.
+    preset_token_milliseconds, preset_output_tokens: until measured; without the former no estimate.
     """
 
     estimator: Literal["ema", "rwt", "loadAware"] = "ema"
@@ -109,17 +93,11 @@ class EstimationPolicy(PolicySection, frozen=True):
 
 
 class TenantPolicy(PolicySection, frozen=True):
-    """Limits of the requests with one API key; None = no limit.
+    """Limits of one API key; None = no limit.  Each ingress enforces an even share.
 
-    Each ingress worker lets through an even share (`routing.qos.tenants`).  Each choice of each
-    prompt is a request.
-
-    priority:                the highest that they may have, and what they have when they ask for
-                             none.
-    requests_per_second:     on average; as many may come at once as in one second, and one at
-                             least.
-    max_concurrent_requests: that have begun and not ended.
-    tokens_per_minute:       of prompts and answers, on average; a minute's may come at once.
+    priority:            highest, and the default.
+    requests_per_second: each choice of each prompt is one; bursts of a second's worth are allowed.
+    tokens_per_minute:   prompts and answers; bursts of a minute's worth are allowed.
     """
 
     priority: Tier | None = None

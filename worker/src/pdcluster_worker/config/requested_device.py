@@ -1,9 +1,4 @@
-"""The device that the engine file asks for, and the refusal of a GPU on a node that has none.
-
-Needs no torch, so the server process refuses before it agrees on anything with
-others.  Whether torch, the driver and the kernels can use a GPU that is there is
-`model.device`'s business.
-"""
+"""The device that the engine file requests; refuses a GPU on a node without one, before torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +13,7 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class RequestedDevice:
-    """Device that the engine file asks for.
-
-    device: `engine.device`
-    gpu:    the pool's type of accelerator
-    """
+    """gpu: the pool's type of accelerator."""
 
     device: Literal["auto", "cpu", "cuda"]
     gpu: str
@@ -41,12 +32,11 @@ class RequestedDevice:
 
 
 def requested_device(config: WorkerConfig) -> RequestedDevice:
-    """Return the device that the engine of this worker must have."""
     return RequestedDevice(config.engine.device, config.gpu, config.pool)
 
 
 def check_gpu(requested: RequestedDevice, count: Callable[[], int] | None = None) -> None:
-    """Raise DeviceError where cuda is asked for and the driver shows no GPU."""
+    """Raise DeviceError where cuda is requested and the driver shows no GPU."""
     if requested.kind == "cuda" and (count or count_gpus)() == 0:
         fix = (
             "check the node's driver and device plugin, and that the pod requests an accelerator, "

@@ -1,6 +1,4 @@
-"""The policy of `spec.routing`: where a request runs and its prompt is computed, and by which
-numbers.
-"""
+"""The policy of `spec.routing`: which worker decodes a request, and which one prefills it."""
 
 from typing import Annotated, Literal
 
@@ -19,13 +17,7 @@ SloMilliseconds = Annotated[float, msgspec.Meta(gt=0.0, le=600_000.0)]
 
 
 class OffloadScorePolicy(PolicySection, frozen=True):
-    """Weights of the policy `score`: a prompt goes when its score is over min_score.
-
-    length_weight, decode_weight:  added while its uncached length, and the running decodes, are
-                                   over prefill_length_threshold and decode_load_threshold.
-    queue_weight, transfer_weight: taken off while the prefill queue is over prefill_queue_max,
-                                   and the expected KV transfer over transfer_milliseconds.
-    """
+    """Policy `score`: offload when the score is over min_score (`routing.offload.score`)."""
 
     length_weight: Weight = 0.7
     queue_weight: Weight = 0.3
@@ -43,19 +35,13 @@ class IslBoundingPolicy(PolicySection, frozen=True):
 
 
 class PrefillLoadPolicy(PolicySection, frozen=True):
-    """A prompt stays when every prefill worker has over so many batches in hand.
-
-    busy_batches: None = none is ever too busy.
-    """
+    """A prompt stays while every prefill worker has more batches of work; None = never."""
 
     busy_batches: Batches | None = None
 
 
 class SloFeedbackPolicy(PolicySection, frozen=True):
-    """Bounds of the threshold that `sloFeedback` moves; see `routing.slo_feedback`.
-
-    margin: by this share one side has to be better before the threshold moves.
-    """
+    """margin: share by which one side must be faster before the threshold moves."""
 
     ttft_slo_milliseconds: SloMilliseconds = 500.0
     tpot_slo_milliseconds: SloMilliseconds = 50.0
@@ -72,13 +58,11 @@ class SloFeedbackPolicy(PolicySection, frozen=True):
 
 
 class OffloadPolicy(PolicySection, frozen=True):
-    """Bounds of prompts that go to a prefill worker; see `routing.offload`.
+    """Rules for sending a prompt to a prefill worker (`routing.offload`).
 
-    prefill_length_threshold and the three below it are the numbers of the rule.
-    length_thresholds: in place of the first, of decode workers with these accelerators.
-    max_transfer_milliseconds: a prompt whose KV is expected to take longer stays; 0 = no bound.
-    decode_busy_ratio: with over this share of its KV blocks in use a decode worker keeps no
-                       prompt; None = off.
+    length_thresholds:         overrides prefill_length_threshold for these accelerators.
+    max_transfer_milliseconds: a prompt with a longer expected KV transfer stays; 0 = no limit.
+    decode_busy_ratio:         with more of its KV blocks in use a decode worker keeps no prompt.
     """
 
     policy: OffloadPolicyName = "rule"
@@ -96,10 +80,9 @@ class OffloadPolicy(PolicySection, frozen=True):
 
 
 class PrefillScorePolicy(PolicySection, frozen=True):
-    """Choice among prefill workers with credit: the lowest sum of the three.
+    """Lowest cost among prefill workers with credit wins.
 
-    load_weight * queued tokens - prefix_weight * matched tokens
-    + transfer_weight * milliseconds that the KV is expected to take on its way.
+    load_weight * queued tokens - prefix_weight * matched tokens + transfer_weight * transfer ms.
     """
 
     prefix_weight: Weight = 1.0
@@ -108,33 +91,26 @@ class PrefillScorePolicy(PolicySection, frozen=True):
 
 
 class CreditPolicy(PolicySection, frozen=True):
-    """Bound of the work that a prefill worker accepts ahead of its engine.
-
-    In tokens: batches_ahead * maxBatchedTokens.
-    """
+    """Work that a prefill worker accepts ahead: batches_ahead * maxBatchedTokens tokens."""
 
     batches_ahead: Batches = 2.0
 
 
 class LatencyClass(PolicySection, frozen=True):
-    """Wants of that priority or a more urgent one (lower goes first) wait for company so long."""
+    """Window of that priority and more urgent ones (lower goes first)."""
 
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
     window_milliseconds: Window
 
 
 class PrefillQueuePolicy(PolicySection, frozen=True):
-    """Groups of prompts that a prefill worker lets in together, and their waits; see
-    `routing.batching`.
+    """Batch windows of a prefill worker (`routing.batching`).
 
-    mode:             immediate = each as soon as there is room; latencyFirst = after a window that
-                      grows with the load; throughputFirst = min_prompts together, or after
-                      max_window_milliseconds.
-    max_prompts:      of one group.
-    length_buckets:   greatest lengths of the buckets, in uncached tokens, ascending; a group
-                      is of one bucket.
-    fast_lane_tokens: prompts of up to so many go first, and wait for no company; 0 = none.
-    latency_classes:  windows by priority, in place of the mode's; the first that fits.
+    mode:             immediate = no window; latencyFirst = a window that grows with the load;
+                      throughputFirst = min_prompts together, or after max_window_milliseconds.
+    length_buckets:   upper bounds in uncached tokens, ascending; a group is of one bucket.
+    fast_lane_tokens: prompts of up to so many go first and without a window; 0 = none.
+    latency_classes:  windows by priority; the first that fits overrides the mode's.
     """
 
     mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
@@ -176,13 +152,11 @@ DecodePolicyName = Literal[
 
 
 class KvAwarePolicy(PolicySection, frozen=True):
-    """Weights of `kvAware`, see `routing.decode_score.kv_aware`.
-
-    overlap_credit:     of a cached block, against one that is computed; 0 = pure load balance.
-    prefill_load_scale: of a block to compute, against one that decodes.
-    prefill_decay:      how far prompts queued before it lessen the credit.
+    """overlap_credit:        of a cached block; 0 = pure load balance.
+    prefill_load_scale:    of a block to prefill, against a decode block.
+    prefill_decay:         by which queued prompts lessen the credit.
     active_request_weight: of a request, in blocks.
-    track_prefill:      false for decode workers that compute no prompts.
+    track_prefill:         false for decode workers that compute no prompts.
     """
 
     overlap_credit: Weight = 1.0
@@ -193,14 +167,12 @@ class KvAwarePolicy(PolicySection, frozen=True):
 
 
 class CapacityAwarePolicy(PolicySection, frozen=True):
-    """Weights of `capacityAware`: the simple latency cost."""
-
     occupancy_weight: Weight = 0.7
     active_weight: Weight = 0.3
 
 
 class LatencyAwarePolicy(PolicySection, frozen=True):
-    """Weights of `latencyAware`: the extended latency cost, table 17-3."""
+    """Weights of table 17-3 (`routing.decode_score.latency`)."""
 
     kv_occupancy_weight: Weight = 3.0
     active_weight: Weight = 1.0
@@ -210,21 +182,14 @@ class LatencyAwarePolicy(PolicySection, frozen=True):
 
 
 class DecodeScorePolicy(PolicySection, frozen=True):
-    """Choice of the decode worker that runs a request, see `routing.decode_score`.
+    """Choice of the decode worker (`routing.decode_score`).
 
-    temperature:   0 = the lowest cost; above, a draw by softmax over the costs.
-    kv_events:     prefix matches by the workers' events; false = by what was sent where lately.
-    recent_seconds: how long a prefix that was sent to a worker counts as recent.
-    hotspot_prevention: see `routing.decode_score.hotspot`, which says what both ratios mean.
-    min_cache_hit_ratio: share of a prompt's blocks below which a match on a worker counts for
-                         nothing.
-    session_affinity: the requests of one session go to one worker.
-    failure_taint: factor of the cost of a worker that failed a request in the last seconds.
-    queue_threshold_tokens: a worker with more prompt tokens to compute is busy, and while all are,
-                            requests wait here;
-        None = they never do.
-    allow_request_overrides: whether a request may name a worker, a policy or weights of its own,
-                             for tests.
+    temperature:            0 = lowest cost; else a softmax sample.
+    kv_events:              match prefixes by the workers' events; else by what was sent recently.
+    min_cache_hit_ratio:    smaller matches, as a share of the prompt's blocks, do not count.
+    failure_taint:          cost factor of a worker that failed a request in the last seconds.
+    queue_threshold_tokens: while all workers have more queued prompt tokens, requests wait here.
+    allow_request_overrides: requests may name a worker, policy or weights, for tests.
     """
 
     policy: DecodePolicyName = "leastRequest"

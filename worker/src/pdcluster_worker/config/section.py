@@ -1,4 +1,4 @@
-"""Base of every section of the worker's two files, and the kinds of numbers that fields hold."""
+"""Base of the sections of both files, and the types of numbers."""
 
 from typing import Annotated
 
@@ -14,8 +14,8 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 class Section(
     msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
 ):
-    """Base of all sections: frozen, camelCase, no unknown field."""
+    pass
 
 
 class PolicySection(Section, frozen=True, forbid_unknown_fields=False):
-    """Base of the policy's sections."""
+    pass

@@ -1,4 +1,4 @@
-"""The engine file's section for speculative decoding; see `engine.speculation` for its effect."""
+"""Settings of speculative decoding (`engine.speculation`)."""
 
 from typing import Annotated, Literal
 
@@ -7,23 +7,17 @@ import msgspec
 from pdcluster_worker.config.section import Positive, Section
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 
-MOST_DRAFTS = 16
-"""Most drafts of one request in a step; each is a row of the step, right or wrong."""
+MOST_DRAFTS = 16  # of one request; each is a row of the step
 
 DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 
 
 class SpeculationConfig(Section, frozen=True):
-    """Settings of drafting tokens on decode and mixed workers.
-
-    method:                Off = not at all; ngram = from the request's own tokens; draft = by a
-                           smaller model.
-    draft_model:           folder of that model, whose tokens must be the model's own; for draft.
-    num_tokens:            most drafts of one request in a step.
-    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for
-                                          with.
-    adaptive:              a request is not drafted while its drafts are measured not to pay.
-    disable_above_running: with more running requests nothing is drafted; None = no such bound.
+    """method:      ngram = from the request's own tokens; draft = by a smaller model.
+    draft_model: folder of a model with the same tokens.
+    prompt_lookup_max, prompt_lookup_min: length of the suffix to match.
+    adaptive:    skip requests whose drafts do not pay.
+    disable_above_running: no drafts with more running requests; None = no limit.
     """
 
     method: Literal["Off", "ngram", "draft"] = "ngram"
@@ -54,7 +48,6 @@ class SpeculationConfig(Section, frozen=True):
 
     @property
     def settings(self) -> SpeculationSettings:
-        """Settings for the engine."""
         return SpeculationSettings(
             num_tokens=self.num_tokens,
             lookup_max=self.prompt_lookup_max,

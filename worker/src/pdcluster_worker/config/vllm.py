@@ -1,8 +1,4 @@
-"""The engine file's section for a stock vLLM: where it listens, and how it is started, if it is.
-
-Ports are on this worker's address; all but the side channel's are reached on
-loopback alone.  The command is whole: the writer of the file renders its flags.
-"""
+"""Settings of a vLLM engine.  All ports but the side channel's are on loopback."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -13,6 +9,7 @@ from pdcluster_worker.config.section import Section
 
 OwnPort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
+# fields of `engine` that vLLM does not read
 OURS_ALONE = (
     "device",
     "kv_cache_memory",
@@ -35,16 +32,12 @@ OURS_ALONE = (
     "prefill_delayer",
     "speculation",
 )
-"""Fields of `engine` that only our own engine reads."""
 
 
 class VllmConfig(Section, frozen=True):
-    """A vLLM server beside this worker.
-
-    port:              of its HTTP, on loopback.
-    kv_events_port:    on loopback, where this worker listens and vLLM publishes its KV events.
-    side_channel_port: where peers' engines ask for its NIXL metadata, on this worker's address.
-    command:           that starts it; empty = another container runs it, and it is waited for.
+    """kv_events_port:    where this worker listens for vLLM's KV events.
+    side_channel_port: where peers' engines get its NIXL metadata.
+    command:           starts it; empty = another container runs it.
     env:               of the command, over this process's.
     """
 
@@ -56,7 +49,7 @@ class VllmConfig(Section, frozen=True):
 
 
 def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
-    """Names, as the file spells them, of given fields that a stock engine does not read."""
+    """Names, as in the file, of given fields that vLLM does not read."""
     for field in msgspec.structs.fields(engine):
         if field.name in OURS_ALONE and getattr(engine, field.name) != field.default:
             yield field.encode_name

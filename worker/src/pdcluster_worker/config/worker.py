@@ -1,8 +1,6 @@
-"""The engine file and the worker's identity, parsed and checked once.
+"""The engine file, immutable for a revision, and the worker's identity.
 
-The file is immutable for a revision, and unknown fields are refused by path.
-Keys are camelCase in YAML.  The operator writes the file from the PDCluster
-object; `tests/contract` holds the two sides to the same names.
+The operator renders the file; `tests/contract` compares the names of both sides.
 """
 
 import os
@@ -25,11 +23,10 @@ NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
 class ListenConfig(Section, frozen=True):
-    """Addresses to listen on; port 0 = any free port, announced in etcd.
+    """Port 0 = any free port, announced in etcd.
 
-    head:     where headless engines on other hosts join (docs/parallel.md); None = none may
-    api_keys: folder of files that each hold one key which clients may present; None = no key is
-              asked for
+    head:     where headless engines join (docs/parallel.md); None = none may.
+    api_keys: folder with one key per file; None = no key needed.
     """
 
     host: str = ALL_OF_IPV4
@@ -41,9 +38,7 @@ class ListenConfig(Section, frozen=True):
 
 
 class EtcdTLSConfig(Section, frozen=True):
-    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for
-    one.
-    """
+    """certificate, key: only where etcd requires them of clients."""
 
     ca: str
     certificate: str | None = None
@@ -51,9 +46,7 @@ class EtcdTLSConfig(Section, frozen=True):
 
 
 class DiscoveryConfig(Section, frozen=True):
-    """etcd endpoints as host:port, TLS to them (None = plain), and the lease of this worker's
-    record.
-    """
+    """endpoints: host:port; lease_seconds: of this worker's record."""
 
     endpoints: Annotated[list[str], msgspec.Meta(min_length=1)]
     tls: EtcdTLSConfig | None = None
@@ -61,16 +54,12 @@ class DiscoveryConfig(Section, frozen=True):
 
 
 class TLSConfig(Section, frozen=True):
-    """PEM files: the cluster's CA, this worker's certificate and key."""
-
     ca: str
     certificate: str
     key: str
 
 
 class WorkerConfig(Section, frozen=True):
-    """The engine file."""
-
     cluster: str
     revision: str
     role: Role
@@ -99,7 +88,7 @@ class WorkerConfig(Section, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Identity of this worker, from the downward API (or `pdctl`)."""
+    """From the downward API or `pdctl`."""
 
     pod: str
     namespace: str
@@ -107,7 +96,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls) -> "Identity":
-        """Read POD_NAME, POD_NAMESPACE and POD_IP; raises ConfigError naming the missing one."""
+        """Raises ConfigError naming the missing variable."""
         values = {
             name: os.environ.get(name, "") for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")
         }
@@ -123,10 +112,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def load_worker_config(path: Path) -> WorkerConfig:
-    """Read the engine file.  Raises ConfigError with the file, the field's path and the reason.
-
-    Where this worker's address (POD_IP) is of IPv6, "all addresses" are those of both families.
-    """
+    """Raises ConfigError.  With an IPv6 POD_IP, "all addresses" are those of both families."""
     config = converted(path, _without_retired(document_of(path)), WorkerConfig)
     _check_divisible(path, config.engine)
     if config.listen.host == ALL_OF_IPV4 and ":" in os.environ.get("POD_IP", ""):
@@ -137,10 +123,7 @@ def load_worker_config(path: Path) -> WorkerConfig:
 
 
 def _check_divisible(path: Path, engine: EngineConfig) -> None:
-    """Raise ConfigError where an engine of the worker would get no KV block.
-
-    It is for the file alone: an engine's share of the blocks may be less than the engines.
-    """
+    """Raise ConfigError where an engine of the worker would get no KV block."""
     num_blocks, size = engine.num_blocks, engine.data_parallel_size
     if num_blocks is not None and num_blocks < size:
         raise ConfigError(
@@ -149,20 +132,15 @@ def _check_divisible(path: Path, engine: EngineConfig) -> None:
         )
 
 
+# retired fields with their only value, by section: older engine files still have them
 _RETIRED: Mapping[str, Mapping[str, Any]] = {
     "": {"tensorParallel": 1},
     "engine": {"kvCacheDtype": "auto"},
 }
-"""Fields that had one value, by section.
-
-The engine file of a workload is never rendered again, so an older one has them.
-"""
 
 
 def _without_retired(document: Any) -> Any:
-    """The document without retired fields that say what is so anyway; any other value of theirs is
-    an unknown field.
-    """
+    """Remove retired fields with their only value; other values stay and are refused."""
     if not isinstance(document, dict):
         return document
     kept = {name: value for name, value in document.items() if _RETIRED[""].get(name) != value}

@@ -1,3 +1,1 @@
-"""The line between a headless engine and the head, the worker on another host that gives it
-requests.
-"""
+"""Connection between a headless engine and its head, a worker on another host."""

@@ -1,7 +1,6 @@
-"""A headless engine's end of the line: what the head sends, what goes to it, and its loss.
+"""A headless engine's side of the connection to its head.
 
-A thread keeps the connection, so that the engine's loop neither waits for the
-network nor holds it up.  The loss of the head is raised where the loop receives.
+A thread keeps the connection, so the engine's loop never waits for the network.
 """
 
 import asyncio
@@ -34,23 +33,16 @@ from pdcluster_worker.headless.protocol import (
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput
 
-CONNECT_SECONDS = 60.0
-"""Time for which a head that does not answer is tried: it may be starting itself."""
+CONNECT_SECONDS = 60.0  # for a head that may be starting itself
 
 CLOSE_SECONDS = 2.0
-UNSENT_BYTES = 64 << 20
-"""Bytes that the head has not taken, above which it counts as gone."""
+UNSENT_BYTES = 64 << 20  # unsent bytes above which the head counts as gone
 
 _RETRY_SECONDS = 1.0
 
 
 class HeadClient:
-    """Like the engine process's own `EngineSocket`, over TLS.
-
-    Raises HeadConnectionError when the head does not take it.
-
-    head: host and port.
-    """
+    """An `EngineMailbox` over TLS.  Raises HeadConnectionError when the head refuses."""
 
     def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
         self._head, self._tls = head, tls
@@ -73,20 +65,14 @@ class HeadClient:
         self._thread.start()
 
     def wake(self) -> None:
-        """End the present or next wait; safe from any thread."""
         os.eventfd_write(self._wakeup, 1)
 
     def fail(self, reason: str) -> None:
-        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
         self._failure = reason
         self.wake()
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first at most that long (None: without
-        limit).
-
-        Raises HeadConnectionError, and EngineBrokenError after `fail`.
-        """
+        """Raises HeadConnectionError, and EngineBrokenError after `fail`."""
         if self._poll.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)):
             os.eventfd_read(self._wakeup)
         if self._failure is not None:
@@ -101,7 +87,7 @@ class HeadClient:
         return received
 
     def send(self, outputs: Sequence[EngineOutput]) -> None:
-        """Hand over to the head; never waits.  What a lost line does not take is lost."""
+        """Never blocks; lost with the connection."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._write, messages.encode(outputs))
 

@@ -1,8 +1,6 @@
-"""Protocol of the line: a hello, an answer, then frames of engine messages; all within mutual TLS
-of the cluster.
+"""Protocol between head and headless engine: hello, reply, then frames of engine messages.
 
-A frame is its length in 4 bytes and so many bytes, FRAME_BYTES at most.  Both ends
-show the cluster's certificate: a process without one gets no further than TLS.
+Mutual TLS with the cluster's certificates.  A frame is a 4-byte length and so many bytes.
 """
 
 import asyncio
@@ -13,31 +11,25 @@ import msgspec
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.errors import WorkerError
 
-FRAME_BYTES = 64 << 20
-"""Longest frame, above any list of messages: a request of a million tokens takes 5 MB."""
+FRAME_BYTES = 64 << 20  # a request of a million tokens takes 5 MB
 
 HELLO_BYTES = 64 << 10
 HELLO_SECONDS = 5.0
 
-SILENCE_SECONDS = 60.0
-"""Without a frame of the head for that long it is gone: it pings every second."""
+SILENCE_SECONDS = 60.0  # the head is gone without a frame for that long: it pings every second
 
-SERVER_NAME = "worker.pdcluster"
-"""Name in the certificate of every worker of a cluster."""
+SERVER_NAME = "worker.pdcluster"  # in the certificate of every worker
 
-VERSION = 5
-"""Version of the hello and of all messages: a head and its engines may be of two releases."""
+VERSION = 5  # of the hello and of all messages: head and engine may be of different releases
 _LENGTH_BYTES = 4
 
 
 class HeadConnectionError(WorkerError):
-    """The other end is gone, or is not what it should be."""
+    """The other end is gone, or not what it should be."""
 
 
 class HeadHello(msgspec.Struct, frozen=True):
-    """First message of a headless engine.  node: its name; address: where peers reach
-    its KV port.
-    """
+    """node: its name; address: where peers reach its KV port."""
 
     version: int
     cluster: str
@@ -48,9 +40,7 @@ class HeadHello(msgspec.Struct, frozen=True):
 
 
 class HeadReply(msgspec.Struct, frozen=True):
-    """Reply of the head.  refused: reason why it may not serve; else dtype: the one
-    to compute in.
-    """
+    """refused: the reason; else dtype: to compute in."""
 
     dtype: str = ""
     refused: str = ""
@@ -62,7 +52,7 @@ decode_answer = msgspec.msgpack.Decoder(HeadReply).decode
 
 
 def server_context(tls: TLSConfig) -> ssl.SSLContext:
-    """Context of the head: it asks for a certificate of the cluster's authorities."""
+    """Requires a certificate of the cluster's CA."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
     context.load_cert_chain(tls.certificate, tls.key)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -70,17 +60,13 @@ def server_context(tls: TLSConfig) -> ssl.SSLContext:
 
 
 def client_context(tls: TLSConfig) -> ssl.SSLContext:
-    """Context of a headless engine."""
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
     context.load_cert_chain(tls.certificate, tls.key)
     return context
 
 
 async def read_frame(reader: asyncio.StreamReader, most: int = FRAME_BYTES) -> bytes:
-    """Wait for one frame.
-
-    Raises HeadConnectionError at the end of the line, and for a frame that is too large.
-    """
+    """Raises HeadConnectionError at the end, and for a frame that is too large."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         if length > most:
@@ -91,5 +77,4 @@ async def read_frame(reader: asyncio.StreamReader, most: int = FRAME_BYTES) -> b
 
 
 def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Queue one frame."""
     writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)

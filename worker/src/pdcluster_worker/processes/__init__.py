@@ -1,1 +1,1 @@
-"""The processes of a worker: each wires its rooms, runs them, and ends with the others."""
+"""The processes of a worker: each creates its parts, runs them, and ends with the others."""

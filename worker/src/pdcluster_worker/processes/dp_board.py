@@ -1,8 +1,7 @@
-"""State that the engines of one worker share in memory: read at once, never waited for.
+"""Shared memory in which data-parallel engines publish their state.
 
-Each engine writes its own line: when, and its state in one aligned word of 8 bytes,
-so that no reader sees half of one.  A line that is older than STALE_SECONDS says
-nothing: its engine is in a long step, asleep or gone.
+Each engine writes a time and one aligned 8-byte word, so reads are never torn.  Entries older than
+STALE_SECONDS are ignored.
 """
 
 import mmap
@@ -11,8 +10,7 @@ from collections.abc import Callable
 
 from pdcluster_worker.engine.prefill_delayer import RankState
 
-STALE_SECONDS = 2.0
-"""Longer than most steps: an engine in its step still counts."""
+STALE_SECONDS = 2.0  # longer than most steps
 
 _SLOT_WORDS = 8  # a cache line of its own for each engine
 _WORD_BYTES = 8
@@ -20,18 +18,14 @@ _MOST = (1 << 16) - 1
 
 
 def create_board(size: int) -> int:
-    """Memory for so many engines, as a file descriptor to be inherited; no engine has
-    written yet.
-    """
+    """Descriptor to be inherited by so many engines."""
     descriptor = os.memfd_create("pdcluster-ranks")
     os.ftruncate(descriptor, size * _SLOT_WORDS * _WORD_BYTES)
     return descriptor
 
 
 class DpBoard:
-    """Implements `prefill_delayer.Board` for one rank.  clock: monotonic seconds, the same in all
-    processes of a machine.
-    """
+    """A `prefill_delayer.Board` of one rank.  clock: monotonic seconds, equal in all processes."""
 
     def __init__(self, descriptor: int, rank: int, clock: Callable[[], float]) -> None:
         length = os.fstat(descriptor).st_size
@@ -41,16 +35,14 @@ class DpBoard:
         self._clock = clock
 
     def publish(self, state: RankState) -> None:
-        """Write our line."""
         self._words[self._own + 1] = _pack(state)
         self._words[self._own] = self._now()
 
     def withdraw(self) -> None:
-        """Empty our line."""
         self._words[self._own + 1] = 0
 
     def others(self) -> list[RankState]:
-        """The fresh lines of other engines."""
+        """Fresh entries of other engines."""
         oldest = self._now() - int(STALE_SECONDS * 1e9)
         slots = [
             slot

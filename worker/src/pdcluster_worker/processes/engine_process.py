@@ -1,9 +1,7 @@
-"""The engine process: wires model, transfer and the pure core, and runs schedule -> execute ->
-update until it is stopped.
+"""The engine process: runs schedule -> execute -> update until it is stopped.
 
-The loop never waits for the server process: it takes what has arrived, steps,
-and sends what came of it.  With nothing to do it sleeps in the kernel until a
-message or a transfer event arrives.  It dies with its parent.
+The loop never waits for the server process; with nothing to do it sleeps until a message or a
+transfer event.  It dies with its parent.
 """
 
 import gc
@@ -61,36 +59,32 @@ from pdcluster_worker.system.shared_cores import open_cores
 
 logger = logging.getLogger(__name__)
 
+# for the engine's last message when one of its ranks is gone; then the process exits
 RANK_GRACE_SECONDS = 0.7
-"""Time for the engine's last message when one of its ranks is gone; then the process ends, whatever
-it waits for.
-"""
 
 
 class EngineMailbox(Protocol):
-    """The engine's end of its line to a server process."""
+    """The engine's end of its connection to a server process."""
 
     def wake(self) -> None:
-        """End the present or next wait; safe from any thread."""
+        """End the current or next wait; thread-safe."""
         ...
 
     def fail(self, reason: str) -> None:
-        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
+        """Make the current or next `receive` raise EngineBrokenError; thread-safe."""
         ...
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first at most that long (None: without
-        limit).
-        """
+        """All messages that have arrived; waits for the first (None: without limit)."""
         ...
 
     def send(self, outputs: Sequence[EngineOutput]) -> None:
-        """Hand over; never waits."""
+        """Never blocks."""
         ...
 
 
 class EngineSocket:
-    """The engine's end of the ZMQ pair, and the bell that transfer threads ring."""
+    """The engine's end of the ZMQ pair, with an eventfd that transfer threads use."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context(io_threads=1)
@@ -105,20 +99,14 @@ class EngineSocket:
         self._poller.register(self._wakeup, zmq.POLLIN)
 
     def wake(self) -> None:
-        """End the present or next wait; safe from any thread."""
         os.eventfd_write(self._wakeup, 1)
 
     def fail(self, reason: str) -> None:
-        """Make the present or next `receive` raise EngineBrokenError; safe from any thread."""
         self._failure = reason
         self.wake()
 
     def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first, or for the bell, at most that long
-        (None: without limit).
-
-        Raises EngineBrokenError after `fail`.
-        """
+        """Raises EngineBrokenError after `fail`."""
         events = dict(
             self._poller.poll(
                 None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)
@@ -134,7 +122,6 @@ class EngineSocket:
         return received
 
     def send(self, outputs: Sequence[EngineOutput]) -> None:
-        """Hand over to the server process; never waits."""
         self._socket.send(messages.encode(outputs))
 
     def close(self) -> None:
@@ -146,10 +133,9 @@ class EngineSocket:
 def run(
     config_path: Path, address: str, place: EngineRank, inspection: Inspection | None = None
 ) -> int:
-    """Run one engine.  asked: what transformers was asked about its model.
+    """Run one engine; returns the exit status.
 
-    Returns the exit status: 0 stopped, 2 wrong configuration or model, 3 not the device that it
-    was asked for, 1 anything else.
+    0 stopped, 2 wrong configuration or model, 3 not the requested device, 1 anything else.
     """
     mailbox = EngineSocket(address)
     try:
@@ -180,8 +166,7 @@ def run(
 def run_headless(config_path: Path, head: str | None) -> int:
     """Run one engine for the worker at `head`, host:port, until that is gone.
 
-    Returns the exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as
-                             `run`.
+    Exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as `run`.
     """
     host, _, port = (head or "").rpartition(":")
     if not host or not port.isdigit():
@@ -219,7 +204,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
 
 
 def _dtype(mailbox: EngineSocket) -> DType | None:
-    """Dtype that the first message asks for; None where it says to stop."""
+    """From the first message; None where it is Stop."""
     first = next(iter(mailbox.receive(None)))
     return first.dtype if isinstance(first, Begin) else None
 
@@ -275,11 +260,7 @@ def _serve(
 def _open_transport(
     config: WorkerConfig, memory: KVMemory, runner: Runner, engine_id: str, mailbox: EngineMailbox
 ) -> TcpTransport:
-    """The KV ports of all ranks: this one's, then those of the ranks that move their heads
-    themselves.
-
-    They share the bandwidth; of fixed ports each has the one after its neighbour's.
-    """
+    """KV ports of all ranks, on consecutive port numbers; they share the bandwidth."""
     host, first = config.listen.host, config.listen.kv
     verify, channels = config.engine.verify_transfers, runner.kv_channels
     kind = config.engine.transport
@@ -302,16 +283,14 @@ def _open_transport(
 
 
 def _end_soon(mailbox: EngineMailbox, reason: str) -> None:
-    """A rank process of this engine is gone: end within a second, also where the loop waits for it
-    in a step or at start.
-    """
+    """A rank of this engine is gone: exit within a second, even if the loop waits for that rank."""
     mailbox.fail(reason)
     time.sleep(RANK_GRACE_SECONDS)
     os._exit(1)
 
 
 def loop(core: EngineCore, mailbox: EngineMailbox, rest: Callable[[], None]) -> None:
-    """Until a Stop is read.  rest: called before it waits with nothing to compute."""
+    """Until Stop.  rest: called before waiting idle."""
     while True:
         if not core.has_work:
             rest()
@@ -330,12 +309,12 @@ def loop(core: EngineCore, mailbox: EngineMailbox, rest: Callable[[], None]) -> 
 
 
 def _in_dtype(config: WorkerConfig, dtype: DType) -> WorkerConfig:
-    """The worker's configuration with `auto` decided."""
+    """Replace dtype `auto`."""
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype=dtype))
 
 
 def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineSettings:
-    """num_blocks: of the cache; the last one is the null block where there is a window."""
+    """num_blocks: with a sliding window the last one is the null block."""
     engine = config.engine
     return EngineSettings(
         block_size=engine.block_size,

@@ -1,6 +1,4 @@
-"""The engine process from its first moment: transformers is asked about the model, where that is
-needed, while torch is imported.
-"""
+"""Start of the engine process: inspects the model in parallel to the import of torch."""
 
 import contextlib
 from pathlib import Path
@@ -13,9 +11,7 @@ from pdcluster_worker.system.parent_death import die_with_parent
 
 
 def run(config_path: Path, address: str, place: EngineRank) -> int:
-    """Run one engine against this ZMQ address; returns the exit status
-    (`processes.engine_process.run`).
-    """
+    """Returns the exit status (`processes.engine_process.run`)."""
     die_with_parent()
     inspection = None
     with contextlib.suppress(ConfigError):  # the engine reports it where a user sees it

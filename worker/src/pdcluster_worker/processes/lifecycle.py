@@ -1,7 +1,4 @@
-"""Common parts of the server processes of all roles: files that they re-read, signals, and the end.
-
-The order of a start is `processes.server_process`'s and `processes.router_process`'s business.
-"""
+"""Common parts of the server processes: watched files, signals and shutdown."""
 
 import asyncio
 import gc
@@ -26,13 +23,11 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 YOUNG_OBJECTS = 25_000
-"""New objects at which garbage is looked for: as many as fifty open requests have, and a look at
-them takes a millisecond or two.  With Python's 700 the requests that come and go would be looked
-through at every fourth one, a tenth of what they cost.
+"""Allocations between garbage collections: as many objects as fifty open requests have, 1 to 2 ms a
+collection.  Python's 700 would scan open requests at every fourth request, a tenth of their cost.
 """
 
-HTTP_DRAIN_SECONDS = 5.0
-"""Time for what is open beside requests, such as a body that is still on its way here."""
+HTTP_DRAIN_SECONDS = 5.0  # for other open work, such as a body that still arrives
 
 
 @dataclass(frozen=True)
@@ -45,11 +40,11 @@ class WatchedFiles:
 
     @property
     def tenant_of(self) -> TenantOfKey:
-        """Tenant of a client's key; None = no key is asked for."""
+        """None = no key needed."""
         return self.api_keys.tenant_of if self.api_keys.required else None
 
     def watch(self, on_policy: Callable[[PolicyConfig], None]) -> "list[asyncio.Task[None]]":
-        """Start to re-read all of them; the tasks are the caller's to cancel."""
+        """The caller cancels the tasks."""
         return [
             asyncio.create_task(self.policy.watch(on_policy), name="policy file"),
             asyncio.create_task(self.credentials.watch(), name="certificates"),
@@ -58,7 +53,7 @@ class WatchedFiles:
 
 
 def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
-    """Read them for the first time.  Raises ConfigError."""
+    """Raises ConfigError."""
     files = WatchedFiles(
         Credentials(config.tls),
         PolicyFile(policy_path),
@@ -71,20 +66,14 @@ def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
 
 
 def settle_memory() -> None:
-    """Leave what is loaded by now out of all later garbage collections: one over all of it would
-    hold up every request.
-
-    Collections of the rest are then few as well.
-    """
+    """Exclude everything loaded so far from garbage collection, which would delay every request."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
 
 
 async def leave(runtime: WorkerRuntime, http: HttpServer) -> None:
-    """Let requests end, those too that come until no connection is taken any more, and clients take
-    the last bytes of their answers.
-    """
+    """Shutdown: finish requests, those that still come included, and send the last bytes."""
     await runtime.leave()
     http.refuse()
     while not await http.has_finished(HTTP_DRAIN_SECONDS) and (
@@ -96,7 +85,7 @@ async def leave(runtime: WorkerRuntime, http: HttpServer) -> None:
 
 
 async def unless(stop: asyncio.Event, step: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-    """Wait for a step of the start; None when the worker gets a signal to stop before that."""
+    """The step's result; None when the worker gets a signal to stop first."""
     doing, stopping = asyncio.create_task(step), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

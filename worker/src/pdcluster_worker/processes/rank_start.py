@@ -1,8 +1,6 @@
-"""A rank process of an engine other than rank 0: its part of steps, and its slice of KV at a port
-of its own.
+"""`python -m pdcluster_worker.processes.rank_start CONTROL [KV_CHANNEL]`: a rank other than rank 0.
 
-`python -m pdcluster_worker.processes.rank_start CONTROL [KV_LINE]`, descriptors of its
-lines to rank 0, as `model.parallel.ranks` starts it.
+The arguments are descriptors of sockets to rank 0 (`model.parallel.ranks`).
 """
 
 import logging
@@ -21,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Until rank 0 is gone; the exit status is 1 after a failure, which rank 0 was sent."""
+    """Returns when rank 0 is gone; 1 after a failure, which was sent to rank 0."""
     die_with_parent()
     start_logging()
     descriptors = [int(argument) for argument in sys.argv[1:]]

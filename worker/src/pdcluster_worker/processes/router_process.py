@@ -1,8 +1,7 @@
-"""The process of a router: HTTP, dispatch and peers as in every worker, and no engine.
+"""The router process: HTTP, routing and peers as in every worker, without an engine.
 
-Order: HTTP first, then gRPC, then etcd.  It ends on SIGTERM or SIGINT
-and the last request is done (status 0); a SIGINT after the first signal does not
-wait (0 too: nothing of a router's own is lost).  torch is never imported here.
+Starts HTTP, gRPC, etcd.  SIGTERM or SIGINT drains it; a SIGINT after that ends it at once.  Exit
+status 0.  It never imports torch.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
-    """Serve until drained; returns the exit status.  Raises ConfigError, ModelError."""
+    """Returns the exit status after a drain.  Raises ConfigError, ModelError."""
     allow_more_files()
     files = open_files(config, policy_path)
     folder = Path(config.model.path)
@@ -105,7 +104,6 @@ async def _live(
     *,
     relay: ReverseProxy,
 ) -> None:
-    """From joining to the end of the last request."""
     watching = [*files.watch(runtime.set_policy), asyncio.create_task(relay.run(), name="relay")]
     try:
         await runtime.join(http.port)
@@ -123,7 +121,7 @@ async def _live(
 
 
 def _follow_workers(runtime: WorkerRuntime, relay: ReverseProxy) -> None:
-    """Tell the relay of each change of a decode worker, after the router itself."""
+    """Notify the proxy of changes of decode workers, after the router itself."""
     router_polls = runtime.on_peers
 
     def on_peers() -> None:
@@ -138,10 +136,9 @@ def _follow_workers(runtime: WorkerRuntime, relay: ReverseProxy) -> None:
 
 
 def _now(peer: Peer) -> UpstreamState | None:
-    """A worker as the relay sees it; None for one whose addresses are none.
+    """A worker as the proxy sees it; None with invalid addresses.
 
-    The host of a connected one has shown the cluster's certificate; etcd is believed the port
-    alone.  No request goes to one that is not connected.
+    The host of a connected worker has shown the cluster's certificate; only the port is from etcd.
     """
     record = peer.record
     try:
@@ -163,11 +160,7 @@ def _now(peer: Peer) -> UpstreamState | None:
 
 
 def model_limits(folder: Path, max_model_len: int | None) -> tuple[int, int]:
-    """(longest request in tokens, vocabulary) by the model folder and the setting; decode workers
-    know it better.
-
-    Raises ModelError when config.json cannot be read or does not say.
-    """
+    """(max_model_len, vocab_size) by config.json and the setting.  Raises ModelError."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())

@@ -1,16 +1,10 @@
-"""The server process beside started engine processes: wires server, dispatch and peers for its
-role, and ends with either.
+"""The server process next to started engine processes; ends with them.
 
-Order: HTTP first (so that a taken port is said at once and probes answer while
-weights load), then for `dtype: auto` a question to etcd, then the engines are
-sent the message to load, then gRPC, then etcd.  It ends on
-SIGTERM or SIGINT and the last request is done, whatever the drain command says
-meanwhile (status 0), or at once when the engine dies (1, or 2 if its settings
-were wrong, or 3 if it could not have the device that it was asked for).  One that
-does not recover from a stall is killed; the answers that peers give through here are
-then waited for (1).  A SIGINT after the first signal does not wait; a
-SIGTERM changes nothing, as a container runtime that is restarted sends it once more
-to a worker that is on the way.  The lease is revoked either way.
+Order: HTTP (a taken port shows at once, probes are answered), agreement on `dtype: auto` in etcd,
+loading of the engines, gRPC, etcd.  Ends on SIGTERM or SIGINT after the last request (status 0),
+or when the engine dies: 2 wrong settings, 3 no device, else 1.  An engine that stays stalled is
+killed; answers that peers give through this worker are awaited.  A SIGINT after the first signal
+does not wait; a second SIGTERM is ignored, since container runtimes repeat it.
 """
 
 import asyncio
@@ -65,24 +59,21 @@ from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 logger = logging.getLogger(__name__)
 
-SERVER_NICENESS = 10
-"""Niceness of the server process below its engine, which was 14 % faster so on two cores; it still
-gets its turn at every step.
-"""
+SERVER_NICENESS = 10  # below its engine's priority: the engine was 14 % faster on two cores
 
+# by the exit status of an engine process
 _REFUSALS: dict[int, type[WorkerError]] = {WRONG_SETTING: ConfigError, NO_DEVICE: DeviceError}
-"""Error of an engine process that ends with one of these statuses."""
 
+# longest wait, after an engine was killed, for answers of peers through this worker
 RELAYED_SECONDS = 60.0
-"""At most, after an engine was killed, for the answers that peers give through this worker."""
 
 
 async def run(
     config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup
 ) -> int:
-    """Serve with started engines until drained or the last one has died; returns the exit status.
+    """Serve until drained or the last engine died; returns the exit status.
 
-    Raises ConfigError, DeviceError, ModelError.  The engines are their starter's to stop.
+    Raises ConfigError, DeviceError, ModelError.  The caller stops the engines.
     """
     files = open_files(config, policy_path)
     try:
@@ -94,8 +85,6 @@ async def run(
 
 
 class ServerProcess:
-    """One run of one worker."""
-
     def __init__(
         self, config: WorkerConfig, identity: Identity, files: WatchedFiles, group: EngineGroup
     ) -> None:
@@ -111,7 +100,6 @@ class ServerProcess:
         group.report_children(self._watch)
 
     async def run(self) -> int:
-        """Serve; see the module."""
         group, backend = self._group, self._backend
         stop, hurry = signals()
         http = await self._serve_http(backend)
@@ -178,9 +166,7 @@ class ServerProcess:
         )
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
-        """Dtype of the engine: the model's setting, or for `auto` the one that the revision has
-        agreed on.
-        """
+        """The model's setting; for `auto` the one that the revision has agreed on."""
         config, loading = self._config, backend.waits_for
         if config.engine.type != "pdcluster":
             return "float32"  # its own command says it, and none of its loading asks
@@ -201,7 +187,7 @@ class ServerProcess:
         return dtype
 
     def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
-        """Measure of how busy this worker is: by its GPU's driver, else by its engines' steps."""
+        """By the GPU's driver, else by the engines' steps."""
         use = gpu() if gpu is not None else None
         if use is None or use.busy is None:
             return Occupancy(self._engine_metrics.busy_ratio())
@@ -210,7 +196,6 @@ class ServerProcess:
     async def _live(
         self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event
     ) -> None:
-        """From the engine's loading to the end of the last request."""
         dtype = await unless(stop, self._dtype(backend))
         if dtype is None:
             return
@@ -266,7 +251,7 @@ class ServerProcess:
             await runtime.close()
 
     def _follow(self, group: EngineGroup, monitors: EngineMonitors, worker: WorkerContext) -> None:
-        """Watch each engine while it lives, and say which serve."""
+        """Monitor each engine while it lives."""
 
         def on_start(engine: Engine, is_again: bool) -> None:
             self._metrics.engine_restarts.labels(str(engine.rank)).inc(int(is_again))
@@ -294,9 +279,7 @@ class ServerProcess:
 
 
 def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | None] | None:
-    """Use of the GPUs that an engine computes on: this process's, or those of the container beside
-    it; None of a CPU.
-    """
+    """Utilization of the engine's GPUs; None for a CPU."""
     if device.kind != "cuda":
         return None
     if engine.type != "pdcluster" and not engine.vllm.command:
@@ -305,10 +288,7 @@ def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | 
 
 
 async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:
-    """Take no more connections, and wait for open answers, RELAYED_SECONDS at most.
-
-    The engine's own requests have failed: what is open comes from peers.
-    """
+    """Refuse connections, and wait up to RELAYED_SECONDS for answers that come from peers."""
 
     async def end() -> None:
         http.refuse()
@@ -323,9 +303,7 @@ async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> No
 
 
 async def _engine_end(engine: Child) -> NoReturn:
-    """Raise the engine's last words: as the error that its exit status stands for, else as
-    EngineDiedError.
-    """
+    """Raise the engine's error: by its exit status, else EngineDiedError."""
     with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
         status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)
         if status in _REFUSALS:

@@ -1,9 +1,4 @@
-"""One run of one worker from its first moment: the engine processes are started before this one has
-imported what it serves with.
-
-All import for a second or more, and so do it side by side.  What is wrong with the
-settings is said as before, by either side; the engines' end comes with this one's.
-"""
+"""Start of a worker: engine processes start before this one imports its server, in parallel."""
 
 import os
 from importlib.util import find_spec
@@ -24,10 +19,7 @@ from pdcluster_worker.system.spin_policy import wait_environment
 
 
 def run(config_path: Path, policy_path: Path | None) -> int:
-    """Run one worker until it has drained or its last engine has died; returns the exit status.
-
-    Raises ConfigError, DeviceError, ModelError.
-    """
+    """Returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     config = load_worker_config(config_path)
     if config.role == "router":
         from pdcluster_worker.processes import router_process
@@ -42,7 +34,7 @@ def run(config_path: Path, policy_path: Path | None) -> int:
 
 
 def _check_image() -> None:
-    """Refuse an engine of ours in an image that has none."""
+    """Refuse our engine in an image without torch."""
     if find_spec("torch") is None:
         raise ConfigError(
             "this image holds no engine: use the variant cpu or cuda of the worker's image, or set "
@@ -64,7 +56,7 @@ async def _run(
 
 
 def _engines(config_path: Path, config: WorkerConfig, identity: Identity) -> EngineGroup:
-    """The engines of the worker, which are not started yet."""
+    """Not started yet."""
     engine = config.engine
     board = create_board(engine.data_parallel_size) if has_board(engine) else None
 

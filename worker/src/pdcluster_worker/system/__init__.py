@@ -1,1 +1,1 @@
-"""The machine below: CPUs, the GPU driver, files, and the ends of processes, as Linux has them."""
+"""Linux: CPUs, cgroups, the GPU driver, files and process signals."""

@@ -1,4 +1,4 @@
-"""Folders of this process's cgroups, v1 and v2, whose limits hold for it."""
+"""Folders of this process's cgroups, v1 and v2."""
 
 from pathlib import Path, PurePosixPath
 
@@ -7,10 +7,7 @@ PROC_CGROUP = Path("/proc/self/cgroup")
 
 
 def parse_cgroup_paths(text: str, controller: str) -> tuple[str | None, str | None]:
-    """The process's (v2, v1) paths from /proc/self/cgroup, lines `id:controllers:path`.
-
-    controller: whose path in v1.
-    """
+    """(v2, v1) paths from /proc/self/cgroup, lines `id:controllers:path`."""
     v2 = v1 = None
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -23,9 +20,7 @@ def parse_cgroup_paths(text: str, controller: str) -> tuple[str | None, str | No
 
 
 def lineage(root: Path, path: str | None) -> list[Path]:
-    """The cgroup's folder and its ancestors up to `root`; in a container `path` may not exist
-    there, `root` always does.
-    """
+    """The cgroup's folder and its ancestors up to `root`; in a container only `root` may exist."""
     if path is None:
         return [root]
     own = PurePosixPath(path.lstrip("/"))
@@ -33,7 +28,7 @@ def lineage(root: Path, path: str | None) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """Text of a file, empty where there is none."""
+    """Empty where there is no such file."""
     try:
         return path.read_text()
     except OSError:

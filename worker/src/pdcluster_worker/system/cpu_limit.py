@@ -1,9 +1,7 @@
-"""Number of CPU threads the model may use: the least of the cgroup limit and the scheduler's
-affinity mask.
+"""CPU threads for the model: the lower one of cgroup limit and affinity mask.
 
-torch alone counts the host's cores, which in a container with a smaller limit
-means throttling.  Parsing is pure; `available_threads` is the one reader of
-/proc and /sys.  Knows cgroup v1 and v2, and limits set on any ancestor.
+torch counts the host's cores, which causes throttling in a container.  cgroup v1 and v2, and
+limits of any ancestor.
 """
 
 import os
@@ -22,25 +20,22 @@ V1_FOLDERS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """Cores of a cgroup v2 `cpu.max` ("200000 100000" is 2.0); None for "max" or anything else."""
+    """Cores of cgroup v2's `cpu.max` ("200000 100000" is 2.0); None = no limit."""
     fields = text.split()
     return _cores(fields[0], fields[1]) if len(fields) == 2 else None
 
 
 def parse_cfs(quota: str, period: str) -> float | None:
-    """Cores of cgroup v1's `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None for no limit (-1)."""
+    """Cores of cgroup v1's `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None = no limit."""
     return _cores(quota.strip(), period.strip())
 
 
 def threads_for(num_cores: int, limits: Iterable[float]) -> int:
-    """Whole threads under every limit, at least 1; rounded down, because a thread over the limit
-    stalls all of a step's others.
-    """
+    """Rounded down, at least 1: a thread over the limit stalls the others of a step."""
     return max(1, int(min([float(num_cores), *limits])))
 
 
 def available_threads() -> int:
-    """Threads for this process, as the machine says now."""
     try:
         num_cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -49,14 +44,11 @@ def available_threads() -> int:
 
 
 def process_limits() -> list[float]:
-    """Every CPU limit of this process, in cores."""
     return cgroup_limits(read(PROC_CGROUP), CGROUP_ROOT)
 
 
 def cgroup_limits(proc_cgroup: str, root: Path) -> list[float]:
-    """Every CPU limit, in cores, that applies to the process of this /proc/self/cgroup text under
-    the mounted `root`.
-    """
+    """CPU limits, in cores, of the process with this /proc/self/cgroup text."""
     v2, v1 = parse_cgroup_paths(proc_cgroup, "cpu")
     v1_folders = [folder for name in V1_FOLDERS for folder in lineage(root / name, v1)]
     limits = [

@@ -1,12 +1,8 @@
-"""CPU request of this process's container, in cores: the cores that its node keeps for it under
-load, where a limit says only what it may take.
+"""CPU request of this container in cores, from its cgroup.
 
-Kubernetes gives a container 1024 shares for each core that it requests.  cgroup v1
-keeps shares; cgroup v2 keeps a weight, which runc before 1.3.2 and crun before 1.23
-computed by another formula.  That one gave smaller weights, so a weight is read by
-the new one: never more than the request, and less with an older runtime.  There a
-container of the class Guaranteed is still known, by its OOM score: its request is
-its limit.  Weights and shares that nothing has set are one core.
+Kubernetes gives 1024 shares per requested core.  cgroup v2 has a weight, whose formula changed with
+runc 1.3.2 and crun 1.23; reading by the new formula never exceeds the request.  With an older
+runtime a Guaranteed container is recognised by its OOM score: its request is its limit.
 """
 
 import math
@@ -23,21 +19,17 @@ from pdcluster_worker.system.cpu_limit import V1_FOLDERS, cgroup_limits
 
 PROC_OOM_SCORE = Path("/proc/self/oom_score_adj")
 
-GUARANTEED = "-997"
-"""OOM score that the kubelet gives a container of a Guaranteed pod, and a node-critical one."""
+GUARANTEED = "-997"  # of a container of a Guaranteed or node-critical pod
 
 _SHARES_OF_A_CORE = 1024
 
 
 def process_request() -> float:
-    """CPU request of this process's container, as the machine says now."""
     return cgroup_request(read(PROC_CGROUP), read(PROC_OOM_SCORE), CGROUP_ROOT)
 
 
 def cgroup_request(proc_cgroup: str, oom_score: str, root: Path) -> float:
-    """Cores that the process of these /proc/self texts is sure of, under the mounted `root`; 0
-    where nothing says so.
-    """
+    """Guaranteed cores of the process with these /proc/self texts; 0 = unknown."""
     limits = cgroup_limits(proc_cgroup, root)
     if limits and oom_score.strip() == GUARANTEED:
         return min(limits)
@@ -61,9 +53,6 @@ def cores_of_weight(weight: int) -> float:
 
 
 def _nearest(files: list[Path]) -> int:
-    """The number in the first file that has one; 0 where none has.
-
-    Those of ancestors are the shares of a pod, and of all pods, among others.
-    """
+    """The number in the first file that has one, or 0; ancestors have the shares of pods."""
     texts = (read(file).strip() for file in files)
     return next((int(text) for text in texts if text.isdigit()), 0)

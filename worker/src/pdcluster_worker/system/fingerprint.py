@@ -1,10 +1,8 @@
-"""A fingerprint of a model folder's weights, fast enough for any size.
+"""Fingerprint of a model folder's weights, fast for any size.
 
-Two folders with the same fingerprint compute the same function for our
-purpose: workers compare it before KV moves between them (docs/kv-blocks.md,
-'The pair check').  It covers the config, the exact shape table of every weights
-file and bytes from both ends of every tensor, not every byte.  The precision
-that the engine computes in is no part of it; the KV geometry carries that.
+Workers compare it before KV moves between them (docs/kv-blocks.md, 'The pair check').  It covers
+the config, the tensors' shapes and bytes from both ends of every tensor, but not the dtype of
+computation, which is in the KV geometry.
 """
 
 import hashlib
@@ -17,13 +15,12 @@ from typing import Any, BinaryIO
 
 from pdcluster_worker.errors import ModelError
 
+# from each end of each tensor: one disk block, so 140 GB take some thousand reads
 SAMPLE_BYTES = 4096
-"""Read from each end of each tensor: one disk block, so a 140 GB model costs some
-thousand reads.
-"""
 
 _MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
 
+# config fields that do not affect the weights
 _NOT_WEIGHTS = {
     "_name_or_path",
     "_model_name_or_path",
@@ -32,18 +29,15 @@ _NOT_WEIGHTS = {
     "dtype",
     "use_cache",
 }
-"""Config fields that say where a folder came from or how to run it."""
 
 
 def weights_files(folder: Path) -> list[Path]:
-    """The folder's weights in name order: its safetensors files, or without any its torch .bin
-    files.
-    """
+    """Safetensors files by name, or without any torch's .bin files."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def gguf_fix(folder: Path) -> str:
-    """End of an error about a folder: the way out where its model is GGUF, else empty."""
+    """The fix for a folder with a GGUF model, else empty."""
     found = next(iter(sorted(folder.glob("*.gguf"))), None)
     if found is None:
         return ""
@@ -55,10 +49,7 @@ def gguf_fix(folder: Path) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hex sha256 of the config's essentials and of every weights file.
-
-    Raises ModelError for a file that cannot be read or is not what its name says.
-    """
+    """Hex sha256.  Raises ModelError for an unreadable or malformed file."""
     digest = hashlib.sha256()
     digest.update(_essentials(folder / "config.json"))
     for path in weights_files(folder):
@@ -87,7 +78,7 @@ def _essentials(path: Path) -> bytes:
 
 
 def _safetensors_parts(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """The header (names, types, shapes, offsets), then both ends of each tensor in file order."""
+    """The header, then both ends of each tensor in file order."""
     header = _safetensors_header(path, file)
     yield header
     tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
@@ -119,9 +110,7 @@ def _ends(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _spread_parts(file: BinaryIO) -> Iterator[bytes]:
-    """Size and samples at even distances of a file whose inside we do not parse (it
-    is a pickle).
-    """
+    """Size, and samples at even distances: a pickle is not parsed."""
     size = file.seek(0, 2)
     yield struct.pack("<Q", size)
     num_samples = 256

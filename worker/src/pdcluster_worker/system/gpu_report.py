@@ -1,7 +1,6 @@
-"""Report of `nvidia-smi` on the GPUs of a stock engine's container, the one in its pod with GPUs.
+"""`nvidia-smi` report on the GPUs of the vLLM container in this pod.
 
-The container's liveness probe writes it every few seconds, into the memory that both
-containers share.  What is too old, or no report, says nothing, and why.
+Its liveness probe writes the report every few seconds into shared memory.
 """
 
 import time
@@ -12,13 +11,10 @@ from pathlib import Path
 from pdcluster_schema.text import one_line
 from pdcluster_worker.system.nvidia import GpuUse, together
 
+# name, MiB of memory, MiB used, percent busy, percent of memory traffic; or the reason why not
 REPORT = Path("/dev/shm/pdcluster-gpus.csv")
-"""Lines of name, MiB of memory, MiB in use, percent of time with a kernel, and with memory moving;
-else the reason why there are none.
-"""
 
-FRESH_SECONDS = 60.0
-"""Six rounds of the probe."""
+FRESH_SECONDS = 60.0  # six rounds of the probe
 
 _COLUMNS = 5
 _MIB = 2**20
@@ -26,26 +22,21 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """One GPU of the container."""
-
     name: str
     use: GpuUse
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """gpus: those of the container; reason: why there are none."""
-
     gpus: tuple[NamedGpu, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why there are no GPUs
 
     def use(self) -> GpuUse | None:
-        """All of them as one; None = of none."""
+        """All together; None without GPUs."""
         return together([gpu.use for gpu in self.gpus])
 
 
 def read_report(path: Path = REPORT, now: Callable[[], float] = time.time) -> GpuReport:
-    """The newest report."""
     try:
         age = now() - path.stat().st_mtime
         text = path.read_text(errors="replace")
@@ -57,7 +48,7 @@ def read_report(path: Path = REPORT, now: Callable[[], float] = time.time) -> Gp
 
 
 def parse_report(text: str) -> GpuReport:
-    """GPUs of a report, else its own reason.
+    """GPUs of a report, else its reason.
 
     >>> parse_report("NVIDIA B200, 183359, 165000, 42, 17").gpus[0].use.busy
     0.42

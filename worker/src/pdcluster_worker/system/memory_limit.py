@@ -1,6 +1,4 @@
-"""Memory that a process may use, by the machine and its cgroups: beyond it the kernel ends the
-process, without a word.
-"""
+"""Memory that this process may use before the kernel kills it."""
 
 import re
 from pathlib import Path
@@ -17,16 +15,14 @@ _TOTAL = re.compile(r"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may use; None where nothing says so, as outside Linux."""
+    """Bytes, by machine and cgroups; None = unknown, as outside Linux."""
     total = _TOTAL.search(read(Path("/proc/meminfo")))
     limits = cgroup_memory_limits(read(PROC_CGROUP), CGROUP_ROOT)
     return min([*limits, *([int(total[1]) << 10] if total else [])], default=None)
 
 
 def cgroup_memory_limits(proc_cgroup: str, root: Path) -> list[int]:
-    """Every memory limit, in bytes, of the process of this /proc/self/cgroup text under the mounted
-    `root`.
-    """
+    """Memory limits, in bytes, of the process with this /proc/self/cgroup text."""
     v2, v1 = parse_cgroup_paths(proc_cgroup, "memory")
     files = [
         *(folder / "memory.max" for folder in lineage(root, v2)),

@@ -1,4 +1,4 @@
-"""The dtype that a device computes fastest in: a CPU as Linux says, a GPU as its driver does."""
+"""The dtype that a device computes fastest in."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,15 +9,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 DType = Literal["float32", "bfloat16"]
 
+# CPU flags; `model.loading.loader` asks torch for the same
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
-"""CPU flags; `model.loading.loader` asks torch for the same."""
 
 _BFLOAT16_GPUS = (8, 0)
 
 
 def native_dtype(cpu_info: str) -> DType:
-    """bfloat16 where the CPU multiplies it natively, else float32.  cpu_info: the text of
-    /proc/cpuinfo
+    """cpu_info: text of /proc/cpuinfo.
 
     >>> native_dtype("flags : fpu avx512f avx512_bf16"), native_dtype("flags : fpu avx2")
     ('bfloat16', 'float32')
@@ -27,8 +26,7 @@ def native_dtype(cpu_info: str) -> DType:
 
 
 def slow_note(dtype: str, native: DType, kind: str = "cpu") -> str:
-    """Say what a dtype costs that the device does not multiply natively, and the fix; empty = it
-    does.  kind: cpu or cuda
+    """Warning about a dtype that the device does not multiply natively, with the fix; else empty.
 
     >>> slow_note("float32", "bfloat16"), slow_note("bfloat16", "float32")[:22]
     ('', 'computes in bfloat16, ')
@@ -47,8 +45,7 @@ def slow_note(dtype: str, native: DType, kind: str = "cpu") -> str:
 
 
 def gpu_dtype(capability: tuple[int, int] | None) -> DType:
-    """bfloat16 where the tensor cores multiply it (Ampere, compute capability 8.0, and later), or
-    where the driver does not say; else float32, since float16 is none of an engine's dtypes.
+    """bfloat16 from Ampere (compute capability 8.0) on, or if unknown; float16 is not supported.
 
     >>> gpu_dtype((10, 0)), gpu_dtype((7, 5)), gpu_dtype(None)
     ('bfloat16', 'float32', 'bfloat16')
@@ -57,12 +54,12 @@ def gpu_dtype(capability: tuple[int, int] | None) -> DType:
 
 
 def dtype_of_device(kind: str) -> DType:
-    """The dtype that `auto` proposes.  kind: cuda or cpu"""
+    """The dtype that `auto` proposes.  kind: cuda or cpu."""
     return gpu_dtype(compute_capability()) if kind == "cuda" else read_native_dtype()
 
 
 def read_native_dtype(path: Path = CPU_INFO) -> DType:
-    """`system.native_dtype` of this machine; float32 where it does not say."""
+    """Read this machine's; float32 where it is unknown."""
     try:
         return native_dtype(path.read_text(errors="replace"))
     except OSError:

@@ -1,7 +1,6 @@
-"""Report of the NVIDIA driver on this process's first GPUs, through its own libraries: no torch, no
-memory of a device.
+"""Facts of this process's GPUs from the NVIDIA driver's libraries, without torch or device memory.
 
-Where a library or a call fails there is nothing to say: a node without a GPU is no error here.
+Missing libraries and failing calls are not errors: the node may have no GPU.
 """
 
 import ctypes
@@ -12,18 +11,16 @@ DRIVER = "libcuda.so.1"
 MANAGEMENT = "libnvidia-ml.so.1"
 
 _BUS_ID_BYTES = 32
-_CAPABILITY = (75, 76)
-"""Attributes of a device in CUDA's driver API: compute capability, major and minor."""
+_CAPABILITY = (75, 76)  # attributes in CUDA's driver API: compute capability, major and minor
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU, or several of a worker together.
+    """One GPU or several together.
 
-    used, total: bytes of memory, of all processes on it
-    busy:        share of the last moment, 0 to 1, with a kernel on it; None = the driver does not
-                 say, as of a part of a GPU (MIG)
-    memory_busy: the same, with its memory read or written
+    used, total: bytes of memory, of all processes.
+    busy:        share of time with a kernel; None = unknown, as for a MIG partition.
+    memory_busy: share of time with memory traffic.
     """
 
     used: int
@@ -45,7 +42,7 @@ class _Rates(ctypes.Structure):
 
 
 def count_gpus(driver: str = DRIVER) -> int:
-    """GPUs that the driver shows this process; 0 without a driver."""
+    """0 without a driver."""
     number = ctypes.c_int(0)
     try:
         cuda = ctypes.CDLL(driver)
@@ -57,7 +54,7 @@ def count_gpus(driver: str = DRIVER) -> int:
 
 
 def compute_capability(driver: str = DRIVER) -> tuple[int, int] | None:
-    """The lowest of the GPUs that the driver shows this process; None where it does not say."""
+    """Lowest of the visible GPUs; None = unknown."""
     lowest: tuple[int, int] | None = None
     device, value = ctypes.c_int(0), ctypes.c_int(0)
     try:
@@ -77,7 +74,7 @@ def compute_capability(driver: str = DRIVER) -> tuple[int, int] | None:
 
 
 def together(uses: Sequence[GpuUse]) -> GpuUse | None:
-    """Several GPUs as one: their memory in all, and the mean of their work; None = of none.
+    """Sum of memory, mean of utilization; None without GPUs.
 
     >>> together([GpuUse(1, 8, 1.0, 0.5), GpuUse(3, 8, 0.5, 0.0)])
     GpuUse(used=4, total=16, busy=0.75, memory_busy=0.25)
@@ -94,13 +91,13 @@ def together(uses: Sequence[GpuUse]) -> GpuUse | None:
 
 
 class Gpus:
-    """The first GPUs that the driver shows this process, which an engine's ranks compute on."""
+    """The first visible GPUs, which an engine's ranks use."""
 
     def __init__(self, num: int, driver: str = DRIVER, management: str = MANAGEMENT) -> None:
         self._management, self._handles = _open(num, driver, management)
 
     def use(self) -> GpuUse | None:
-        """Their memory and work at present; None where the driver does not say."""
+        """None where the driver does not report it."""
         uses = [self._use(handle) for handle in self._handles]
         return together([use for use in uses if use is not None])
 
@@ -117,9 +114,7 @@ class Gpus:
 def _open(
     num: int, driver: str, management: str
 ) -> tuple[ctypes.CDLL | None, list[ctypes.c_void_p]]:
-    """The management library and its handles of CUDA's first devices: each counts devices in its
-    own order, the bus id is one.
-    """
+    """NVML and its handles of CUDA's first devices, matched by bus id: their orders differ."""
     handles: list[ctypes.c_void_p] = []
     try:
         cuda, nvml = ctypes.CDLL(driver), ctypes.CDLL(management)

@@ -1,22 +1,16 @@
-"""The limit on open files of this process, as a bound of its connections."""
+"""The limit on open files, which bounds connections."""
 
 import resource
 
-_OTHER_FILES = 256
-"""Files and sockets that a process of the worker opens for other ends: peers, etcd, the model,
-pipes.
-"""
+_OTHER_FILES = 256  # for peers, etcd, the model, pipes
 
-FILES_OF_RELAYED = 3
-"""Files of a router for each request: the client's connection, the one to the worker, and one more,
-since its own server may have as many requests as it relays.
-"""
+FILES_OF_RELAYED = 3  # of a router per request: client, worker, and its own server's
 
 _ENOUGH = 65536
 
 
 def fitting(max_connections: int, *, files_each: int = 1) -> int:
-    """As many of them as this process may open files for; at least one."""
+    """max_connections, or what the limit on open files allows; at least 1."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return max_connections
@@ -24,7 +18,7 @@ def fitting(max_connections: int, *, files_each: int = 1) -> int:
 
 
 def allow_more_files() -> None:
-    """Raise the limit as far as this process may, or enough: shells set 1024 for old programs."""
+    """Raise the limit as far as allowed, or enough: shells set 1024."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _ENOUGH if most == resource.RLIM_INFINITY else min(_ENOUGH, most)
     if files != resource.RLIM_INFINITY and files < needed:

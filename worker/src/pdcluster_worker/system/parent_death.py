@@ -1,9 +1,6 @@
-"""The ends of a process that nothing else sees to: by SIGTERM before anything handles it better,
-and with its parent.
+"""Ends processes on SIGTERM before a handler is installed, and with their parent.
 
-Process 1 of a container has no default action for a signal: without a handler
-the kernel drops SIGTERM, and the pod stays until it is killed at the end of its
-grace period.  And a child whose parent was killed would live on.
+PID 1 of a container has no default action for SIGTERM, so the pod would wait for its grace period.
 """
 
 import ctypes
@@ -18,23 +15,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_on_sigterm() -> None:
-    """Until another handler is installed, SIGTERM ends this process with status 143, other threads
-    and all.
-    """
+    """Exit with 143 on SIGTERM, until another handler is installed."""
     signal.signal(signal.SIGTERM, _end)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, and leave signals of a terminal and
-    of a container to the parent.
-    """
+    """Be killed when the parent ends; leave SIGINT and SIGTERM to the parent."""
     _end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def terminate_with_parent() -> None:
-    """Ask the kernel to send this process SIGTERM when its parent ends."""
+    """Get SIGTERM when the parent ends."""
     _end_with_parent(signal.SIGTERM)
 
 

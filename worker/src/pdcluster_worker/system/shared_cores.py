@@ -1,13 +1,8 @@
-"""Cores of one machine that its engines lend each other while they have nothing to compute.
+"""Idle engines of one machine lend their cores to busy ones, through a shared file.
 
-`pdctl` divides the machine: each engine has threads of its own.  An engine that
-rests leaves its cores to those that work, and takes them back with its next step.
-All read and write one small file: a line of 64 bytes for each engine, with a flag
-(it rests) and the number of threads that it may use.  There is no lock: an engine
-says that it works, lowers the numbers of others, which their kernels see after each
-layer, and computes its own number until no flag has changed meanwhile.
-
-Has no torch.  The cores of an engine that was killed while it worked are lent to no other.
+Each engine has a 64-byte entry: an idle flag and its number of threads.  No lock: a busy engine
+clears its flag, lowers the others' numbers, which their kernels read after each layer, and
+recomputes its own until no flag changes.  The cores of an engine killed while busy are not lent.
 """
 
 import ctypes
@@ -21,22 +16,18 @@ import msgspec
 
 from pdcluster_worker.errors import ConfigError
 
-VARIABLE = "PDCLUSTER_SHARED_CORES"
-"""Environment variable: a `CoreShare` as JSON."""
+VARIABLE = "PDCLUSTER_SHARED_CORES"  # environment variable: a `CoreShare` as JSON
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=8192)]
-"""Number of threads or cores: no machine has more."""
+Count = Annotated[int, msgspec.Meta(ge=1, le=8192)]  # of threads or cores: no machine has more
 
 SLOT = 64
-_RESTS, _THREADS = 0, 1
-"""Fields of an engine's line, each an int32; a new file says that all work."""
+_RESTS, _THREADS = 0, 1  # int32 fields of an entry; a new file says that all are busy
 
 
 class CoreShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine's place among those that share cores.
-
-    path: of the file.  place: of this engine in `threads`, which are each engine's own.
-    cores: of all of them together.
+    """path:    of the file.
+    place:   index of this engine in `threads`, each engine's own.
+    cores:   of all engines.
     """
 
     path: str
@@ -46,7 +37,7 @@ class CoreShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def core_share(environment: Mapping[str, str]) -> CoreShare | None:
-    """The place that the starter gave this engine, if any.  Raises ConfigError."""
+    """None where the starter gave none.  Raises ConfigError."""
     value = environment.get(VARIABLE)
     if not value:
         return None
@@ -67,10 +58,7 @@ def _wrong(reason: str) -> ConfigError:
 
 
 def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: int) -> int:
-    """Threads for the engine at `place`, which works.
-
-    Its own, and its part of the cores that no engine uses: they go to the engines that
-    work, one after another.
+    """Threads of the busy engine at `place`: its own, and its part of the spare cores.
 
     >>> allotted(0, [1, 1], [False, True], 2), allotted(0, [1, 1], [False, False], 2)
     (2, 1)
@@ -84,10 +72,7 @@ def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: i
 
 
 class SharedCores:
-    """One engine's end of the file.  It works until it says that it rests.
-
-    Raises ConfigError where the file cannot be opened, or is another's.
-    """
+    """One engine's view of the file, initially busy.  Raises ConfigError."""
 
     def __init__(self, place: CoreShare) -> None:
         self._place = place
@@ -106,18 +91,18 @@ class SharedCores:
 
     @property
     def own(self) -> int:
-        """Threads that no other engine has."""
+        """Threads that it never lends while busy."""
         return self._place.threads[self._place.place]
 
     @property
     def most(self) -> int:
-        """Threads that this engine can ever use."""
+        """Threads that it can ever use."""
         return allotted(
             self._place.place, self._place.threads, [True] * len(self._slots), self._place.cores
         )
 
     def take(self) -> int:
-        """Work from now on; returns with how many threads.  For the start of each step."""
+        """Be busy, and return the number of threads.  Called at the start of each step."""
         begins = self._own[_RESTS] == 1
         self._own[_RESTS] = 0
         rests = self._rests()
@@ -132,7 +117,7 @@ class SharedCores:
         return self._own[_THREADS]
 
     def rest(self) -> None:
-        """Leave the cores to engines that work, until the next `take`."""
+        """Lend the cores until the next `take`."""
         self._own[_RESTS] = 1
 
     def _rests(self) -> list[bool]:
@@ -143,13 +128,13 @@ class SharedCores:
 
 
 def open_cores(environment: Mapping[str, str]) -> SharedCores | None:
-    """The engine's end of the file, where its starter gave it a place.  Raises ConfigError."""
+    """None where the starter gave no share.  Raises ConfigError."""
     place = core_share(environment)
     return None if place is None else SharedCores(place)
 
 
 def _opened(path: str, size: int) -> mmap.mmap:
-    """The file, made where there is none; one that holds anything else is left alone."""
+    """Creates the file; one with other content is refused."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except (OSError, ValueError) as e:  # ValueError: a name that no file has

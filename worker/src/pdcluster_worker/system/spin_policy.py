@@ -1,12 +1,8 @@
-"""Choose how the model's threads wait for one another: asleep, or spinning for a moment where the
-cores are theirs alone.
+"""Choose spinning or sleeping at barriers; OpenMP reads it when torch is imported.
 
-An OpenMP team joins hundreds of times in a step.  Asleep, each join costs 60 us;
-spinning costs 2 to 4 us.  But a thread that spins on a core that another worker
-needs holds that one up: two workers of two threads each on the same two cores
-ran 3 to 9 times slower.  So threads spin only where nothing else is to run on
-their cores: `pdctl` divides the machine and says so, and a container owns what it
-requests, up to its limit.  Has no torch: OpenMP reads this before torch is imported.
+A team joins hundreds of times in a step: 60 us asleep, 2 to 4 us spinning.  But spinning on
+shared cores made two workers 3 to 9 times slower, so threads spin only on cores of their own:
+those that `pdctl` assigns or the container requests.
 """
 
 from collections.abc import Mapping
@@ -15,25 +11,20 @@ from pdcluster_worker.system.cpu_limit import available_threads, process_limits
 from pdcluster_worker.system.cpu_request import process_request
 from pdcluster_worker.system.shared_cores import VARIABLE as SHARED_CORES
 
-OWN_CORES = "PDCLUSTER_OWN_CORES"
-"""Environment variable: cores on which nothing but this worker is to run."""
+OWN_CORES = "PDCLUSTER_OWN_CORES"  # environment variable: cores reserved for this worker
 
-SPIN_COUNT = 20_000
-"""Turns of a spin before a thread sleeps, about 0.9 ms: 5,000 were too few on one CPU, and it
-bounds what a spin can take.
-"""
+SPIN_COUNT = 20_000  # spins before a thread sleeps, about 0.9 ms; 5,000 were too few on one CPU
 
-MOST_SPINS = 1 << 32
-"""About three minutes."""
+MOST_SPINS = 1 << 32  # about three minutes
 
 
 def wait_environment(
     threads: int, environment: Mapping[str, str], engines: int = 1
 ) -> dict[str, str]:
-    """Environment of an engine process beyond `environment`, whose own values win.
+    """Variables to add to `environment`, whose own values win.
 
-    threads: of the model in this process; 0 = from the machine.
-    engines: of the worker, which share its cores evenly.
+    threads: of the model; 0 = from the machine.
+    engines: that share the worker's cores.
     """
     own = own_cores(environment, process_limits(), process_request()) / engines
     needed = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -44,7 +35,7 @@ def wait_environment(
 
 
 def spins_of(environment: Mapping[str, str]) -> int:
-    """Turns of a spin in the waits of our own kernels: as libgomp reads them for its own.
+    """Spins of our own kernels, from libgomp's variables.
 
     >>> spins_of({"GOMP_SPINCOUNT": "300"}), spins_of({"OMP_WAIT_POLICY": "passive"}), spins_of({})
     (300, 0, 20000)
@@ -57,9 +48,7 @@ def spins_of(environment: Mapping[str, str]) -> int:
 
 
 def own_cores(environment: Mapping[str, str], limits: list[float], request: float) -> float:
-    """Cores that are this worker's alone: what its starter says, else what its container requests,
-    up to the limit.
-    """
+    """By its starter, else what its container requests, up to the limit."""
     value = environment.get(OWN_CORES, "")
     if value.isdigit():
         return float(value)
@@ -67,5 +56,5 @@ def own_cores(environment: Mapping[str, str], limits: list[float], request: floa
 
 
 def spins(threads: int, own: float) -> bool:
-    """Return whether several threads have a core of their own each."""
+    """Return whether several threads have a core each."""
     return 1 < threads <= own

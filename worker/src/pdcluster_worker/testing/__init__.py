@@ -1,6 +1,4 @@
-"""Stand-ins for the model, the network and the clock, for tests of the engine; exact, and small
-enough to check by hand.
-"""
+"""Fakes of model, network and clock for engine tests, small enough to check by hand."""
 
 from pdcluster_worker.testing.clock import FakeClock
 from pdcluster_worker.testing.network import FakeNetwork, FakeTransport

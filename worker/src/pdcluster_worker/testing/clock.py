@@ -1,8 +1,8 @@
-"""A clock for tests, which knows nothing of real time."""
+"""A clock for tests."""
 
 
 class FakeClock:
-    """A clock that moves only when it is moved; seconds."""
+    """Seconds; moves only by `advance`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -11,5 +11,4 @@ class FakeClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds

@@ -1,4 +1,4 @@
-"""Grammars for tests of the engine, compiled at a call; no text is looked at."""
+"""Grammars for engine tests, compiled by the test."""
 
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import EngineRequest
@@ -6,10 +6,8 @@ from pdcluster_worker.errors import RequestError
 
 
 class FakeGrammars:
-    """An `engine.ports.Grammars` that compiles at a call.
-
-    compiled: texts that are; wrong: why others cannot be.
-    begun:    texts, in order, of the requests that asked.
+    """compiled: texts that are; wrong: errors of others.
+    begun:    texts of requests, in order.
     """
 
     def __init__(self) -> None:
@@ -18,16 +16,13 @@ class FakeGrammars:
         self.begun: list[str] = []
 
     def begin(self, request: EngineRequest) -> None:
-        """See ports.Grammars."""
         self.begun.append(_text_of(request))
 
     def open(self, request: EngineRequest) -> bool | RequestError:
-        """See ports.Grammars."""
         text = _text_of(request)
         return self.wrong.get(text, text in self.compiled)
 
     def take_counts(self) -> GrammarCounts:
-        """See ports.Grammars."""
         return GrammarCounts()
 
 

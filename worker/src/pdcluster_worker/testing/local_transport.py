@@ -1,10 +1,7 @@
-"""Transport between engines of one process, for tests and benches: blocks are copied at once, by
-the writer's thread.
+"""In-process transport for tests and benches, with the epoch rules and events of tcp.
 
-Epoch rules and events are those of tcp, because both use `kv_transfer.inbox`,
-`kv_transfer.outbox` and `kv_transfer.sharded`.  A fabric may be deferred: written bytes then stay
-"on the wire", one block a delivery, until the test lets the next one arrive or be lost,
-which is how late and lost writes are explored without sockets or threads.
+A deferred fabric keeps written blocks until the test delivers or drops the next one, to explore
+late and lost writes without sockets or threads.
 """
 
 import time
@@ -25,9 +22,7 @@ LOCAL = TransferRoute("local")
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A slice of one block that has left its sender (`data` is a copy: the source may change) and
-    has not arrived.
-    """
+    """A slice of a block in flight; `data` is a copy."""
 
     sender: "LocalPort"
     frame: Frame
@@ -35,7 +30,7 @@ class Delivery:
 
 
 class LocalFabric:
-    """The engines that can reach each other, by engine_id, and what is on the way between them.
+    """Engines by id, and deliveries in flight.
 
     deferred: keep deliveries until `deliver_next` or `drop_next`, oldest first.
     """
@@ -47,11 +42,10 @@ class LocalFabric:
 
     @property
     def num_pending(self) -> int:
-        """Deliveries on the way."""
         return len(self._pending)
 
     def attach(self, engine_id: str, ports: "list[LocalPort]") -> None:
-        """Make an engine reachable.  Raises ValueError if the id is taken."""
+        """Raises ValueError if the id is taken."""
         if engine_id in self._ports:
             raise ValueError(
                 f"engine {engine_id} is attached already: an engine_id is new for every start"
@@ -59,17 +53,16 @@ class LocalFabric:
         self._ports[engine_id] = ports
 
     def detach(self, engine_id: str) -> None:
-        """Make an engine unreachable: what is still on the way to it is refused on arrival."""
+        """Deliveries to it are refused on arrival."""
         self._ports.pop(engine_id, None)
 
     def send(self, delivery: Delivery) -> None:
-        """Put a block on the wire."""
         self._pending.append(delivery)
         if not self._deferred:
             self.deliver_next()
 
     def deliver_next(self) -> bool:
-        """Let the oldest block arrive and be answered; False when nothing is on the way."""
+        """Deliver the oldest block; False when there is none."""
         if not self._pending:
             return False
         delivery = self._pending.popleft()
@@ -91,9 +84,7 @@ class LocalFabric:
         return True
 
     def drop_next(self) -> bool:
-        """Lose the oldest block: its sender sees a broken connection, later blocks may still
-        arrive; False when nothing is on the way.
-        """
+        """Lose the oldest block: its sender sees a broken connection; False when there is none."""
         if not self._pending:
             return False
         delivery = self._pending.popleft()
@@ -102,7 +93,7 @@ class LocalFabric:
 
 
 class LocalPort:
-    """`head_shards.ShardPort` over a LocalFabric."""
+    """A `ShardPort` over a LocalFabric."""
 
     port = 0
 
@@ -123,11 +114,9 @@ class LocalPort:
         self.outbox = Outbox(verify, self._events.put, clock)
 
     def fence(self, epoch: bytes) -> None:
-        """See head_shards.ShardPort."""
         self._inbox.fence(epoch)
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See head_shards.ShardPort."""
         self._inbox.open(epoch, block_ids, verify=verify)
 
     def write(
@@ -139,7 +128,7 @@ class LocalPort:
         *,
         verify: bool = False,
     ) -> None:
-        """See head_shards.ShardPort; the bytes are read before this returns."""
+        """The bytes are read before this returns."""
         peer = (engine_id, address)
         self.outbox.write(part, peer, pairs, verify=verify)
         while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
@@ -150,7 +139,7 @@ class LocalPort:
             self._fabric.send(Delivery(self, frame, data))
 
     def accept(self, frame: Frame, data: bytes) -> str | None:
-        """Copy what arrived into its target; returns why not when it is refused."""
+        """Copy to the target; returns the reason for a refusal."""
         epoch, heads = frame.send.part
         arriving = self._inbox.claim(epoch, heads, frame.targets)
         if isinstance(arriving, str):
@@ -165,28 +154,23 @@ class LocalPort:
         return None if self._inbox.complete(arriving, target, write_block) else DEAD_EPOCH
 
     def forget(self, part: HeadShard) -> None:
-        """See head_shards.ShardPort."""
         self.outbox.forget(part)
 
     def cancel(self, part: HeadShard) -> None:
-        """See head_shards.ShardPort; writes already on the wire may still arrive."""
+        """Writes in flight may still arrive."""
         self.outbox.cancel(part)
 
     def poll(self) -> list[ShardEvent]:
-        """See head_shards.ShardPort."""
         return self._events.poll()
 
     def close(self) -> None:
-        """Nothing is left open."""
+        pass
 
 
 class LocalTransport(ShardedTransport):
-    """`engine.ports.Transport` over a LocalFabric.
+    """A `Transport` over a LocalFabric; peers are found by engine_id.
 
-    A peer is found by engine_id, and its port by the head that arrives: of its
-    addresses their number alone counts.
-
-    memories: of the engine's ranks, in the order of their heads.  clock: the engine's.
+    memories: of the engine's ranks, in the order of their heads.
     """
 
     def __init__(
@@ -206,5 +190,4 @@ class LocalTransport(ShardedTransport):
         fabric.attach(engine_id, ports)
 
     def close(self) -> None:
-        """See ports.Transport."""
         self._fabric.detach(self._engine_id)

@@ -1,7 +1,7 @@
-"""A network for tests of the engine, which moves one block at a time, at a call.
+"""A network for engine tests that moves one block per call.
 
-FakeTransport reads a source block at that moment, and until a fence or a cancel is answered it may
-still read and write: the worst that `engine.ports.Transport` allows.
+Until a fence or cancel is answered it may still read and write: the worst case that
+`engine.ports.Transport` allows.
 """
 
 import zlib
@@ -37,28 +37,22 @@ class _Sending:
 
 
 class FakeNetwork:
-    """Fake transports by engine id.
-
-    corrupt_next: flip a bit of the next block that arrives.
-    """
+    """corrupt_next: flip a bit of the next block that arrives."""
 
     def __init__(self) -> None:
         self.transports: dict[str, FakeTransport] = {}
         self.corrupt_next = False
 
     def deliver_all(self) -> None:
-        """Move whatever is queued anywhere."""
         for transport in self.transports.values():
             while transport.deliver():
                 pass
 
 
 class FakeTransport:
-    """`engine.ports.Transport` over a FakeNetwork.
+    """A `Transport` over a FakeNetwork.
 
-    holding:  keep fences and cancels unanswered until `settle`; late blocks may then still move.
-    clock:    the engine's.
-    verify:   answer checksums.
+    holding:  keep fences and cancels unanswered until `settle`.
     on_read:  called with a source block when its bytes leave.
     on_write: called with a target block when bytes land in it.
     """
@@ -86,7 +80,6 @@ class FakeTransport:
         network.transports[engine_id] = self
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See ports.Transport."""
         assert epoch not in self._opened, "an epoch is opened once"
         assert not set(block_ids) & {
             block for opened in self._opened.values() for block in opened.block_ids
@@ -94,7 +87,6 @@ class FakeTransport:
         self._opened[epoch] = _Opened(list(block_ids), verify or self.verify)
 
     def fence(self, epoch: bytes) -> None:
-        """See ports.Transport."""
         self._answer(lambda: self._close_epoch(epoch))
 
     def write(
@@ -106,37 +98,32 @@ class FakeTransport:
         *,
         verify: bool = False,
     ) -> None:
-        """See ports.Transport; `addresses` are not looked at."""
         sending = self._sending.setdefault(epoch, _Sending(engine_id, verify or self.verify))
         if not sending.ended:
             sending.queued.extend(pairs)
 
     def checksum(self, epoch: bytes) -> int | None:
-        """See ports.Transport."""
         sending = self._sending[epoch]
         return sending.checksum if sending.verify else None
 
     def forget(self, epoch: bytes) -> None:
-        """See ports.Transport."""
         self.forgotten.append(epoch)
         self._sending.pop(epoch, None)
 
     def cancel(self, epoch: bytes) -> None:
-        """See ports.Transport."""
         if (sending := self._sending.get(epoch)) is not None:
             sending.cancelled = True
         self._answer(lambda: self._end(epoch, "cancelled"))
 
     def poll(self) -> list[TransferEvent]:
-        """See ports.Transport."""
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """See ports.Transport."""
+        pass
 
     def deliver(self) -> bool:
-        """Move the oldest queued block of the oldest epoch; False when nothing is queued."""
+        """Move the oldest queued block; False when nothing is queued."""
         for epoch, sending in self._sending.items():
             if sending.queued:
                 self._deliver_block(epoch, sending)
@@ -148,7 +135,7 @@ class FakeTransport:
         return [source for sending in self._sending.values() for source, _ in sending.queued]
 
     def fail(self, reason: str) -> None:
-        """Break the connection: every epoch with blocks queued ends."""
+        """Break the connection: every epoch with queued blocks ends."""
         for epoch in [
             epoch
             for epoch, sending in self._sending.items()

@@ -22,19 +22,13 @@ SLOT_BYTES = 8
 
 
 class FakeRunner:
-    """A ModelRunner and KVMemory whose answers are worked out in this module's docstring.
+    """A ModelRunner and KVMemory; the module's docstring works out its tokens.
 
-    window:     positions that a token sees, itself included; `num_blocks` is the null block.
-                None = all.
-    grammars:   of requests with a constraint, of which nothing else is looked at here.
-    failing:    request id -> what `submit` raises while a batch holds that request.
-    failing_rows: request id -> what its row's outcome is.
-    on_write:   called with the id of each block that a step writes.
-    on_execute: called at each execution, e.g. to move a clock.
-    executed:   (request id, number of tokens) of each batch, in order.
-
-    Of depth 2 a batch is computed as late as `wait` comes for it, when whatever wrongly
-    takes its blocks meanwhile has done so.
+    window:       tokens that a token sees, itself included; block `num_blocks` is the null block.
+    failing:      request id -> what `submit` raises for a batch with that request.
+    failing_rows: request id -> outcome of its row.
+    executed:     (request id, number of tokens) of each batch.
+    With depth 2 a batch is computed in `wait`, after any wrong reuse of its blocks.
     """
 
     def __init__(
@@ -68,12 +62,10 @@ class FakeRunner:
         self.grammars = FakeGrammars()
 
     def submit(self, batch: Batch) -> None:
-        """See ports.ModelRunner."""
         self._submitted.append(batch)
         assert len(self._submitted) <= self.depth, "a batch too many is under way"
 
     def wait(self) -> list[RowOutcome]:
-        """See ports.ModelRunner."""
         try:
             return self._execute(self._submitted.popleft())
         except Exception:
@@ -102,22 +94,19 @@ class FakeRunner:
         return outcomes
 
     def forget(self, request_id: str) -> None:
-        """See ports.ModelRunner."""
         self.forgotten.append(request_id)
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """See ports.KVMemory."""
         return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
-        """See ports.KVMemory."""
         return self.block(block_id)
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
-        """See ports.KVMemory."""
+        pass
 
     def reference(self, tokens: Sequence[int], count: int) -> list[int]:
-        """The `count` tokens that follow, by plain recursion over the formula, without blocks."""
+        """The next `count` tokens by recursion over the formula, without blocks."""
         known = list(tokens)
         for _ in range(count):
             total = sum(

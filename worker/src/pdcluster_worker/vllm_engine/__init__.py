@@ -1,1 +1,1 @@
-"""A stock engine behind the messages of our own: a vLLM server over HTTP on loopback."""
+"""Adapter between our engine messages and a vLLM server over HTTP on loopback."""

@@ -1,9 +1,7 @@
-"""A stock engine's prefix cache as our block events: its hashes are its own, so ours are computed
-again from the tokens that it names.
+"""vLLM's KV events as our block events: our hashes are recomputed from the tokens it names.
 
-Pure.  Only chains from a prompt's first token are followed: a block whose parent is
-unknown, or that depends on more than tokens and our salt, is no hit for any request of
-ours, and is left out.  After a gap all is forgotten, and what is stored from then on counts.
+A block with an unknown parent, or with keys other than our salt, is no hit for us and is
+left out.  After a gap in the sequence everything is forgotten.
 """
 
 from collections import Counter
@@ -18,7 +16,7 @@ EngineHash = int | bytes
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Blocks that became reusable, in the order of one chain."""
+    """New reusable blocks, in the order of one chain."""
 
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None
@@ -29,14 +27,12 @@ class BlockStored(msgspec.Struct, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """Blocks that are reusable no longer."""
-
     block_hashes: list[EngineHash]
     group_idx: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """No block is reusable any more."""
+    pass
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -48,7 +44,7 @@ _decode = msgspec.msgpack.Decoder(_Batch).decode
 
 
 class CacheEvents:
-    """Follows one engine's cache from its start.  block_size: of its KV blocks."""
+    """Follows one engine's cache from its start."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -61,7 +57,7 @@ class CacheEvents:
         return len(self._held)
 
     def take(self, sequence: int, payload: bytes) -> BlockEvents | None:
-        """Take a batch; None where it changes nothing.  Raises msgspec.DecodeError."""
+        """None where the batch changes nothing.  Raises msgspec.DecodeError."""
         batch = _decode(payload)
         is_cleared = self._next is not None and sequence != self._next
         self._next = sequence + 1
@@ -86,12 +82,11 @@ class CacheEvents:
         return BlockEvents(list(stored), list(removed), self._sequence)
 
     def snapshot(self) -> BlockEvents:
-        """All blocks that are known."""
         self._sequence += 1
         return BlockEvents(list(self._held), [], self._sequence, is_cleared=True)
 
     def matched(self, hashes: list[bytes]) -> int:
-        """Leading ones of `hashes` that are in the cache."""
+        """Leading `hashes` that are in the cache."""
         count = 0
         for block in hashes:
             if block not in self._held:
@@ -146,7 +141,7 @@ class CacheEvents:
 
 
 def _salt(event: BlockStored) -> bytes | None:
-    """Our salt of a prompt's first block; None where the block depends on something else."""
+    """Our salt of a prompt's first block; None where the block has other keys."""
     keys = (event.extra_keys[0] if event.extra_keys else None) or []
     if not keys:
         return b""

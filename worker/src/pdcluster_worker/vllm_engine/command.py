@@ -1,6 +1,4 @@
-"""The command of a stock engine as a child of this process: started, its output passed on, and
-ended with all that it has started.
-"""
+"""The vLLM command as a child process: starts it, forwards its output, ends all of it."""
 
 import asyncio
 import contextlib
@@ -14,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.vllm_engine import launcher
 
-LAST_LINES = 12
-"""Lines of its output that the reason of its end repeats."""
+LAST_LINES = 12  # last lines of output in the reason of its end
 
-STOP_SECONDS = launcher.GRACE_SECONDS + 5.0
-"""Time for its keeper to end all of it."""
+STOP_SECONDS = launcher.GRACE_SECONDS + 5.0  # for the launcher to end all processes
 
 
 class Command:
-    """One process, which is started once."""
-
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """environment: over this process's."""
         self._command = list(command)
@@ -33,7 +27,7 @@ class Command:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it.  Raises ConfigError where there is no such program."""
+        """Raises ConfigError where there is no such program."""
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.vllm.command: there is no program {self._command[0]}")
         self._process = await asyncio.create_subprocess_exec(
@@ -47,7 +41,7 @@ class Command:
         self._reading = asyncio.create_task(self._read(), name="output of the stock engine")
 
     async def ended(self) -> str:
-        """Wait for its end; returns how it ended, and its last lines."""
+        """Returns how it ended, and its last lines."""
         assert self._process is not None, "only a started command ends"
         status = await self._process.wait()
         if self._reading is not None:
@@ -56,17 +50,16 @@ class Command:
         return f"its command ended with status {status}{self.last_lines()}"
 
     def last_lines(self) -> str:
-        """Its last lines, as the end of a sentence; empty where it said nothing."""
         return f", after saying: {' | '.join(self._lines)}" if self._lines else ""
 
     def kill(self) -> None:
-        """End it and its children at once."""
+        """Kill it and its children at once."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGQUIT)
 
     async def stop(self) -> None:
-        """End it: ask, then kill."""
+        """Terminate, then kill."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,6 @@
-"""Device that a stock engine computes on: by the build that its version names, and by the GPUs
-that its container has and that hold memory.
+"""Device of a vLLM engine, from its build version and the memory use of its container's GPUs.
 
-vLLM has no word for its device at its API.  What neither of the two says is unknown,
-with the reason: the pool's type is what was asked for, not what there is.
+vLLM's API does not report its device, and the pool's type is only the requested one.
 """
 
 import asyncio
@@ -13,22 +11,18 @@ from pdcluster_worker.config.worker import NO_ACCELERATOR
 from pdcluster_worker.messages.facts import UNKNOWN_DEVICE, DeviceFacts
 from pdcluster_worker.system.gpu_report import GpuReport, NamedGpu, read_report
 
-REPORT_SECONDS = 30.0
-"""Time for a report to come: three rounds of the probe that writes it."""
+REPORT_SECONDS = 30.0  # three rounds of the probe that writes the report
 
 POLL_SECONDS = 1.0
 _BUILDS = ("rocm", "tpu", "xpu")
-_LEAST_USED = 0.01
-"""Share of a GPU's memory that is in use: an idle one shows less, an engine that serves more."""
+_LEAST_USED = 0.01  # of a GPU's memory: an idle one uses less, a serving engine more
 
 
 async def read_device(
     version: str, gpu: str, read: Callable[[], GpuReport] = read_report
 ) -> DeviceFacts:
-    """Device of an engine that serves.
-
-    version: its own, such as 0.32.0+cpu
-    gpu:     the pool's type, by which there may be a report
+    """version: of vLLM, such as 0.32.0+cpu.
+    gpu:     the pool's type, for which there may be a report.
     """
     build = version.partition("+")[2].split(".")
     if "cpu" in build or gpu == NO_ACCELERATOR:
@@ -40,7 +34,7 @@ async def read_device(
 
 
 def device_of(report: GpuReport) -> DeviceFacts:
-    """Device of an engine that serves, by what its container's GPUs hold."""
+    """Device of a serving engine, by the memory that its GPUs use."""
     gpus = report.gpus
     if not gpus:
         return DeviceFacts(UNKNOWN_DEVICE, "", note=f"vLLM does not say it, and {report.reason}")
@@ -59,7 +53,7 @@ def _counted(gpus: list[NamedGpu] | tuple[NamedGpu, ...]) -> str:
 
 
 async def _report(read: Callable[[], GpuReport]) -> GpuReport:
-    """A report with GPUs, else the last one that came in time."""
+    """The first report with GPUs, or the last one."""
     polls = round(REPORT_SECONDS / POLL_SECONDS)
     for _ in range(polls):
         report = read()

@@ -1,11 +1,8 @@
-"""A stock engine as one that takes our messages: what each of them becomes over there, and what it
-answers.
+"""Runs our engine messages on a vLLM server.
 
-Every request is one exchange at a time; closing it aborts it there.  A prefill for a
-peer is an answer whose KV the engine keeps until the peer's fetches it, and its handle
-travels back.  A request whose KV does not come waits for `ReceiveFailed`, and is then
-computed here.  Each leg carries the request's trace.  Numbers, the prefix cache and how
-long a fetch takes are `vllm_engine.reports`' business.
+A request has one HTTP exchange at a time; closing it aborts the request.  A prefill for a peer is
+answered with a handle, and vLLM keeps the KV until the peer fetches it.  If the KV does not come,
+`ReceiveFailed` has the prompt computed here.
 """
 
 import asyncio
@@ -38,9 +35,9 @@ Emit = Callable[[Sequence[EngineOutput]], None]
 
 
 class VllmEngine:
-    """Implements the engine's side of the messages but Begin and Stop.
+    """Handles all engine messages but Begin and Stop.
 
-    model: its served name.  emit: takes what it answers.  trace: headers of a request's trace.
+    emit: receives the outputs.  trace: headers of a request's trace.
     """
 
     def __init__(
@@ -61,7 +58,6 @@ class VllmEngine:
         reports.on_page = self._give_up
 
     def take(self, message: EngineInput) -> None:
-        """Act on one message."""
         match message:
             case messages.Submit(spec=spec):
                 self._submit(self._new(spec))
@@ -86,7 +82,7 @@ class VllmEngine:
         self._reports.taken()
 
     def close(self) -> None:
-        """End every request without a word."""
+        """Abort every request without output."""
         for polling in self._polling:
             polling.cancel()
         for request_id in list(self._requests):
@@ -100,7 +96,7 @@ class VllmEngine:
         return request
 
     def _submit(self, request: VllmRequest) -> None:
-        """Have everything computed here."""
+        """Prefill and decode here."""
         spec = request.spec
         request.epoch = None
         self._has_fetched(request)
@@ -113,7 +109,7 @@ class VllmEngine:
             self.generate(request)
 
     def _is_refused(self, request: VllmRequest) -> bool:
-        """Fail a request that the engine would run wrongly; see `requests.refusal`."""
+        """Fail a request that vLLM would run wrongly (`generate_api.refusal`)."""
         refused = generate_api.refusal(request.spec)
         if refused is not None:
             message, param = refused
@@ -121,7 +117,7 @@ class VllmEngine:
         return refused is not None
 
     def generate(self, request: VllmRequest, scores: Sequence[PromptLogprob] = ()) -> None:
-        """Have its tokens made.  scores: of its prompt, which the first token says."""
+        """scores: of the prompt, reported with the first token."""
         spec = request.spec
         body = generate_api.generate(spec, self._model, attempt=self._attempt(request))
         hit = self._reports.expected_hit(spec)
@@ -163,7 +159,7 @@ class VllmEngine:
             self._begin(request, TokenAnswer(self, request, body, stream))
 
     def _give_up(self) -> None:
-        """Give up KV that takes too long: its peer may be gone without the engine noticing."""
+        """Fail fetches that take too long: the peer may be gone without vLLM noticing."""
         for request_id in self._reports.fetches.overdue(time.monotonic()):
             request = self._requests[request_id]
             if request.exchange is not None:
@@ -172,12 +168,12 @@ class VllmEngine:
             self.failed(request, VllmError(message))
 
     def _has_fetched(self, request: VllmRequest) -> None:
-        """Note that the KV has come, or is waited for no more."""
+        """The KV has arrived or is not expected any more."""
         request.is_fetching = False
         self._reports.fetches.ended(request.spec.request_id)
 
     def _waiting(self, request_id: str, epoch: bytes) -> VllmRequest | None:
-        """The request that waits for that transfer; None of a stale message."""
+        """The request with that transfer; None for a stale message."""
         request = self._requests.get(request_id)
         if request is None or request.epoch != epoch:
             logger.info("stale message of a transfer request=%s", request_id)
@@ -195,7 +191,7 @@ class VllmEngine:
     def _begin(
         self, request: VllmRequest, exchange: HttpExchange, begin: Callable[[], None] | None = None
     ) -> None:
-        """Send it, in place of what was sent for it before.  begin: sends it in another way."""
+        """Send the request, replacing its previous exchange.  begin: sends it in another way."""
         if request.exchange is not None:
             request.exchange.close()
         spec = request.spec
@@ -216,7 +212,7 @@ class VllmEngine:
             begin()
 
     def _forget(self, request_id: str) -> None:
-        """Forget a request, which aborts it where it still runs."""
+        """Forget a request, and abort it if it runs."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -228,11 +224,9 @@ class VllmEngine:
     # --- what exchanges say -----------------------------------------------------------------
 
     def verified(self, received: messages.Received) -> None:
-        """Say what of a prompt came from its peer's engine."""
         self._emit([received])
 
     def made(self, request: VllmRequest, tokens: list[Token], *, is_end: bool) -> None:
-        """Pass on tokens that have come."""
         request_id = request.spec.request_id
         self._has_fetched(request)
         request.epoch = None
@@ -247,7 +241,7 @@ class VllmEngine:
         self._reports.changed()
 
     def prefilled(self, request: VllmRequest, handle: responses.KvTransferParams) -> None:
-        """Pass on the handle of KV that the engine keeps for a peer's."""
+        """Report the handle of KV that vLLM keeps for a peer."""
         request_id = request.spec.request_id
         self._reports.kept()
         cached_tokens = handle.cached_tokens
@@ -258,7 +252,7 @@ class VllmEngine:
         self._reports.changed()
 
     def broken_off(self, request: VllmRequest, exchange: HttpExchange, reason: str) -> None:
-        """Fail a request whose answer broke off, alone or with the engine that has ended."""
+        """Fail a request whose answer broke off, or report that the engine has ended."""
 
         async def poll() -> None:
             is_alive = await self._reports.is_alive(reason)
@@ -272,7 +266,7 @@ class VllmEngine:
         polling.add_done_callback(self._polling.discard)
 
     def failed(self, request: VllmRequest, error: VllmError) -> None:
-        """End a request, or have the server say how to go on without a peer's KV."""
+        """Fail a request; one that fetches gets FetchFailed and continues without that KV."""
         request_id = request.spec.request_id
         if request.is_fetching:
             self._has_fetched(request)

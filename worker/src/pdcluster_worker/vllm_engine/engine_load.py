@@ -1,25 +1,22 @@
-"""Requests and steps of a stock engine, counted from its requests and responses.
+"""Requests and steps of a vLLM engine, inferred from its HTTP traffic.
 
-Pure: the clock is passed in.  A step is known by its tokens: a request gets at most one
-chunk of them in each, so the second chunk of any begins the next step.  A prefill is timed
-where the engine had room for it and no other prompt waited when it came: then it waits for
-a step at most.
+A request gets at most one chunk of tokens in a step, so its second chunk begins the next step.  A
+prefill is timed only if it waits for no capacity and for no other prompt.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_STEPS = 1000
-"""Steps kept for a report; of an engine that nothing is asked of the older ones are dropped."""
+MAX_STEPS = 1000  # of one report; more are dropped
 
 
 @dataclass(slots=True)
 class _Posted:
-    """A request that the engine has.
+    """A request at the engine.
 
-    is_fetching: it waits for KV, and its prompt is not computed here.
-    is_timed:    it waits for no room, and for no other prompt.
-    num_made:    its tokens so far.
+    is_fetching: waits for KV; its prompt is not computed here.
+    is_timed:    waits for no capacity and no other prompt.
+    num_made:    tokens so far.
     """
 
     num_tokens: int
@@ -39,14 +36,14 @@ class _VllmStep:
 
     @property
     def kind(self) -> str:
-        """As `EngineStats.steps` has it."""
+        """As in `EngineStats.steps`."""
         if not self.num_firsts:
             return "decode"
         return "prefill" if self.num_firsts == len(self.requests) else "mixed"
 
 
 class VllmLoad:
-    """One engine's, from its being ready."""
+    """Counters of one engine, from when it is ready."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.num_steps = 0
@@ -61,7 +58,7 @@ class VllmLoad:
         self._batches: list[tuple[int, int, int, int]] = []
 
     def reserve(self, request_id: str, num_blocks: int) -> None:
-        """Keep room for a request that a peer prefills."""
+        """Reserve blocks for a request that a peer prefills."""
         self._reserved[request_id] = num_blocks
 
     def begun(
@@ -73,9 +70,9 @@ class VllmLoad:
         is_new: bool = True,
         has_space: bool = True,
     ) -> None:
-        """The engine has the request now, or once more.
+        """The engine has the request, maybe again.
 
-        is_fetching: it waits for KV.  is_new: its prompt counts here, and was not counted before.
+        is_new:    its prompt counts here and was not counted before.
         has_space: it waits for no other request to end.
         """
         now = self._clock()
@@ -88,9 +85,9 @@ class VllmLoad:
         self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed)
 
     def made(self, request_id: str, num_tokens: int, *, num_cached: int = 0) -> float | None:
-        """A chunk of the request's tokens has come.  num_cached: of its prompt, with the first.
+        """A chunk of tokens has come.  num_cached: of the prompt, with the first chunk.
 
-        Returns the seconds of its prefill, with the first chunk of one that was timed.
+        Returns the seconds of its prefill with the first chunk, if timed.
         """
         posted = self._posted.get(request_id)
         if posted is None:
@@ -109,10 +106,9 @@ class VllmLoad:
         return seconds
 
     def prefilled(self, request_id: str, *, num_cached: int) -> float | None:
-        """The request's prompt is computed for a peer; returns its seconds, if they were timed.
+        """The prompt is computed for a peer; returns its seconds, if timed.
 
-        num_cached: tokens of it that were known.  Such an answer is one chunk, so each takes the
-        time since the one before.
+        Such an answer is one chunk, so it takes the time since the previous one.
         """
         posted = self._posted.get(request_id)
         if posted is None:
@@ -122,24 +118,22 @@ class VllmLoad:
         return self._count_prompt(step, posted, num_cached)
 
     def ended(self, request_id: str) -> None:
-        """The engine holds nothing of the request for us any more."""
         self._reserved.pop(request_id, None)
         if self._posted.pop(request_id, None) is not None and not self._posted:
             self._end_step()
             self._pause(self._clock())
 
     def progressed(self) -> None:
-        """The engine computes although no token has come: a step of a long prompt."""
+        """The engine computes a step of a long prompt, without a token."""
         self.num_steps += 1
 
     @property
     def has_work(self) -> bool:
-        """True if the engine has a request."""
         return bool(self._posted)
 
     @property
     def is_to_step(self) -> bool:
-        """True if it has one that waits for no peer: it is to make progress."""
+        """True with a request that does not wait for a peer: the engine should make progress."""
         return any(not one.is_fetching for one in self._posted.values())
 
     @property
@@ -149,37 +143,37 @@ class VllmLoad:
 
     @property
     def num_slots(self) -> int:
-        """Requests that it has, and those that it will have once their KV comes."""
+        """Requests at the engine, and those that will be once their KV comes."""
         return len(self._posted) + len(self._reserved)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that the engine is to prefill, before their first token."""
+        """Requests to prefill."""
         return len(self._to_prefill())
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of those that wait."""
+        """Prompt tokens to prefill."""
         return sum(self._to_prefill())
 
     @property
     def num_receiving(self) -> int:
-        """Requests that wait for a peer, or for its KV."""
+        """Requests that wait for a peer or its KV."""
         return len(self._reserved) + sum(one.is_fetching for one in self._posted.values())
 
     @property
     def reserved_blocks(self) -> int:
-        """Blocks that are kept for those that the engine has not got yet."""
+        """Blocks reserved for requests that the engine does not have yet."""
         return sum(self._reserved.values())
 
     def tokens_since(self, when: float) -> int:
-        """Prompt tokens of requests that the engine got after `when`."""
+        """Prompt tokens of requests sent after `when`."""
         return sum(one.num_tokens for one in self._posted.values() if one.since >= when)
 
     def queued_tokens(self, when: float, num_fetches: int, num_prompts: int) -> int:
-        """Prompt tokens of the last so many that the engine got before `when` and gave no token.
+        """Prompt tokens of the last requests sent before `when` without a token.
 
-        num_fetches: of those that wait for KV; num_prompts: of those that it is to prefill.
+        num_fetches: of those that wait for KV; num_prompts: of those to prefill.
         """
         old = [one for one in self._posted.values() if one.since < when and not one.num_made]
         fetches = [one.num_tokens for one in old if one.is_fetching]
@@ -189,11 +183,11 @@ class VllmLoad:
 
     @property
     def longest_waiting(self) -> int:
-        """Tokens of the longest prompt that it is to prefill."""
+        """Tokens of the longest prompt to prefill."""
         return max(self._to_prefill(), default=0)
 
     def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
-        """(steps, batches) since the last call, as `EngineStats` has them."""
+        """(steps, batches) since the last call, as in `EngineStats`."""
         taken = self._steps, self._batches
         self._steps, self._batches = [], []
         if self._posted:
@@ -202,7 +196,7 @@ class VllmLoad:
         return taken
 
     def _to_prefill(self) -> list[int]:
-        """Tokens of each prompt that the engine is to prefill."""
+        """Tokens of each prompt to prefill."""
         return [
             one.num_tokens for one in self._posted.values() if not (one.num_made or one.is_fetching)
         ]
@@ -216,7 +210,7 @@ class VllmLoad:
         return step
 
     def _count_prompt(self, step: _VllmStep, posted: _Posted, num_cached: int) -> float | None:
-        """Count a prompt that is computed; returns its seconds where they are its own."""
+        """Returns the seconds of a timed prefill."""
         num_computed = max(0, posted.num_tokens - num_cached)
         step.num_firsts += 1
         step.prefilled += num_computed
@@ -224,7 +218,7 @@ class VllmLoad:
         return self._clock() - posted.since if posted.is_timed else None
 
     def _end_step(self) -> None:
-        """Note the step whose tokens have all come."""
+        """Record the step whose tokens have all come."""
         step, self._step = self._step, None
         if step is None:
             return

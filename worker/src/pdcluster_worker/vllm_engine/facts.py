@@ -1,8 +1,7 @@
-"""Facts of a stock engine that serves: its version, its model, its sizes, and the pair check's.
+"""Facts of a running vLLM: version, model, sizes, and those of the pair check.
 
-What the server says is asked of it; the shape of its KV is read from the model's own
-folder, and is an estimate of what moves.  Its version, connector and dtype are part of
-the pair check, so engines that could not read one another's KV are no pair.
+KV shapes are estimated from the model's folder.  Version, connector and dtype are part of the pair
+check, so that engines which could not read one another's KV do not pair.
 """
 
 import asyncio
@@ -27,18 +26,17 @@ from pdcluster_worker.vllm_engine.device import read_device
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
 
-OLDEST, NEWEST = (0, 32), (0, 32)
-"""Versions of vLLM that are known, each held by a run of tests/stock; both ends count."""
+OLDEST, NEWEST = (0, 32), (0, 32)  # vLLM versions tested by tests/stock, both inclusive
 
 TRANSPORT = "nixl"
 _WARM_UP_TOKENS = 64
+# vLLM's minimum where `maxBatchedTokens` is left to it; it does not report its own
 _STEP_TOKENS = 2048
-"""Least that a step of vLLM may have where `maxBatchedTokens` is left to it; it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class VllmFacts:
-    """A stock engine that serves.  scrape: its page at that time."""
+    """scrape: its /metrics page at that time."""
 
     ready: EngineReady
     scrape: Scrape
@@ -58,10 +56,10 @@ class _Models(msgspec.Struct):
 
 
 async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
-    """Ask a server that answers `/health`.
+    """Query a server that answers `/health`.
 
-    Raises ConfigError for a version or a model that does not fit, ModelError for a folder without
-    a configuration, HttpFailedError when it does not answer.
+    Raises ConfigError for a wrong version or model, ModelError for a folder without config.json,
+    HttpFailedError without an answer.
     """
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
     check_version(version)
@@ -79,7 +77,7 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
 
 
 def check_version(version: str) -> None:
-    """Raise ConfigError unless it is known.
+    """Raise ConfigError for an untested version.
 
     >>> check_version("0.32.0")
     >>> check_version("0.99.1")
@@ -96,7 +94,7 @@ def check_version(version: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that the model's own configuration says; 0 or empty where it says nothing."""
+    """From the model's config.json; 0 or empty where it has no such field."""
 
     num_layers: int
     num_kv_heads: int
@@ -107,7 +105,7 @@ class ModelShape:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Read `config.json`, and a sample of every weight.  Raises ModelError."""
+    """Raises ModelError."""
     try:
         document = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as e:
@@ -173,11 +171,10 @@ def _ready(
 
 
 async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
-    """Seconds that a step of so many tokens may take, by those of a short prompt in proportion.
+    """Seconds that a step of so many tokens may take, scaled up from a short prompt.
 
-    The prompt is timed once nothing has to be compiled for it.  vLLM compiles some operations at
-    the first request that needs them, and makes no step meanwhile: of a client's request that
-    would count as a stall, as would a long step on a slow machine.
+    The first requests have vLLM compile operations, during which a client's request would count as
+    a stall; a prompt after them is timed.
     """
     scored = _warm_up_spec(0, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
     for body in (

@@ -1,21 +1,17 @@
-"""Fetches of KV that take too long: for how long each has been under way, by the engine's page.
+"""Timeout of KV fetches, by vLLM's metrics; a fetch in vLLM's queue is not timed.
 
-Pure: the clock's values are passed in.  A fetch that still waits in the engine's queue
-costs nothing and is not timed: the engine renews the KV's lease meanwhile.  The page
-says how many wait, are under way and have come, not which.  The queue is in the order of
-priority and arrival, so the last ones of it wait; one that has left it does not go back,
-so a later one of better priority is behind it.  Of those that have, the first ones have come,
-but for one that a later one has overtaken: its KV hangs.
+The metrics say how many fetches wait, run and have arrived, not which.  The queue is in order of
+priority and arrival, so the last ones wait and the first ones have arrived, except those that a
+later one has overtaken: their KV hangs.
 """
 
 import math
 
-FETCH_SECONDS = 30.0
-"""Longest time under way: that for which a prefill engine keeps KV that nothing asks for."""
+FETCH_SECONDS = 30.0  # as long as a prefill engine keeps KV that is not requested
 
 
 class Fetches:
-    """Those of one engine that have no token yet."""
+    """Fetches of one engine that have no token yet."""
 
     def __init__(self) -> None:
         self._fetches: dict[str, tuple[int, float]] = {}  # (priority, when the engine got it)
@@ -27,11 +23,11 @@ class Fetches:
         return len(self._fetches)
 
     def begun(self, request_id: str, priority: int, now: float) -> None:
-        """The engine is asked for tokens by a peer's KV."""
+        """The engine has the request, with a peer's KV."""
         self._fetches[request_id] = priority, now
 
     def ended(self, request_id: str) -> None:
-        """Its KV has come, or is waited for no more."""
+        """The KV has arrived or is not expected any more."""
         self._overtaken.discard(request_id)
         priority, _ = self._fetches.pop(request_id, (0, 0.0))
         since = self._begun.pop(request_id, -math.inf)
@@ -42,10 +38,9 @@ class Fetches:
         }
 
     def seen(self, num_to_start: int, num_complete: int, requested_at: float) -> None:
-        """Take what a page says that was asked for then.
+        """Apply a metrics page requested at `requested_at`.
 
-        num_to_start: fetches that wait in the queue.  num_complete: whose KV has come, without a
-        token yet.
+        num_to_start: fetches in the queue.  num_complete: arrived, without a token yet.
         """
         known = {one: place for one, place in self._fetches.items() if place[1] <= requested_at}
         in_order = sorted(known, key=lambda one: (self._begun.get(one, math.inf), known[one]))
@@ -54,7 +49,7 @@ class Fetches:
         self._num_complete = num_complete
 
     def overdue(self, now: float) -> list[str]:
-        """Requests whose KV is waited for no more."""
+        """Requests whose fetch has timed out."""
         in_order = sorted(self._begun, key=lambda one: (one in self._overtaken, self._begun[one]))
         under_way = in_order[self._num_complete :]
         return [one for one in under_way if now - self._begun[one] >= FETCH_SECONDS]

@@ -1,9 +1,7 @@
-"""A request of ours as vLLM's token API takes it (`POST /inference/v1/generate`): token ids in and
-out, all of its sampling, nothing left to the server's defaults.
+"""Requests in the format of vLLM's token API (`POST /inference/v1/generate`).
 
-Pure.  Which tokens end an answer is said by us, so the end has one meaning on every
-engine: stop token ids are those of the request and of the model together, and the
-server's own eos is off.
+All sampling is explicit, nothing is left to the server's defaults.  Stop token ids are those of the
+request and of the model, and the server's eos is off.
 """
 
 from typing import Any
@@ -18,6 +16,7 @@ PATH = "/inference/v1/generate"
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
+# same name and meaning in vLLM, with their neutral values
 _NEUTRAL: dict[str, float] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -28,11 +27,10 @@ _NEUTRAL: dict[str, float] = {
     "repetition_penalty": 1.0,
     "min_tokens": 0,
 }
-"""Fields that both sides spell and mean alike, and their values without an effect."""
 
 
 def refusal(spec: RequestSpec) -> tuple[str, str] | None:
-    """(message, parameter) of what this engine lacks; None when it can run the request."""
+    """(message, parameter) of what vLLM cannot run; None = it can."""
     if spec.sampling.constraint is not None and spec.output:
         message = (
             "a structured answer that has begun cannot go on at another worker with engine type "
@@ -45,7 +43,7 @@ def refusal(spec: RequestSpec) -> tuple[str, str] | None:
 def generate(
     spec: RequestSpec, model: str, *, attempt: int, transfer: dict[str, Any] | None = None
 ) -> bytes:
-    """Body of a request whose tokens are streamed.  transfer: by which it fetches its KV."""
+    """Streaming request.  transfer: KV to fetch."""
     return _encode(
         _common(spec, model, attempt)
         | {
@@ -58,20 +56,18 @@ def generate(
 
 
 def prefill(spec: RequestSpec, model: str, *, attempt: int) -> bytes:
-    """Body of a request whose KV the engine then keeps for a peer's: its token is of no use, since
-    the peer's engine makes all of them.
-    """
+    """Request whose KV vLLM keeps for a peer; its token is ignored."""
     transfer = {"do_remote_decode": True, "do_remote_prefill": False}
     return _encode(_prompt_only(spec, model, attempt) | {"kv_transfer_params": transfer})
 
 
 def prompt_only(spec: RequestSpec, model: str, *, attempt: int = 1) -> bytes:
-    """Body of a request for a prompt's log probabilities, which a stream does not have."""
+    """Request for a prompt's log probabilities, which a stream does not have."""
     return _encode(_prompt_only(spec, model, attempt))
 
 
 def sampling_params(spec: RequestSpec) -> dict[str, Any]:
-    """Sampling of the tokens that are left to make."""
+    """Sampling of the tokens that are left to generate."""
     sampling = spec.sampling
     num_made = len(spec.output)
     params = {

@@ -1,8 +1,6 @@
-"""HTTP/1.1 to one server on loopback: exchanges that report what comes by calls, on connections
-that are kept.
+"""HTTP/1.1 client for one server on loopback, with kept-alive connections.
 
-A chunk of an answer costs no task and no queue: it goes from the socket to the
-exchange's `on_body` in one call.  Knows nothing of what is exchanged.
+Received data goes from the socket to the exchange's `on_body` in one call, without tasks or queues.
 """
 
 import asyncio
@@ -11,20 +9,17 @@ from typing import cast
 
 import httptools
 
-GET_SECONDS = 5.0
-"""Longest time for an answer to `get`."""
+GET_SECONDS = 5.0  # for an answer to `get`
 
-MAX_ATTEMPTS = 4
-"""Questions of one engine that answers late, as on a machine whose processors are all taken."""
+MAX_ATTEMPTS = 4  # of an answer in time, for a machine under full load
 
-MAX_ERROR_BYTES = 300
-"""Bytes of an error's body that its message repeats."""
+MAX_ERROR_BYTES = 300  # of an error's body in the message
 
 
 class HttpFailedError(Exception):
-    """No whole answer came; the message says why.
+    """No complete answer.
 
-    is_refused: nothing listens at the port.  is_late: none came in time, and one may the next time.
+    is_refused: connection refused.  is_late: timeout; a retry may succeed.
     """
 
     def __init__(self, message: str, *, is_refused: bool = False, is_late: bool = False) -> None:
@@ -34,7 +29,7 @@ class HttpFailedError(Exception):
 
 
 class HttpExchange:
-    """One request and its answer; to be subclassed for what follows from the answer.
+    """One request and its answer, to be subclassed.
 
     Exactly one of `on_end` and `on_lost` is called, and nothing after `close`.
     """
@@ -55,29 +50,26 @@ class HttpExchange:
         self.sent = head.encode() + b"\r\n" + body
 
     def on_body(self, data: bytes) -> None:
-        """Take a part of the answer's body."""
+        pass
 
     def on_end(self) -> None:
-        """Note that the answer is whole."""
+        """The answer is complete."""
 
     def on_lost(self, reason: str) -> None:
-        """Note that no whole answer comes."""
+        """No complete answer comes."""
 
     def close(self) -> None:
-        """Take nothing more; the server sees its connection end."""
+        """Abort: the server sees its connection end."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.abandon()
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` was called."""
         return self._is_closed
 
 
 class _WholeExchange(HttpExchange):
-    """An exchange whose answer is waited for."""
-
     def __init__(self, method: str, path: str, body: bytes = b"") -> None:
         super().__init__(method, path, body)
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -96,8 +88,6 @@ class _WholeExchange(HttpExchange):
 
 
 class VllmClient:
-    """The connections to one port of this machine."""
-
     def __init__(self, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
         self._port = port
@@ -106,14 +96,14 @@ class VllmClient:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def begin(self, exchange: HttpExchange) -> None:
-        """Send a request; the exchange is called with the answer."""
+        """Send a request; the exchange gets the answer."""
         if self._idle:
             self._idle.pop().begin(exchange, is_kept=True)
         else:
             self._connect(exchange)
 
     async def get(self, path: str) -> bytes:
-        """Return the body of a 200.  Raises HttpFailedError for any other end."""
+        """Return the body of a 200.  Raises HttpFailedError."""
         try:
             async with asyncio.timeout(GET_SECONDS):  # wait_for may lose a cancellation
                 return await self._whole(_WholeExchange("GET", path))
@@ -122,11 +112,7 @@ class VllmClient:
             raise HttpFailedError(message, is_late=True) from e
 
     async def get_patiently(self, path: str) -> bytes:
-        """Return the body of a 200, asked for MAX_ATTEMPTS times at most while none comes in
-        time.
-
-        Raises HttpFailedError for any other end.
-        """
+        """`get` with up to MAX_ATTEMPTS after timeouts.  Raises HttpFailedError."""
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return await self.get(path)
@@ -136,7 +122,7 @@ class VllmClient:
         return await self.get(path)
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Return the body of a 200, however long it takes.  Raises HttpFailedError."""
+        """Return the body of a 200, without a timeout.  Raises HttpFailedError."""
         return await self._whole(_WholeExchange("POST", path, body))
 
     async def _whole(self, exchange: _WholeExchange) -> bytes:
@@ -151,7 +137,7 @@ class VllmClient:
         return body
 
     def close(self) -> None:
-        """End all connections; what is under way is lost without a word."""
+        """Exchanges in flight get no call."""
         for task in self._connecting:
             task.cancel()
         for connection in list(self._open):
@@ -181,15 +167,13 @@ class VllmClient:
     # --- what connections say ---------------------------------------------------------------
 
     def opened(self, connection: "_Connection") -> None:
-        """Note a connection."""
         self._open.add(connection)
 
     def freed(self, connection: "_Connection") -> None:
-        """Keep a connection for the next exchange."""
         self._idle.append(connection)
 
     def ended(self, connection: "_Connection", retried: HttpExchange | None) -> None:
-        """Forget a connection.  retried: the server closed it before it saw this one."""
+        """retried: an exchange that the server closed the kept connection on, unseen."""
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -198,8 +182,6 @@ class VllmClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with one exchange at a time."""
-
     def __init__(self, owner: VllmClient) -> None:
         self._owner = owner
         self._exchange: HttpExchange | None = None
@@ -207,7 +189,7 @@ class _Connection(asyncio.Protocol):
         self._is_kept = self._has_answer = False
 
     def begin(self, exchange: HttpExchange, *, is_kept: bool) -> None:
-        """Send a request.  is_kept: the server may just be closing the connection."""
+        """is_kept: reused, so the server may be closing it."""
         assert self._transport is not None, "only an open connection is used"
         self._exchange, exchange._connection = exchange, self
         self._is_kept, self._has_answer = is_kept, False
@@ -215,7 +197,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(exchange.sent)
 
     def abandon(self) -> None:
-        """End the connection; its exchange is called no more."""
+        """Its exchange gets no more calls."""
         self._exchange = None
         if self._transport is not None:
             self._transport.abort()
@@ -246,17 +228,14 @@ class _Connection(asyncio.Protocol):
     # --- httptools' callbacks ---------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
-        """Note the status."""
         if self._exchange is not None:
             self._exchange.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Hand on a part of the body."""
         if self._exchange is not None:
             self._exchange.on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the exchange, and keep the connection where the server does."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

@@ -1,11 +1,8 @@
-"""Runs one command so that nothing of it outlives the worker: `python -m
-pdcluster_worker.vllm_engine.launcher COMMAND...`.
+"""`python -m pdcluster_worker.vllm_engine.launcher COMMAND...`: run a command and end all of it.
 
-A stock engine is several processes, and those that compute do not notice the end of
-the one that they were started by.  This one ends them all: after the command has
-ended, and when the worker is gone, whatever it was ended by.  SIGTERM asks the command
-to end, and kills all of it after a while; SIGQUIT kills all at once.  It ends with the
-command's status.
+vLLM's engine processes do not notice the end of their parent.  The launcher kills the process group
+after the command has ended or the worker is gone.  SIGTERM: terminate, then kill after
+GRACE_SECONDS; SIGQUIT: kill at once.  It exits with the command's status.
 """
 
 import contextlib
@@ -17,12 +14,11 @@ from types import FrameType
 
 from pdcluster_worker.system.parent_death import terminate_with_parent
 
-GRACE_SECONDS = 10
-"""Time for the command to end after it was asked."""
+GRACE_SECONDS = 10  # for the command to end after SIGTERM
 
 
 def main(command: list[str]) -> int:
-    """Run it; returns its exit status, of one that a signal ended as a shell says it."""
+    """Returns the command's exit status, 128 + n after signal n."""
     child: subprocess.Popen[bytes] | None = None
 
     def kill(_signal: int, _frame: FrameType | None) -> None:

@@ -1,10 +1,8 @@
-"""Statistics and pongs of a stock engine: its own numbers, read now and then, and what is counted
-of its requests here.
+"""Statistics, pongs and health of a vLLM engine, from its /metrics and our request counts.
 
-Its page costs it some milliseconds, so it is read once a second while it works, and
-seldom else.  An engine whose page changes makes progress, also where no token comes:
-it computes a long prompt.  One that refuses its port has ended.  While it does not show
-its page, a ping waits for its answer.
+The page costs vLLM milliseconds, so it is read once a second under load.  A changed page counts as
+progress (a long prompt); a refused connection means that the engine has ended; a ping is answered
+only while the page can be read.
 """
 
 import asyncio
@@ -25,25 +23,20 @@ logger = logging.getLogger(__name__)
 
 BUSY_SECONDS = 1.0
 IDLE_SECONDS = 5.0
-"""Seconds between two readings of the engine's page, while it works and while it does not."""
 
 KEPT_SECONDS = 600.0
-"""Longest time for which prompts that wait for KV kept for peers are no stall, its page the same;
-peers renew what they wait for.
-"""
+"""Longest time of unchanged metrics that is tolerated while peers fetch KV."""
 
 REPORT_SECONDS = 0.1
-"""Least time between two statistics; the last change is always reported."""
+"""Minimum between two statistics; the last change is always reported."""
 
 
 class Reports:
-    """One engine's, from its being ready.  emit: takes statistics and pongs.
+    """Reports of one engine, from when it is ready.  emit: receives statistics and pongs.
 
-    first:         what its page said then.
-    on_gone:       called once when the engine has ended or is another one.
-    max_sequences: requests that it runs at a time.
-
-    on_page: called after each reading of its page.
+    first:   its page at that time.
+    on_gone: called once when the engine has ended or was restarted.
+    on_page: called after each reading.
     """
 
     def __init__(
@@ -74,7 +67,7 @@ class Reports:
     # --- what the engine is asked -----------------------------------------------------------
 
     def taken(self) -> None:
-        """A message was taken, and may have changed something."""
+        """A message was handled."""
         self._num_inputs += 1
         self.changed()
 
@@ -86,12 +79,12 @@ class Reports:
             self._wake.set()
 
     def kept(self) -> None:
-        """The engine keeps KV for a peer's."""
+        """The engine keeps KV for a peer."""
         self._keeps = True
         self._scraped_at = 0.0
 
     def answer_ping(self) -> None:
-        """Answer for the engine's loop, once it shows its page."""
+        """Answer a ping, once the page can be read."""
         self._is_pinged = self._is_silent
         if not self._is_silent:
             is_to_step = self.load.is_to_step and not self._waits_for_kept
@@ -99,28 +92,23 @@ class Reports:
 
     @property
     def shows_page(self) -> bool:
-        """True unless its page could not be read the last time."""
         return not self._is_silent
 
     def num_blocks(self, num_tokens: int) -> int:
-        """KV blocks for that many tokens."""
         return -(-num_tokens // self._first.block_size)
 
     def has_space(self, num_blocks: int) -> bool:
-        """Return whether one more request and that many blocks have a place, as far as is known.
-
-        An idle engine has room.
-        """
+        """Return whether a request with that many blocks fits; an idle engine always has space."""
         is_empty = not self.load.num_slots and not self._keeps
         return is_empty or (self._has_slot and num_blocks <= self.free_blocks)
 
     def can_begin(self, num_tokens: int) -> bool:
-        """Return whether a prompt of so many tokens has to wait for no other request to end."""
+        """Return whether a prompt would wait for no other request to end."""
         return self.has_space(self.num_blocks(num_tokens))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that neither requests hold, nor those in the engine's queue and transfers will."""
+        """Free blocks, less those of queued prompts and expected transfers."""
         load, scrape, when = self.load, self._scrape, self._scraped_at
         num_prompts = max(0, scrape.num_queued - scrape.fetches_to_start)
         queued = load.queued_tokens(when, scrape.fetches_to_start, num_prompts)
@@ -133,10 +121,9 @@ class Reports:
 
     @property
     def _waits_for_kept(self) -> bool:
-        """True if it runs nothing, and a prompt does not fit beside the KV that is kept for peers.
+        """True if a prompt waits only for KV that is kept for peers.
 
-        What its page says counts while it changes now and then: that of an engine which hangs does
-        not.
+        Only while the page changes now and then: that of a hung engine does not.
         """
         scrape = self._scrape
         is_still = time.monotonic() - self._changed_at >= KEPT_SECONDS
@@ -146,7 +133,7 @@ class Reports:
         return self._keeps and is_queue and not does_fit and not is_still
 
     def expected_hit(self, spec: RequestSpec) -> int:
-        """Tokens of a prompt that its prefix cache has now."""
+        """Tokens of a prompt in the prefix cache."""
         tokens, size = [*spec.prompt, *spec.output], self._first.block_size
         if not len(self.cache) or len(tokens) <= size:
             return 0
@@ -154,10 +141,7 @@ class Reports:
         return min(matched, (len(tokens) - 1) // size) * size
 
     async def is_alive(self, reason: str) -> bool:
-        """Ask whether the engine still serves; one that does not is gone, for `reason`.
-
-        One answer that is late says nothing: the engine may be busy.
-        """
+        """Check /health; an engine that does not answer is reported gone, for `reason`."""
         try:
             await self._http.get_patiently("/health")
         except HttpFailedError as e:
@@ -209,21 +193,19 @@ class Reports:
         self.report()
 
     def _progress(self, scrape: Scrape) -> None:
-        """Count a step where the page has changed and no token has come since."""
+        """Count a step where the page has changed without a token."""
         made = self.load.generation_tokens
         if self.load.has_work and made == self._tokens_then and scrape != self._scrape:
             self.load.progressed()
         self._tokens_then = made
 
     def close(self) -> None:
-        """Report nothing more."""
         if self._due is not None:
             self._due.cancel()
 
     # --- statistics -------------------------------------------------------------------------
 
     def report(self) -> None:
-        """Report now."""
         if self._due is not None:
             self._due.cancel()
             self._due = None

@@ -1,8 +1,4 @@
-"""The exchanges of a request with a stock engine: what each kind of answer becomes.
-
-One that is no 200, breaks off or holds an error fails its request, whatever its head
-said.
-"""
+"""Exchanges of a request with vLLM; any status but 200, or an error in the body, fails it."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -27,11 +23,9 @@ OK = 200
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """One request.
-
-    epoch:       of its transfer, while its KV is to come from a peer's engine; None = it is not.
-    is_fetching: this engine has been asked for its tokens by that KV, and none has come.
-    trace:       headers of the trace that it belongs to.
+    """epoch:       of the transfer while KV is expected from a peer; None = not.
+    is_fetching: vLLM has the request with that KV, and no token has come.
+    trace:       HTTP headers.
     """
 
     spec: RequestSpec
@@ -43,35 +37,23 @@ class VllmRequest:
 
 
 class EngineEvents(Protocol):
-    """Takes what exchanges bring; see `vllm_engine.engine.StockEngine`."""
+    """Implemented by `vllm_engine.engine.VllmEngine`."""
 
-    def made(self, request: VllmRequest, tokens: list[Token], *, is_end: bool) -> None:
-        """Pass on tokens that have come."""
-        ...
+    def made(self, request: VllmRequest, tokens: list[Token], *, is_end: bool) -> None: ...
 
-    def verified(self, received: Received) -> None:
-        """Say what of a prompt came from its peer's engine."""
-        ...
+    def verified(self, received: Received) -> None: ...
 
-    def prefilled(self, request: VllmRequest, handle: KvTransferParams) -> None:
-        """Pass on the handle of KV that the engine keeps for a peer's."""
-        ...
+    def prefilled(self, request: VllmRequest, handle: KvTransferParams) -> None: ...
 
-    def generate(self, request: VllmRequest, scores: list[PromptLogprob]) -> None:
-        """Have its tokens made.  scores: of its prompt, which the first token says."""
-        ...
+    def generate(self, request: VllmRequest, scores: list[PromptLogprob]) -> None: ...
 
-    def broken_off(self, request: VllmRequest, exchange: HttpExchange, reason: str) -> None:
-        """Fail a request whose answer broke off, alone or with the engine that has ended."""
-        ...
+    def broken_off(self, request: VllmRequest, exchange: HttpExchange, reason: str) -> None: ...
 
-    def failed(self, request: VllmRequest, error: VllmError) -> None:
-        """End a request, or have the server say how to go on without a peer's KV."""
-        ...
+    def failed(self, request: VllmRequest, error: VllmError) -> None: ...
 
 
 class _Answer(HttpExchange, ABC):
-    """The answer to one request; one that is no 200 is an error."""
+    """An answer with another status than 200 is an error."""
 
     def __init__(self, engine: EngineEvents, request: VllmRequest, body: bytes) -> None:
         super().__init__("POST", generate_api.PATH, body, request.trace)
@@ -97,7 +79,7 @@ class _Answer(HttpExchange, ABC):
 
     @abstractmethod
     def read(self, body: bytes) -> None:
-        """Act on a whole answer.  Raises VllmError."""
+        """Handle a complete answer.  Raises VllmError."""
 
     def _fail(self, error: VllmError) -> None:
         self.close()
@@ -105,8 +87,6 @@ class _Answer(HttpExchange, ABC):
 
 
 class TokenAnswer(_Answer):
-    """Tokens as they come."""
-
     def __init__(
         self, engine: EngineEvents, request: VllmRequest, body: bytes, stream: TokenStream
     ) -> None:
@@ -135,10 +115,7 @@ class TokenAnswer(_Answer):
 
 
 class VerifiedAnswer(TokenAnswer):
-    """Tokens of a request whose fetched KV is counted before its first one is said.
-
-    By the engine's own counts; see `received`.
-    """
+    """Tokens of a request whose fetched KV is counted before its first token (`received`)."""
 
     def __init__(
         self, engine: EngineEvents, request: VllmRequest, body: bytes, stream: TokenStream
@@ -150,7 +127,7 @@ class VerifiedAnswer(TokenAnswer):
         self._has_ended = False
 
     def count_first(self, http: VllmClient) -> None:
-        """Send the request once the engine has said its count."""
+        """Send the request after reading the engine's counts."""
         self._counting = asyncio.create_task(self._begin(http))
 
     def on_body(self, data: bytes) -> None:
@@ -197,10 +174,9 @@ class VerifiedAnswer(TokenAnswer):
 
 
 def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
-    """Outcome of one request's transfer, of the pages before it and at its first token.
+    """Count what one request has received, by the metrics before it and at its first token.
 
-    Other requests that fetch meanwhile can only add to the counts: of more tokens than its prompt
-    has, those are its own, and which bytes are its own is not known.
+    Concurrent fetches only add: if the counts exceed its prompt, its bytes are unknown.
     """
     num_tokens = now.external_tokens - before.external_tokens
     if num_tokens > len(spec.prompt):
@@ -214,19 +190,19 @@ def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
 
 
 async def _page(http: VllmClient) -> Scrape:
-    """Read the engine's page.  Raises HttpFailedError."""
+    """Raises HttpFailedError."""
     return read_numbers(await http.get("/metrics"))
 
 
 class PrefillAnswer(_Answer):
-    """The handle of KV that is kept for a peer's engine."""
+    """The handle of KV that is kept for a peer."""
 
     def read(self, body: bytes) -> None:
         self._engine.prefilled(self._request, responses.read_prefill(body, self._request.spec))
 
 
 class PromptAnswer(_Answer):
-    """Log probabilities of a prompt, whose tokens are made next, by the cache."""
+    """Log probabilities of a prompt; its tokens are generated next, from the cache."""
 
     def read(self, body: bytes) -> None:
         scores = responses.read_prompt_logprobs(body, self._request.spec)

@@ -1,8 +1,6 @@
-"""Answers of vLLM's token API as our messages: server-sent events to tokens, and the KV handle of a
-prefill.
+"""Parses answers of vLLM's token API: server-sent events to tokens, and KV handles.
 
-Pure.  What does not have the form that a known version gives raises
-`VllmError`: it is a failed request and never a wrong token.
+Anything unexpected raises `VllmError`: a failed request, never a wrong token.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class VllmError(Exception):
-    """The engine failed the request.  is_refusal: by its own size, shape or settings."""
+    """is_refusal: because of the request's size, shape or settings."""
 
     def __init__(self, message: str, *, is_refusal: bool = False, param: str | None = None) -> None:
         super().__init__(message)
@@ -87,9 +85,7 @@ ChunkT = TypeVar("ChunkT", bound=_ChunkBody)
 
 
 class KvTransferParams(msgspec.Struct, frozen=True):
-    """By which a decode engine fetches KV, as it travels with `PrefillDone`; and what the prefill
-    engine alone knows of the prompt.
-    """
+    """KV to fetch, as sent with `PrefillDone`, and the prefill engine's facts of the prompt."""
 
     transfer: dict[str, Any]
     cached_tokens: int = 0
@@ -104,7 +100,7 @@ encode_handle = msgspec.msgpack.Encoder().encode
 
 
 def decode_handle(data: bytes) -> KvTransferParams:
-    """Raises VllmError for what no prefill worker of this kind made."""
+    """Raises VllmError for a malformed handle."""
     try:
         return _handle(data)
     except (msgspec.DecodeError, RecursionError) as e:
@@ -112,13 +108,11 @@ def decode_handle(data: bytes) -> KvTransferParams:
 
 
 class TokenStream:
-    """Tokens of one streamed answer, in order.
+    """Tokens of one streamed answer; the last one is held back until the usage.
 
-    The last one is held back until the answer's usage has come, which follows at once.
-
-    cached_tokens:   of the prompt, as expected; the last token has what the engine says.
-    handle:          of KV that it fetches: the prefill engine's words on the prompt count.
-    prompt_logprobs: for its first token.
+    cached_tokens:   expected; the last token has vLLM's own count.
+    handle:          of fetched KV, with the prefill engine's facts.
+    prompt_logprobs: for the first token.
     """
 
     def __init__(
@@ -140,7 +134,7 @@ class TokenStream:
         self._last: Token | None = None
 
     def feed(self, data: bytes) -> list[Token]:
-        """Take bytes of the body.  Raises VllmError."""
+        """Raises VllmError."""
         if self._rest:
             data = self._rest + data
         *events, self._rest = data.split(b"\n\n")
@@ -207,7 +201,7 @@ class TokenStream:
 
 
 def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
-    """The handle of a prefill's whole answer.  Raises VllmError."""
+    """Raises VllmError."""
     whole = _read(_whole, body)
     if not whole.kv_transfer_params or not whole.kv_transfer_params.get("remote_block_ids"):
         message = "the engine keeps no KV for its peer: is its kv-transfer-config the one of P/D?"
@@ -218,12 +212,11 @@ def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
 
 
 def read_prompt_logprobs(body: bytes, spec: RequestSpec) -> list[PromptLogprob]:
-    """Return those of the prompt's tokens from the second on.  Raises VllmError."""
+    """Scores of the prompt's tokens from the second on.  Raises VllmError."""
     return _prompt_logprobs(_read(_whole, body), spec)
 
 
 def read_error(status: int, body: bytes) -> VllmError:
-    """Error of an answer that is no 200."""
     try:
         error = _whole(body).error or _Error()
     except msgspec.DecodeError:
@@ -232,7 +225,7 @@ def read_error(status: int, body: bytes) -> VllmError:
 
 
 def _read(decode: Callable[[bytes], ChunkT], data: bytes) -> ChunkT:
-    """Decode one that holds no error.  Raises VllmError."""
+    """Raises VllmError for an error or a malformed answer."""
     try:
         read = decode(data)
     except msgspec.DecodeError as e:
@@ -259,13 +252,13 @@ def _scores(choice: _ChoiceBody, num_tokens: int) -> Sequence[_Scored | None]:
 
 
 def _top(score: _Scored, num_top: int) -> list[tuple[int, float]]:
-    """The most likely ones; the engine names the sampled one first."""
+    """The most likely ones; vLLM puts the sampled one first."""
     by_rank = sorted(score.top_logprobs, key=lambda one: (-one.logprob, one.rank or 0))
     return [(one.token_id, one.logprob) for one in by_rank[:num_top]]
 
 
 def _prompt_logprobs(whole: _WholeBody, spec: RequestSpec) -> list[PromptLogprob]:
-    """Each entry names the prompt's token first, then the most likely ones."""
+    """Each entry has the prompt's token first, then the most likely ones."""
     num_top = spec.sampling.prompt_logprobs
     if num_top is None:
         return []

@@ -1,7 +1,6 @@
-"""Listens for a stock engine's KV events, at a ZMQ socket of this process on loopback.
+"""Receives vLLM's KV events on a ZMQ socket of this process.
 
-The engine connects to it, so nothing of it listens for events, and one that is started
-again finds the same address.
+vLLM connects to it, so a restarted engine finds the same address.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ OnBatch = Callable[[int, bytes], None]
 
 
 class Subscription:
-    """Listens from `open` to `close`.  on_batch: gets each batch's sequence and payload."""
+    """on_batch: called with sequence and payload."""
 
     def __init__(self, port: int, on_batch: OnBatch) -> None:
         self._port = port
@@ -27,7 +26,7 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
-        """Listen.  Raises ConfigError when the port cannot be used."""
+        """Raises ConfigError when the port cannot be used."""
         try:
             self._socket.bind(f"tcp://127.0.0.1:{self._port}")
         except zmq.ZMQError as e:
@@ -36,7 +35,6 @@ class Subscription:
         self._loop.add_reader(self._socket.fileno(), self._poll)
 
     def close(self) -> None:
-        """Listen no more."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
         self._context.term()

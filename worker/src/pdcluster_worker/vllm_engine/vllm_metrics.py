@@ -1,8 +1,4 @@
-"""Reads a stock engine's `/metrics`: the few values that are ours to report, as plain numbers.
-
-Pure.  A name that is missing is 0: the version check keeps out servers that have
-other ones.
-"""
+"""Parses vLLM's `/metrics`; a missing name is 0, since the version is checked."""
 
 import re
 from dataclasses import dataclass
@@ -15,17 +11,13 @@ _LABEL = re.compile(rb'([a-z_]+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Values of one answer.
-
-    num_blocks, block_size: of its KV cache; 0 = not known yet.
-    prefix_caching:  it keeps blocks for prompts that begin alike.
-    kv_usage:        share of the blocks that requests hold, or that are kept for a peer's engine.
-    num_queued:      waiting requests that the engine has yet to begin, fetches among them.
-    started_seconds: when its process began, of the clock on the wall; another one is another engine
-    external_tokens: prompt tokens whose KV came from a peer's engine.
-    bytes_received, transfer_seconds: of NIXL's transfers to here, each rank's counted by itself.
-    fetches_to_start, fetches_complete: requests whose KV comes from one: that are in the queue, and
-                     that have it and wait to run.
+    """num_blocks, block_size: of the KV cache; 0 = unknown.
+    kv_usage:        share of blocks of requests, or kept for a peer.
+    num_queued:      requests that have not started, fetches included.
+    started_seconds: start of the process; identifies it.
+    external_tokens: prompt tokens whose KV came from a peer.
+    bytes_received, transfer_seconds: by NIXL, summed over ranks.
+    fetches_to_start, fetches_complete: requests with KV from a peer: queued, arrived.
     """
 
     num_blocks: int = 0
@@ -48,7 +40,7 @@ class Scrape:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that are neither free nor cached alone."""
+        """Blocks that are neither free nor only cached."""
         return round(self.kv_usage * self.num_blocks)
 
 
@@ -76,7 +68,7 @@ _READ = {*_COUNTS.values(), *_REALS.values()}
 
 
 def read_numbers(page: bytes) -> Scrape:
-    """Values of a page; those of one name with several labels are added up."""
+    """Values of one name with several labels are summed."""
     values: dict[str, float] = {}
     info: dict[str, str] = {}
     stages = {"num_queued": 0, **dict.fromkeys(_STAGES.values(), 0)}
