@@ -1,5 +1,7 @@
 """Exit code and output of pdctl's commands, as a user types them, in a folder of small files."""
 
+import copy
+import io
 import json
 import re
 import shlex
@@ -11,18 +13,23 @@ from typing import Any
 import pytest
 import yaml
 
+from pdctl.local.run_directory import RunDirectory
 from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.operator.operator_adapter import main, reported
 from tests.golden.operator.status_scenes import CHAT, NEXT, RECREATE, SCENES, chat
 from tests.golden.records import check, check_names
-from tests.schema.object_cases import at
+from tests.schema.object_cases import at, without
 
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
 FOLDER = RECORDS / "pdctl"
-COMMANDS = yaml.safe_load((Path(__file__).parent / "commands.yaml").read_text())
-WRONG = yaml.safe_load((Path(__file__).parent / "wrong_fields.yaml").read_text())
+HERE = Path(__file__).parent
+COMMANDS, WRONG, INPUTS, RUNS = (
+    yaml.safe_load((HERE / f"{name}.yaml").read_text())
+    for name in ("commands", "wrong_fields", "inputs", "runs")
+)
+RUNS_OF = {"run": ["chat"], "several_runs": ["chat", "refused"]}
 OTHERS = ("replay", "wrong_fields", "examples")
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = HERE.parents[2] / "examples"
 OF_AUTOSCALER = "autoscaled, and scaled by hand"
 
 Pdctl = Callable[[str], str]
@@ -52,7 +59,43 @@ def files() -> dict[str, Any]:
         "notes.txt": "a: [",
         "list.yaml": [1, 2],
         "kubeconfig.yaml": "a: [",
+        "empty.yaml": {},
+        "date.yaml": yaml.safe_dump(
+            chat({"routing": {"offload": {"prefillQueueMax": "2020-13-45"}}})
+        ).replace("'", ""),
+        "short.yaml": chat({"engine": {"maxModelLen": 64}}),
+        **table_files(),
     }
+
+
+def table_files() -> dict[str, Any]:
+    """Files of inputs.yaml, and those with a decision in other forms."""
+    bases = {"chat": CHAT, **INPUTS["bases"]}
+    found = {name: changed(bases, **entry) for name, entry in INPUTS["files"].items()}
+    scaled, four = bases["scaled"], copy.deepcopy(bases["scaled"])
+    newest = four["status"]["autoscaling"]["lastDecisions"][0]
+    modes = ({}, {}, {"mode": "Advise"}, {"mode": "On"})
+    four["status"]["autoscaling"]["lastDecisions"] = [
+        {**newest, "at": f"2026-03-04T12:0{3 - number}:05Z", **mode}
+        for number, mode in enumerate(modes)
+    ]
+    return {
+        **found,
+        "decided.yaml": bases["decided"],
+        "scaled-pools.yaml": scaled,
+        "unquoted.yaml": re.sub(r"'(\S+Z)'", r"\1", yaml.safe_dump(scaled)),
+        "decided-four-times.yaml": four,
+        "status.json": json.dumps(scaled["status"]),
+    }
+
+
+def changed(bases: dict[str, Any], of: str | None = None, **changes: Any) -> Any:
+    if of is None:
+        return changes
+    document = copy.deepcopy(bases[of])
+    for path, value in changes.items():
+        (without(path) if value is None else at(path, value))(document)
+    return document
 
 
 @pytest.fixture
@@ -69,7 +112,10 @@ def pdctl(
     monkeypatch.chdir(tmp_path)
 
     def run(line: str) -> str:
-        monkeypatch.setattr("sys.argv", shlex.split(line))
+        command, _, stdin = line.partition(" < ")
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        if stdin:
+            monkeypatch.setattr("sys.stdin", io.StringIO(Path(stdin).read_text()))
         with pytest.raises(SystemExit) as ended:
             main()
         found = capfd.readouterr()
@@ -93,6 +139,11 @@ def write(content: Any, path: Path) -> None:
 def test_commands(group: str, pdctl: Pdctl) -> None:
     for name, content in files().items():
         write(content, Path(name))
+    Path("binary").write_bytes(b"\xff\xfe")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    for name in RUNS_OF.get(group, ()):
+        RunDirectory.create(Path("state/pdcluster"), name).write_state(RUNS[name])
     check(FOLDER / f"{group}.txt", "".join(map(pdctl, COMMANDS[group])))
 
 

@@ -95,16 +95,6 @@ async def test_mixed_workers_move_no_kv(pdctl: Callable[..., Any], tmp_path: Pat
     )
 
 
-async def test_cluster_that_does_not_run_here_is_looked_for_in_kubernetes(
-    pdctl: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    result = await pdctl("verify", "chat")
-
-    assert (result.exit_code, "no kubeconfig" in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("requests", "condition", "expected"),
     [
