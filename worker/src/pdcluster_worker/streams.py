@@ -1,7 +1,4 @@
-"""Streams of items: async generators, and objects with `__anext__` where only passing items on.
-
-A generator in a chain costs a resumption for every item.  A stream has one reader at a time.
-"""
+"""Streams of items: async generators, and objects with `__anext__` that cost less to resume."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -67,10 +64,7 @@ class Mapped(Generic[ItemT, MadeT]):
 
 
 class Merged(AsyncIterator[ItemT]):
-    """Items of several streams as they come, each stream's in order; an error of one ends all.
-
-    It costs a task per stream and a queue.
-    """
+    """Items of several streams as they come, each stream's in order; an error of one ends all."""
 
     def __init__(self, streams: Sequence[Stream[ItemT]]) -> None:
         self._items: asyncio.Queue[tuple[ItemT] | Exception | None] = asyncio.Queue()

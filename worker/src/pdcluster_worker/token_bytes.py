@@ -1,8 +1,4 @@
-"""The bytes of each token, from the decoder of a tokenizer.json.
-
-Byte-level BPE (a character is a byte) and SentencePiece (U+2581 is a space, <0xAB> a byte).
-Joining token bytes and decoding UTF-8 is exact; leading spaces are kept.
-"""
+"""The bytes of each token, by tokenizer.json's decoder: byte-level BPE or SentencePiece."""
 
 import re
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Settings of each data-parallel engine of a worker: an even share of the worker's.
-
-Threads, KV memory and bandwidth are divided; step sizes and KV ports are each engine's own.
-"""
+"""Settings of each data-parallel engine: shares of threads, memory and bandwidth of its worker."""
 
 from dataclasses import dataclass
 

@@ -43,64 +43,46 @@ class ChunkScheduleConfig(Section, frozen=True):
 
 
 class PrefillDelayerConfig(Section, frozen=True):
-    """Holding new prompts back to prefill them together (`engine.prefill_delayer`).
-
-    token_usage_low_watermark: with less KV usage nothing is held back; None = off.
-    queue_min_ratio:           waiting prompts over running requests that end the wait; None = off.
-    """
+    """Holding new prompts back to prefill them together (`engine.prefill_delayer`)."""
 
     enabled: bool = True
     max_delay_passes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 30
     max_delay_milliseconds: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
-    token_usage_low_watermark: Share | None = None
-    queue_min_ratio: Share | None = None
+    token_usage_low_watermark: Share | None = None  # with less KV usage none waits
+    queue_min_ratio: Share | None = None  # waiting over running requests
 
 
 class EngineConfig(Section, frozen=True):
-    """device:              auto = cuda where the pool has an accelerator, else cpu.
-    max_model_len:       refused if the KV cache does not hold it; None = the model's own limit, or
-                         what the KV cache holds.
-    kv_cache_memory:     bytes; ignored with num_blocks.
-    device_memory_share: of a GPU, for weights, KV blocks and steps; overrides kv_cache_memory.
-    threads:             CPU threads of the model; 0 = from the cgroup limit.
-    data_parallel_size:  engine processes, which share threads, KV memory and bandwidth.
-    transfer_bandwidth:  bytes per second of KV sent by this worker; 0 = no limit.
-    fence_timeout_seconds: an older fence is reported overdue; its blocks stay quarantined.
-    admission_watermark: share of the KV blocks that an admission leaves free while others run.
-    batch_invariant:     a request's bits do not depend on the batch, caching or where it runs.
-    prefill_delayer:     prefill and mixed workers only.
-    speculation:         decode and mixed workers only.
-    """
-
     type: Literal["pdcluster", "vllm"] = "pdcluster"
     vllm: VllmConfig = VllmConfig()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = by the pool's accelerator
     block_size: Positive = 16
     max_batched_tokens: StepTokens = 256
     max_sequences: StepSequences = 64
-    max_model_len: Positive | None = None
+    max_model_len: Positive | None = None  # None = what the model and the KV cache allow
     prefix_caching: bool = True
-    kv_cache_memory: Positive = 1 << 30
-    device_memory_share: Share | None = None
+    kv_cache_memory: Positive = 1 << 30  # ignored with num_blocks
+    device_memory_share: Share | None = None  # for weights, KV blocks and steps of a GPU
     num_blocks: Positive | None = None
-    threads: Threads = 0
+    threads: Threads = 0  # 0 = from the cgroup limit
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
-    transfer_bandwidth: Natural = 0
+    transfer_bandwidth: Natural = 0  # bytes per second; 0 = no limit
     verify_transfers: bool = False
-    fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0
-    batch_invariant: bool = False
+    fence_timeout_seconds: Annotated[float, msgspec.Meta(gt=0.0)] = 30.0  # older: overdue
+    batch_invariant: bool = False  # bits do not depend on the batch or caching
     scheduler: SchedulerName = "continuous"
     scheduling_policy: SchedulingPolicy = "priority"
     long_prefill_token_threshold: Natural = 0
     chunked_prefill: bool = True
     tbt_slo_milliseconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     chunk_schedule: ChunkScheduleConfig | None = None
+    # share of KV blocks left free
     admission_watermark: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
-    prefill_delayer: PrefillDelayerConfig | None = None
-    speculation: SpeculationConfig | None = None
+    prefill_delayer: PrefillDelayerConfig | None = None  # prefill and mixed workers only
+    speculation: SpeculationConfig | None = None  # decode and mixed workers only
 
     def __post_init__(self) -> None:
         if self.type == "vllm" and (given := list(pdcluster_only_fields(self))):

@@ -21,13 +21,7 @@ METHODS: list[Method] = ["GET", "HEAD", "POST", "DELETE"]
 
 
 class CorsPolicy(PolicySection, frozen=True):
-    """Cross-origin rights (Fetch standard).
-
-    allowed_origins:   as a browser sends them, or *; empty = no other origin.
-    allowed_headers:   * = any.
-    allow_credentials: cookies and stored passwords may be sent; not with origin *.
-    max_age_seconds:   for which a browser may cache the answer.
-    """
+    """Cross-origin rights (Fetch standard); * = any."""
 
     allowed_origins: Annotated[list[Origin], msgspec.Meta(max_length=MAX_ORIGINS)] = msgspec.field(
         default_factory=list
@@ -50,15 +44,9 @@ class CorsPolicy(PolicySection, frozen=True):
 
 
 class HttpLimitsPolicy(PolicySection, frozen=True):
-    """Limits of one client.
-
-    max_header_bytes: request line and header fields; trailers may have as much again.
-    header_seconds:   first byte of a request to the end of its header.
-    body_seconds:     header to the end of the body, plus a second for each 64 KiB received.
-    """
-
+    # trailers may have as much again
     max_header_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1 << 20)] = 64 << 10
     max_headers: Annotated[int, msgspec.Meta(ge=16, le=2000)] = 128
-    header_seconds: Annotated[int, msgspec.Meta(ge=1, le=600)] = 10
-    body_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 10
+    header_seconds: Annotated[int, msgspec.Meta(ge=1, le=600)] = 10  # from the first byte
+    body_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 10  # plus 1 s per 64 KiB
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75

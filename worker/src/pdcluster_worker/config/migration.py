@@ -10,25 +10,16 @@ Moves = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class MovingPolicy(PolicySection, frozen=True):
-    """Migration of running requests to another decode worker.
-
-    enabled:           migrate when the worker is lost, stalls or drains.
-    max_moves:         per choice; bounds the workers that a harmful request can end.
-    after_preemptions: migrate a request that was preempted so often; 0 = never.
-    """
+    """Migration of running requests to another decode worker."""
 
     enabled: bool = True
-    max_moves: Moves = 2
-    after_preemptions: Natural = 0
+    max_moves: Moves = 2  # bounds the workers that a harmful request can end
+    after_preemptions: Natural = 0  # 0 = never
 
 
 class RacingPolicy(PolicySection, frozen=True):
-    """Hedged requests: run on two decode workers until the first token.
-
-    max_requests: most requests on either worker.
-    max_ratio:    of all requests.
-    """
+    """Hedged requests: run on two decode workers until the first token."""
 
     enabled: bool = False
-    max_requests: Natural = 2
-    max_ratio: Share = 0.1
+    max_requests: Natural = 2  # on either worker
+    max_ratio: Share = 0.1  # of all requests

@@ -15,14 +15,10 @@ ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
 
 
 class ModelConfig(Section, frozen=True):
-    """dtype:         auto = one for all workers of the revision (`peers.dtype`).
-    chat_template: Jinja, or a name of `server.text.default_templates`; None = the model's own.
-    tool_parser, reasoning_parser: auto = by the chat template.
-    """
-
     name: str
     path: str
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto = one for the revision
+    # Jinja, or a name of `default_templates`
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
-    tool_parser: ToolParserName = "auto"
+    tool_parser: ToolParserName = "auto"  # auto = by the chat template
     reasoning_parser: ReasoningParserName = "auto"

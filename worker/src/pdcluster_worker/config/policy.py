@@ -1,8 +1,4 @@
-"""The policy file, which may change while a worker runs.
-
-A bad file leaves the last good one in force (`policy_file`).  Unknown fields are ignored with a
-warning: a newer operator may render more of them.
-"""
+"""The policy file, which may change while a worker runs; unknown fields are only logged."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -37,26 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 class AdmissionPolicy(PolicySection, frozen=True):
-    """Limits of the ingress: 503 over the queue's, 413 over the body's.
+    """Limits of the ingress: 503 over the queue's, 413 over the body's."""
 
-    max_queued_requests: waiting for their first token; also the generations of one request.
-    max_queued_tokens:   of their prompts; 0 = no limit.
-    worker_wait_seconds: wait at a router while no decode worker takes new requests; 0 = refuse.
-    """
-
-    max_queued_requests: Positive = 1024
-    max_queued_tokens: Natural = 0
+    max_queued_requests: Positive = 1024  # without a first token
+    max_queued_tokens: Natural = 0  # of their prompts; 0 = no limit
     max_body_bytes: Positive = 4 << 20
+    # while no decode worker takes new requests
     worker_wait_seconds: Annotated[float, msgspec.Meta(ge=0.0, le=600.0)] = 0.0
 
 
 class PolicyConfig(PolicySection, frozen=True):
-    """shared_prefix_cache:   all API keys share cached blocks; else each key has its own.
-    stall_seconds:         without progress, in addition to the engine's longest step.
-    allow_client_priority: else any priority but 0 is refused.
-    tenants:               by the file name of the API key; tenant_defaults: of all others.
-    """
-
     offload: OffloadPolicy = OffloadPolicy()
     prefill_score: PrefillScorePolicy = PrefillScorePolicy()
     prefill_queue: PrefillQueuePolicy = PrefillQueuePolicy()
@@ -70,10 +56,12 @@ class PolicyConfig(PolicySection, frozen=True):
     degradation: DegradationPolicy = DegradationPolicy()
     estimation: EstimationPolicy = EstimationPolicy()
     tenant_defaults: TenantPolicy = TenantPolicy()
+    # by the file name of the API key
     tenants: dict[str, TenantPolicy] = msgspec.field(default_factory=dict)
-    shared_prefix_cache: bool = False
+    shared_prefix_cache: bool = False  # between API keys
+    # in addition to the longest step
     stall_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 20
-    allow_client_priority: bool = False
+    allow_client_priority: bool = False  # else refused unless 0
     moving: MovingPolicy = MovingPolicy()
     racing: RacingPolicy = RacingPolicy()
     relaying: RelayingPolicy = RelayingPolicy()

@@ -19,14 +19,10 @@ class SloPolicy(PolicySection, frozen=True):
 
 
 class EarlyRejectionPolicy(PolicySection, frozen=True):
-    """Low-priority requests whose estimated TTFT or TPOT exceeds its objective.
+    """Low-priority requests whose estimated TTFT or TPOT exceeds its objective."""
 
-    enabled:                 estimate before any work.
-    reject_on_slo_violation: refuse; else admit and degrade.
-    """
-
-    enabled: bool = False
-    reject_on_slo_violation: bool = True
+    enabled: bool = False  # estimate before any work
+    reject_on_slo_violation: bool = True  # else admit and degrade
 
 
 class HighPriorityPolicy(PolicySection, frozen=True):
@@ -36,13 +32,10 @@ class HighPriorityPolicy(PolicySection, frozen=True):
 
 
 class LowPriorityPolicy(PolicySection, frozen=True):
-    """threshold_milliseconds: wait for the first token while others run; None = unlimited.
-    past_threshold:         Shed = refuse a low request; Demote = a normal one becomes low.
-    prefill_workers:        WhenCalm = while no estimate exceeds `degradation.at_pressure`.
-    """
-
-    threshold_milliseconds: Milliseconds | None = None
+    threshold_milliseconds: Milliseconds | None = None  # of waiting; None = unlimited
+    # Demote = a normal request becomes low
     past_threshold: Literal["Shed", "Demote"] = "Shed"
+    # WhenCalm = below at_pressure
     prefill_workers: Literal["Allowed", "WhenCalm", "Barred"] = "Allowed"
 
 
@@ -54,33 +47,24 @@ class SmallerModelPolicy(PolicySection, frozen=True):
 
 
 class DegradationPolicy(PolicySection, frozen=True):
-    """Limits of low-priority requests under load.
+    """Limits of low-priority requests under load."""
 
-    at_pressure:       estimate over objective from which it counts as load.
-    max_tokens:        output tokens; None = unchanged.
-    max_prompt_tokens: longer prompts are refused; None = no limit.
-    """
-
-    at_pressure: Share = 0.8
-    max_tokens: Positive | None = None
-    max_prompt_tokens: Positive | None = None
+    at_pressure: Share = 0.8  # estimate over objective
+    max_tokens: Positive | None = None  # output; None = unchanged
+    max_prompt_tokens: Positive | None = None  # longer prompts are refused
     smaller_model: SmallerModelPolicy | None = None
 
 
 class EstimationPolicy(PolicySection, frozen=True):
-    """Estimates of completion times, and clients' deadlines.
+    """Estimates of completion times, and clients' deadlines."""
 
-    estimator:               ema = averages of `early_rejection`; others in `routing.waiting_time`.
-    allow_client_deadline:   else a request with `pdcluster.deadline_ms` is refused.
-    reject_unmeetable:       refuse a request that cannot meet its deadline.
-    slo_granularity_seconds: step of deadlines that make one request group.
-    preset_token_milliseconds, preset_output_tokens: until measured; without the former no estimate.
-    """
-
+    # ema = moving averages; others: `routing.waiting_time`
     estimator: Literal["ema", "rwt", "loadAware"] = "ema"
-    allow_client_deadline: bool = False
+    allow_client_deadline: bool = False  # else a deadline is refused
     reject_unmeetable: bool = False
+    # of a request group
     slo_granularity_seconds: Annotated[float, msgspec.Meta(gt=0.0, le=86400.0)] = 100.0
+    # None = no estimate before it is measured
     preset_token_milliseconds: Milliseconds | None = None
     preset_output_tokens: Positive = 256
 
@@ -93,14 +77,9 @@ class EstimationPolicy(PolicySection, frozen=True):
 
 
 class TenantPolicy(PolicySection, frozen=True):
-    """Limits of one API key; None = no limit.  Each ingress enforces an even share.
+    """Limits of one API key; None = no limit.  Each ingress enforces an even share."""
 
-    priority:            highest, and the default.
-    requests_per_second: each choice of each prompt is one; bursts of a second's worth are allowed.
-    tokens_per_minute:   prompts and answers; bursts of a minute's worth are allowed.
-    """
-
-    priority: Tier | None = None
-    requests_per_second: Rate | None = None
+    priority: Tier | None = None  # the highest, and the default
+    requests_per_second: Rate | None = None  # each choice of each prompt is one
     max_concurrent_requests: Positive | None = None
-    tokens_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None  # prompts and answers

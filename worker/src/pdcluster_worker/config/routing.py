@@ -58,32 +58,24 @@ class SloFeedbackPolicy(PolicySection, frozen=True):
 
 
 class OffloadPolicy(PolicySection, frozen=True):
-    """Rules for sending a prompt to a prefill worker (`routing.offload`).
-
-    length_thresholds:         overrides prefill_length_threshold for these accelerators.
-    max_transfer_milliseconds: a prompt with a longer expected KV transfer stays; 0 = no limit.
-    decode_busy_ratio:         with more of its KV blocks in use a decode worker keeps no prompt.
-    """
+    """Rules for sending a prompt to a prefill worker (`routing.offload`)."""
 
     policy: OffloadPolicyName = "rule"
     prefill_length_threshold: Natural = 256
     prefill_queue_max: Natural = 10
     decode_load_threshold: Natural = 8
     min_offload_length: Natural = 64
-    max_transfer_milliseconds: Milliseconds = 0.0
-    decode_busy_ratio: Share | None = None
+    max_transfer_milliseconds: Milliseconds = 0.0  # longer ones stay; 0 = no limit
+    decode_busy_ratio: Share | None = None  # of KV blocks; over it no prompt stays
     score: OffloadScorePolicy = OffloadScorePolicy()
     isl_bounding: IslBoundingPolicy = IslBoundingPolicy()
     prefill_load: PrefillLoadPolicy = PrefillLoadPolicy()
     slo_feedback: SloFeedbackPolicy = SloFeedbackPolicy()
-    length_thresholds: dict[str, Natural] = msgspec.field(default_factory=dict)
+    length_thresholds: dict[str, Natural] = msgspec.field(default_factory=dict)  # by accelerator
 
 
 class PrefillScorePolicy(PolicySection, frozen=True):
-    """Lowest cost among prefill workers with credit wins.
-
-    load_weight * queued tokens - prefix_weight * matched tokens + transfer_weight * transfer ms.
-    """
+    """Cost: load_weight * queued tokens - prefix_weight * matched tokens + transfer_weight * ms."""
 
     prefix_weight: Weight = 1.0
     load_weight: Weight = 1.0
@@ -104,24 +96,20 @@ class LatencyClass(PolicySection, frozen=True):
 
 
 class PrefillQueuePolicy(PolicySection, frozen=True):
-    """Batch windows of a prefill worker (`routing.batching`).
+    """Batch windows of a prefill worker (`routing.batching`)."""
 
-    mode:             immediate = no window; latencyFirst = a window that grows with the load;
-                      throughputFirst = min_prompts together, or after max_window_milliseconds.
-    length_buckets:   upper bounds in uncached tokens, ascending; a group is of one bucket.
-    fast_lane_tokens: prompts of up to so many go first and without a window; 0 = none.
-    latency_classes:  windows by priority; the first that fits overrides the mode's.
-    """
-
+    # latencyFirst = the window grows with the load; throughputFirst = min_prompts or max_window
     mode: Literal["immediate", "latencyFirst", "throughputFirst"] = "immediate"
     min_window_milliseconds: Window = 2.0
     max_window_milliseconds: Window = 10.0
     min_prompts: Prompts = 8
     max_prompts: Prompts = 32
+    # upper bounds in uncached tokens; a group is of one bucket
     length_buckets: Annotated[list[Positive], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=lambda: [512, 1024, 2048, 4096]
     )
-    fast_lane_tokens: Natural = 0
+    fast_lane_tokens: Natural = 0  # shorter prompts go first, without a window
+    # windows by priority, overriding the mode's
     latency_classes: Annotated[list[LatencyClass], msgspec.Meta(max_length=8)] = msgspec.field(
         default_factory=list
     )
@@ -152,18 +140,11 @@ DecodePolicyName = Literal[
 
 
 class KvAwarePolicy(PolicySection, frozen=True):
-    """overlap_credit:        of a cached block; 0 = pure load balance.
-    prefill_load_scale:    of a block to prefill, against a decode block.
-    prefill_decay:         by which queued prompts lessen the credit.
-    active_request_weight: of a request, in blocks.
-    track_prefill:         false for decode workers that compute no prompts.
-    """
-
-    overlap_credit: Weight = 1.0
-    prefill_load_scale: Weight = 1.0
-    prefill_decay: Weight = 0.0
-    active_request_weight: Weight = 0.0
-    track_prefill: bool = True
+    overlap_credit: Weight = 1.0  # of a cached block
+    prefill_load_scale: Weight = 1.0  # of a block to prefill
+    prefill_decay: Weight = 0.0  # of the credit by queued prompts
+    active_request_weight: Weight = 0.0  # in blocks
+    track_prefill: bool = True  # false: decode workers compute no prompts
 
 
 class CapacityAwarePolicy(PolicySection, frozen=True):
@@ -182,28 +163,21 @@ class LatencyAwarePolicy(PolicySection, frozen=True):
 
 
 class DecodeScorePolicy(PolicySection, frozen=True):
-    """Choice of the decode worker (`routing.decode_score`).
-
-    temperature:            0 = lowest cost; else a softmax sample.
-    kv_events:              match prefixes by the workers' events; else by what was sent recently.
-    min_cache_hit_ratio:    smaller matches, as a share of the prompt's blocks, do not count.
-    failure_taint:          cost factor of a worker that failed a request in the last seconds.
-    queue_threshold_tokens: while all workers have more queued prompt tokens, requests wait here.
-    allow_request_overrides: requests may name a worker, policy or weights, for tests.
-    """
+    """Choice of the decode worker (`routing.decode_score`)."""
 
     policy: DecodePolicyName = "leastRequest"
-    temperature: Weight = 0.0
-    kv_events: bool = True
+    temperature: Weight = 0.0  # 0 = lowest cost; else a softmax sample
+    kv_events: bool = True  # else matches are of what was sent recently
     recent_seconds: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 120.0
     hotspot_prevention: bool = True
     hot_workers_ratio: Share = 0.75
     max_share_ratio: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.5
-    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    min_cache_hit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5  # of a prompt
     session_affinity: bool = True
+    # cost factor after a failure
     failure_taint: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 1.0
-    queue_threshold_tokens: Natural | None = None
-    allow_request_overrides: bool = False
+    queue_threshold_tokens: Natural | None = None  # while all workers have more, requests wait
+    allow_request_overrides: bool = False  # for tests
     kv_aware: KvAwarePolicy = KvAwarePolicy()
     capacity_aware: CapacityAwarePolicy = CapacityAwarePolicy()
     latency_aware: LatencyAwarePolicy = LatencyAwarePolicy()

@@ -13,19 +13,12 @@ DraftTokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
 
 
 class SpeculationConfig(Section, frozen=True):
-    """method:      ngram = from the request's own tokens; draft = by a smaller model.
-    draft_model: folder of a model with the same tokens.
-    prompt_lookup_max, prompt_lookup_min: length of the suffix to match.
-    adaptive:    skip requests whose drafts do not pay.
-    disable_above_running: no drafts with more running requests; None = no limit.
-    """
-
-    method: Literal["Off", "ngram", "draft"] = "ngram"
-    draft_model: str | None = None
+    method: Literal["Off", "ngram", "draft"] = "ngram"  # ngram = the request's own tokens
+    draft_model: str | None = None  # folder of a model with the same tokens
     num_tokens: DraftTokens = 3
-    prompt_lookup_max: Positive = 5
+    prompt_lookup_max: Positive = 5  # suffix to match
     prompt_lookup_min: Positive = 3
-    adaptive: bool = True
+    adaptive: bool = True  # skip requests whose drafts do not pay
     disable_above_running: Positive | None = None
 
     def __post_init__(self) -> None:

@@ -35,16 +35,10 @@ OURS_ALONE = (
 
 
 class VllmConfig(Section, frozen=True):
-    """kv_events_port:    where this worker listens for vLLM's KV events.
-    side_channel_port: where peers' engines get its NIXL metadata.
-    command:           starts it; empty = another container runs it.
-    env:               of the command, over this process's.
-    """
-
     port: OwnPort = 8100
-    kv_events_port: OwnPort = 8101
-    side_channel_port: OwnPort = 8200
-    command: tuple[str, ...] = ()
+    kv_events_port: OwnPort = 8101  # where this worker listens
+    side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
+    command: tuple[str, ...] = ()  # empty = another container runs it
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
 

@@ -1,7 +1,4 @@
-"""The engine file, immutable for a revision, and the worker's identity.
-
-The operator renders the file; `tests/contract` compares the names of both sides.
-"""
+"""The engine file, immutable for a revision, and the worker's identity."""
 
 import os
 from collections.abc import Mapping
@@ -23,18 +20,14 @@ NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
 
 
 class ListenConfig(Section, frozen=True):
-    """Port 0 = any free port, announced in etcd.
-
-    head:     where headless engines join (docs/parallel.md); None = none may.
-    api_keys: folder with one key per file; None = no key needed.
-    """
+    """Port 0 = any free port, announced in etcd."""
 
     host: str = ALL_OF_IPV4
     http: Port = 8000
     grpc: Port = 9000
     kv: Port = 9100
-    head: Port | None = None
-    api_keys: str | None = None
+    head: Port | None = None  # where headless engines join; None = none may
+    api_keys: str | None = None  # folder with one key per file; None = no key needed
 
 
 class EtcdTLSConfig(Section, frozen=True):

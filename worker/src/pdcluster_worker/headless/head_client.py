@@ -1,7 +1,4 @@
-"""A headless engine's side of the connection to its head.
-
-A thread keeps the connection, so the engine's loop never waits for the network.
-"""
+"""A headless engine's side of the connection to its head, kept by a thread."""
 
 import asyncio
 import contextlib

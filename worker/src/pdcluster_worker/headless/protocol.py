@@ -1,7 +1,4 @@
-"""Protocol between head and headless engine: hello, reply, then frames of engine messages.
-
-Mutual TLS with the cluster's certificates.  A frame is a 4-byte length and so many bytes.
-"""
+"""Protocol of head and headless engine: hello, reply, then frames (4-byte length), over mTLS."""
 
 import asyncio
 import ssl

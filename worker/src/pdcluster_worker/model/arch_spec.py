@@ -1,7 +1,6 @@
-"""A model's module built without transformers, from an inspected spec and mapped weight files.
+"""A model's module built without transformers, from its inspected spec and mapped weight files.
 
-`describe` reads the spec from transformers' module in the inspection process; `build` makes a
-module with the weights and the rotary table, which `model.families` reads.  It computes nothing.
+It computes nothing: `model.families` reads its weights and rotary table.
 """
 
 import json
@@ -132,10 +131,7 @@ def _is_norm(part: nn.Module) -> bool:
 
 
 def weights_by_file(folder: Path) -> dict[Path, list[str]]:
-    """The safetensors files that transformers reads, and the names in each.
-
-    Raises UnsupportedArchError without any.
-    """
+    """Names in each file that transformers reads.  Raises UnsupportedArchError without any."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists():
         files = [whole]

@@ -25,8 +25,7 @@ def assemble(
     """Our decoder where it supports the model and passes the logits check, else transformers' code.
 
     invariant: a row's bits do not depend on the batch.
-    Raises ModelError where that is impossible, or where a device cannot run transformers' code;
-    UnsupportedArchError where an inspection answer does not fit the model.
+    Raises ModelError where neither can run so; UnsupportedArchError for a wrong inspection answer.
     """
     operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     try:

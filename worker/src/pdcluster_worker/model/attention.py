@@ -1,8 +1,4 @@
-"""Our attention function for transformers' own model code.
-
-transformers calls `paged_attention` in every layer, which calls the `attend` of the forward pass:
-`generic.PlannedAttention` when serving, a `probe.Probe` when a model is loaded.
-"""
+"""Our attention function for transformers' own model code."""
 
 from typing import Any, Protocol
 
@@ -22,11 +18,7 @@ class Attend(Protocol):
 
 
 def register() -> None:
-    """Register our attention with transformers.
-
-    There is no mask function of that name on purpose: transformers then builds no mask at all
-    (masking_utils, 'other custom attention').
-    """
+    """There is no mask function of that name on purpose: transformers then builds no mask."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, paged_attention)

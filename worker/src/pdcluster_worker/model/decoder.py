@@ -12,22 +12,15 @@ from pdcluster_worker.model.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """embedding:    [vocab_size, W] of the model's dtype; only its first row if this stage does not
-                  embed or the head is tied.
-    is_tied:      embedded rows are read from the packed head.
-    cosine, sine: [max_model_len, R] float32, rounded to the model's dtype.
-    head:         logits are float32, the first `vocab_size` columns count; None on other stages.
-    """
-
-    embedding: Tensor
+    embedding: Tensor  # [vocab_size, W]; only its first row if unused here or tied
     embedding_scale: Tensor | None
-    cosine: Tensor
-    sine: Tensor
+    cosine: Tensor  # [max_model_len, R] float32, rounded to the model's dtype
+    sine: Tensor  # the same
     layers: Layers
     norm: Norm
-    head: Packed | None
+    head: Packed | None  # logits are float32; None on other stages
     vocab_size: int
-    is_tied: bool = False
+    is_tied: bool = False  # embedded rows are read from the packed head
 
 
 class Stages(Protocol):

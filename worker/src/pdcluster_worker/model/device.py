@@ -1,7 +1,4 @@
-"""Chooses the device of an engine once, before weights are loaded, or refuses with the fix.
-
-An engine never computes on another device than requested: `check_computes_on` verifies it.
-"""
+"""Chooses the device of an engine before weights are loaded, or refuses with the fix."""
 
 import importlib.util
 import os

@@ -1,7 +1,5 @@
-"""The KV cache on a device, and copies of blocks for a transport.
-
-Layout as in `model.kv_cache`.  Copies use a stream of their own, which waits for no step: a block
-is sent only after the step that wrote it, and a received block is in no running step.
+"""The KV cache on a device.  Copies of blocks use a stream of their own, which waits for no step: a
+block is sent after the step that wrote it, and a received block is in no running step.
 """
 
 import logging
@@ -53,8 +51,7 @@ def open_cache(
 ) -> "KVCache | DeviceKVCache":
     """Raises ModelError where it does not fit.
 
-    weight_bytes: of the model, not on the device yet.
-    drafts_for:   the engine that this draft model is for; None = not a draft model.
+    drafts_for: the engine that this draft model is for; None = not a draft model.
     """
     cache: KVCache | DeviceKVCache
     if device.type == "cpu":
@@ -137,10 +134,7 @@ class DeviceKVCache:
     def __init__(
         self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0
     ) -> None:
-        """geometry: of this part; first_head: its first head in the model.
-
-        Raises ModelError where the device has no room for it.
-        """
+        """geometry: of this part; first_head: its first head in the model.  Raises ModelError."""
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_bytes = block_num_bytes(geometry)

@@ -1,7 +1,6 @@
 """Creates the drafter of speculative decoding: none, n-grams, or a draft model.
 
-A draft model runs in the engine process, on the same device and never sharded.  It shares the
-engine's KV memory so that both caches hold about as many tokens.
+A draft model runs in the engine process and shares the engine's KV memory.
 """
 
 import json
@@ -68,10 +67,7 @@ def divide(model: ModelConfig, engine: EngineConfig) -> KvMemorySplit:
 def open_draft_runner(
     model: ModelConfig, division: KvMemorySplit, device: str
 ) -> tuple[Runner, int] | None:
-    """The draft model's runner and its number of KV blocks.  Raises ModelError.
-
-    Called before the engine's own cache is opened, which takes what is left of a GPU.
-    """
+    """Runner and KV blocks; opened before the engine's cache takes the rest of a GPU."""
     drafts = division.engine.drafts
     if division.draft is None or drafts is None or drafts.draft_model is None:
         return None

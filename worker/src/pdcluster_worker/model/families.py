@@ -1,7 +1,4 @@
-"""Reads our decoder's weights from a model's module, by the traits of its family.
-
-Modules with unexpected parts are left to transformers' code.
-"""
+"""Reads our decoder's weights from a model's module, by the traits of its family."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,9 +46,8 @@ def read_weights(
     windows: Sequence[int | None],
     place: ParallelRank = ONE_RANK,
 ) -> DecoderWeights:
-    """Pack this rank's part of the module's weights.
+    """windows: of each layer, in tokens; None = full attention.
 
-    windows: of each layer, in tokens; None = full attention.
     Raises UnsupportedArchError for a type or structure that our decoder does not support.
     """
     family, activation = traits_of(module)

@@ -16,10 +16,7 @@ class Forward(Protocol):
     operations: Operations
 
     def logits(self, plan: StepPlan) -> Tensor:
-        """Compute one step and store its keys and values.
-
-        Returns [R, vocab_size] float32, a row for each of `plan.sample_at`.
-        """
+        """[R, vocab_size] float32, a row for each of `plan.sample_at`; also writes the KV cache."""
         ...
 
     def warm_up(self, num_rows: int) -> None:

@@ -1,7 +1,4 @@
-"""transformers' own module over our operations, for types that our decoder does not support.
-
-Only attention and linear layers are replaced.
-"""
+"""transformers' own module, with our attention and linear layers, for other types of models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """`python -m pdcluster_worker.model.hf_inspect_process FILE SETTINGS`: inspect a model.
 
-Loads the model with all checks and writes its spec and reference logits to FILE.  Exit status 2:
-the model is refused, with the reason on stdout.
+Writes its spec and reference logits to FILE.  Exit status 2: refused, with the reason on stdout.
 """
 
 import fcntl

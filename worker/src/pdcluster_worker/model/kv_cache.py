@@ -1,7 +1,4 @@
-"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous.
-
-A block, and the part of it of some heads, is one run of bytes, which a transport moves.
-"""
+"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous."""
 
 import contextlib
 import mmap

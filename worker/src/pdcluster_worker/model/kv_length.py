@@ -24,9 +24,7 @@ def fit_length(
 ) -> ModelInfo:
     """The model's facts with a length that fits; `length_note` explains a lowered one.
 
-    drafts_for: the engine that this draft model is for; its length is lowered where needed.
-    Raises ModelError where engine.maxModelLen does not fit, or where the default holds fewer than
-    `LEAST_TOKENS`.
+    Raises ModelError where engine.maxModelLen, or by default `LEAST_TOKENS`, does not fit.
     """
     is_draft = drafts_for is not None
     requested = engine.max_model_len if drafts_for is None else drafts_for.max_model_len

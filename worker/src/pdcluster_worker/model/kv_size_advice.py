@@ -12,10 +12,7 @@ LEAST_BLOCKS = 2  # one request needs two to decode past a block
 def raised(
     engine: EngineConfig, num_blocks: int, block_bytes: int, *, is_draft: bool = False
 ) -> str:
-    """The fix that gives each engine so many blocks.
-
-    is_draft: of a draft model's cache, which has no figure: it shares memory with the engine's.
-    """
+    """is_draft: of a draft model's cache, without a figure: it shares the engine's memory."""
     size, num_bytes = engine.data_parallel_size, num_blocks * block_bytes
     of_all = f", which {size} engines share" if size > 1 else ""
     if engine.num_blocks is not None:

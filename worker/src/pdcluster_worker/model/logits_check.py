@@ -1,7 +1,6 @@
 """Compares our decoder's logits with transformers' at every load, before it serves.
 
-Both compute two short sequences as a prefill and a decode step.  A missing part (bias, scale,
-rotation) differs far more than rounding.
+A missing part (bias, scale, rotation) differs far more than rounding.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ def expected_logits(loaded: LoadedModel) -> Tensor:
 def logits_difference(ours: Forward, theirs: Tensor, info: ModelInfo, num_blocks: int) -> float:
     """Relative norm of the difference; NaN counts as infinite.
 
-    theirs: from `expected_logits`, maybe of a greater length limit.
     Overwrites the first `num_blocks` blocks of our KV cache: none may have an owner yet.
     """
     block_size = info.geometry.block_size

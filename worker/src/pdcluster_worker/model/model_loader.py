@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 def open_model(
     question: InspectRequest, block_size: int, inspection: Inspection | None = None
 ) -> LoadedModel:
-    """inspection: started early; closed if it was for another request.
-
-    Raises ModelError when the model is missing or cannot be served.
-    """
+    """inspection: started early; closed if it was for another request.  Raises ModelError."""
     if inspection is None or inspection.question != question:
         if inspection is not None:
             inspection.close()

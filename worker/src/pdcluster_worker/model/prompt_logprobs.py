@@ -1,8 +1,4 @@
-"""Log probabilities of prompt tokens.
-
-A row's logits are those of the next token, so the first token has none.  A step with many such
-rows runs in parts to bound memory.  Results are kept until the request is forgotten.
-"""
+"""Log probabilities of prompt tokens; a step with many such rows runs in parts to bound memory."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Runs a batch: plan, one forward pass over all tokens, sampling.
 
-The engine's `ModelRunner`: it knows tokens, block tables and sampling, but no queues, transfers or
-clients.  Running the same items again gives the same keys, values and tokens.
+Running the same items again gives the same keys, values and tokens.
 """
 
 import socket
@@ -50,9 +49,7 @@ class _SubmittedStep:
 
 
 class Runner:
-    """longest_warm_up_seconds: of one step of `warm_up`.
-    kv_channels:             to other ranks that transfer KV (`kv_transfer.rank_port`).
-    """
+    """longest_warm_up_seconds: of a step.  kv_channels: to other ranks that transfer KV."""
 
     def __init__(
         self,
@@ -102,10 +99,7 @@ class Runner:
             self._begin(step, {})
 
     def wait(self) -> list[RowOutcome]:
-        """Wait for the logits, sample, and start the next step.
-
-        A request with non-finite logits, or with no token left to sample, fails alone.
-        """
+        """Sample, and start the next step; a row with no finite logits or token fails alone."""
         step = self._steps.popleft()
         try:
             outcomes = self._outcomes(step)
@@ -131,10 +125,7 @@ class Runner:
         return outcomes
 
     def _begin(self, step: _SubmittedStep, chosen: Mapping[EngineRequest, int]) -> None:
-        """Start the forward pass; masks are filled meanwhile.
-
-        chosen: tokens of the previous step, not yet in their requests.
-        """
+        """chosen: tokens of the previous step, not yet in their requests."""
         step.masks = self._masks.begin(step.places, chosen)
 
         def forward() -> tuple[Tensor, float]:
@@ -195,10 +186,7 @@ class Runner:
         self.forward.close()
 
     def warm_up(self) -> None:
-        """Compile all padded sizes, then run a prefill and a decode; no block may have an owner.
-
-        The first steps of a process take seconds: code is compiled, weights are paged in.
-        """
+        """Compile all padded sizes, then run a prefill and a decode; no block may have an owner."""
         with torch.inference_mode():
             for num_rows in (
                 row_sizes(self._max_tokens) if self.forward.operations.pads_rows else ()

@@ -35,11 +35,7 @@ logger = logging.getLogger(__name__)
 def make_runner(
     loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig
 ) -> Runner:
-    """The model's own weights are dropped where they are packed.
-
-    On a GPU the next step is planned while one computes; on a CPU that would take a core from the
-    kernels (docs/scheduling.md).
-    """
+    """On a GPU steps are planned ahead; on a CPU that would take a core from the kernels."""
     limits = _limits(loaded, engine)
     forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
     return Runner(

@@ -1,8 +1,6 @@
 """From a batch to the plan of one step: all scheduled tokens in one flat row.
 
-A request with one scheduled token is a decode, others are prefill chunks; each draft is a decode
-sequence over its request's blocks.  Arrays and block tables are kept between steps, so that the
-cost does not grow with the context.
+One scheduled token is a decode, more are a prefill chunk, each draft is a decode of its own.
 """
 
 from collections.abc import Sequence
@@ -19,33 +17,20 @@ NO_SLOT = -1  # of a padding row
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Its tensors are views of kept arrays on the CPU, valid until the next plan.
+    """Its tensors are views of kept arrays on the CPU, valid until the next plan."""
 
-    num_tokens:  scheduled tokens; the flat row is padded to T >= num_tokens rows.
-    num_decodes: sequences with one row, which come first.
-    longest:     tokens of the longest context.
-    token_ids, positions: [T] int64; 0 in padding.
-    slots:       [T] int64, block_id * block_size + offset; NO_SLOT in padding.
-    firsts:      [S] int32, first row of each sequence.
-    lengths:     [S] int32, rows of each sequence.
-    contexts:    [S] int32, tokens up to and including its last row.
-    table_rows:  [S] int32, row in `tables`.
-    tables:      [rows, blocks] int32 block ids; entries beyond a context are stale.
-    sample_at:   [R] int64, rows whose logits are needed, in batch order.
-    """
-
-    num_tokens: int
-    num_decodes: int
-    longest: int
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    firsts: Tensor
-    lengths: Tensor
-    contexts: Tensor
-    table_rows: Tensor
-    tables: Tensor
-    sample_at: Tensor
+    num_tokens: int  # scheduled; the flat row is padded to T >= num_tokens rows
+    num_decodes: int  # sequences with one row, which come first
+    longest: int  # tokens of the longest context
+    token_ids: Tensor  # [T] int64; 0 in padding
+    positions: Tensor  # [T] int64; 0 in padding
+    slots: Tensor  # [T] int64, block_id * block_size + offset; NO_SLOT in padding
+    firsts: Tensor  # [S] int32, first row of each sequence
+    lengths: Tensor  # [S] int32, rows of each sequence
+    contexts: Tensor  # [S] int32, tokens up to and including its last row
+    table_rows: Tensor  # [S] int32, row in `tables`
+    tables: Tensor  # [rows, blocks] int32 block ids; stale beyond a context
+    sample_at: Tensor  # [R] int64, rows whose logits are needed, in batch order
 
 
 def padded_rows(num_tokens: int) -> int:
@@ -83,9 +68,7 @@ class StepPlanner:
         max_decode_rows: int = 0,
         pads: bool = True,
     ) -> None:
-        """max_decode_rows: decodes with drafts, which may exceed max_sequences.
-        pads:            to a few sizes.
-        """
+        """max_decode_rows: decodes with drafts, which may exceed max_sequences."""
         self._size = block_size
         self._pads = pads
         rows = padded_rows(max_tokens)

@@ -41,8 +41,7 @@ class OwnThreads:
 class SharedThreads:
     """Own threads plus those of idle cores of other engines.
 
-    Used only by the computing thread: OpenMP keeps a thread count for each.  The kernels check the
-    count after each layer, so a lender waits for a layer and not for a step.
+    The kernels check the number after each layer, so a lender waits for a layer and not for a step.
     """
 
     def __init__(self, cores: SharedCores, kernels: Kernels) -> None:
@@ -71,10 +70,7 @@ class Computing(Protocol):
 
 
 def share_threads(cores: SharedCores | None, runners: Sequence[Computing]) -> StepThreads:
-    """cores: None = nothing is shared.
-
-    Only our decoder's kernels give threads back within a step, so other engines keep their own.
-    """
+    """Only our decoder's kernels give threads back within a step; other engines keep their own."""
     kernels = find_kernels()
     threads: StepThreads = OwnThreads()
     is_ours = all(runner.forward.code == Decoder.code for runner in runners)

@@ -1,8 +1,4 @@
-"""Shared memory in which data-parallel engines publish their state.
-
-Each engine writes a time and one aligned 8-byte word, so reads are never torn.  Entries older than
-STALE_SECONDS are ignored.
-"""
+"""Shared memory in which data-parallel engines publish their state, in words never torn."""
 
 import mmap
 import os

@@ -1,8 +1,4 @@
-"""The engine process: runs schedule -> execute -> update until it is stopped.
-
-The loop never waits for the server process; with nothing to do it sleeps until a message or a
-transfer event.  It dies with its parent.
-"""
+"""The engine process: runs schedule -> execute -> update, and sleeps when idle until a message."""
 
 import gc
 import logging
@@ -133,10 +129,7 @@ class EngineSocket:
 def run(
     config_path: Path, address: str, place: EngineRank, inspection: Inspection | None = None
 ) -> int:
-    """Run one engine; returns the exit status.
-
-    0 stopped, 2 wrong configuration or model, 3 not the requested device, 1 anything else.
-    """
+    """Exit status: 0 stopped, 2 wrong setting or model, 3 not the requested device, 1 other."""
     mailbox = EngineSocket(address)
     try:
         dtype = _dtype(mailbox)
@@ -164,10 +157,7 @@ def run(
 
 
 def run_headless(config_path: Path, head: str | None) -> int:
-    """Run one engine for the worker at `head`, host:port, until that is gone.
-
-    Exit status: 0 stopped by a message, 1 the head is gone or refuses, 2 and 3 as `run`.
-    """
+    """Run one engine for the worker at `head`, host:port.  Exit status 1: the head is gone."""
     host, _, port = (head or "").rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(

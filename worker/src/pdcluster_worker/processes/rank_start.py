@@ -1,7 +1,4 @@
-"""`python -m pdcluster_worker.processes.rank_start CONTROL [KV_CHANNEL]`: a rank other than rank 0.
-
-The arguments are descriptors of sockets to rank 0 (`model.parallel.ranks`).
-"""
+"""`python -m pdcluster_worker.processes.rank_start CONTROL [KV_CHANNEL]`: one rank process."""
 
 import logging
 import os

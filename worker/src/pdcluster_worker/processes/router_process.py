@@ -1,8 +1,4 @@
-"""The router process: HTTP, routing and peers as in every worker, without an engine.
-
-Starts HTTP, gRPC, etcd.  SIGTERM or SIGINT drains it; a SIGINT after that ends it at once.  Exit
-status 0.  It never imports torch.
-"""
+"""The router process: HTTP, routing and peers as in every worker, without an engine or torch."""
 
 import asyncio
 import contextlib
@@ -136,10 +132,7 @@ def _follow_workers(runtime: WorkerRuntime, relay: ReverseProxy) -> None:
 
 
 def _now(peer: Peer) -> UpstreamState | None:
-    """A worker as the proxy sees it; None with invalid addresses.
-
-    The host of a connected worker has shown the cluster's certificate; only the port is from etcd.
-    """
+    """None with invalid addresses; the host has shown its certificate, the port is etcd's."""
     record = peer.record
     try:
         host, _ = parse_address(record.grpc_address)

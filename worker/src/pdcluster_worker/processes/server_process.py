@@ -1,10 +1,7 @@
 """The server process next to started engine processes; ends with them.
 
-Order: HTTP (a taken port shows at once, probes are answered), agreement on `dtype: auto` in etcd,
-loading of the engines, gRPC, etcd.  Ends on SIGTERM or SIGINT after the last request (status 0),
-or when the engine dies: 2 wrong settings, 3 no device, else 1.  An engine that stays stalled is
-killed; answers that peers give through this worker are awaited.  A SIGINT after the first signal
-does not wait; a second SIGTERM is ignored, since container runtimes repeat it.
+Order: HTTP (probes are answered), `dtype: auto` by etcd, engines, gRPC, etcd.  Exit status: 0 after
+SIGTERM or SIGINT and the last request; if the engine dies 2 wrong settings, 3 no device, else 1.
 """
 
 import asyncio
@@ -71,10 +68,7 @@ RELAYED_SECONDS = 60.0
 async def run(
     config: WorkerConfig, identity: Identity, policy_path: Path | None, group: EngineGroup
 ) -> int:
-    """Serve until drained or the last engine died; returns the exit status.
-
-    Raises ConfigError, DeviceError, ModelError.  The caller stops the engines.
-    """
+    """Returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     files = open_files(config, policy_path)
     try:
         return await ServerProcess(config, identity, files, group).run()

@@ -32,11 +32,7 @@ def seconds_until_capacity(
     firsts_per_second: float,
     token_seconds: float | None,
 ) -> float | None:
-    """Seconds until `full` admits the refused request at the recent pace; None = unknown.
-
-    num_tokens:    prompt tokens queued and of this request.
-    token_seconds: seconds of waiting for each prompt token ahead.
-    """
+    """token_seconds: of waiting for each prompt token ahead.  None = unknown."""
     seconds = []
     excess_requests = num_queued + 1 - policy.max_queued_requests
     if excess_requests > 0 and firsts_per_second > 0:

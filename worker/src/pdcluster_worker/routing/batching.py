@@ -1,7 +1,4 @@
-"""Batch window of a prefill worker: requests of a length bucket are granted together.
-
-Without a window a request is granted as soon as there is room.
-"""
+"""Batch window of a prefill worker: requests of a length bucket are granted together."""
 
 from bisect import bisect_left
 from math import inf
@@ -57,10 +54,7 @@ class Batching:
         self._last_arrival = now
 
     def ripe_at(self, key: QueueKey, queue: FairQueue, busy_ratio: float) -> float:
-        """Time when the group of a key is granted; -inf = at once.
-
-        busy_ratio: outstanding tokens over the credit limit.
-        """
+        """Time when a group is granted; -inf = at once.  busy_ratio: outstanding over limit."""
         if self.is_immediate or key.lane == FAST or self._is_full(queue):
             return -inf
         window = self.window(key.priority, busy_ratio)

@@ -1,7 +1,4 @@
-"""Requests of a decode worker that wait for a credit, by (priority, arrival).
-
-Those pinned to a prefill worker have a queue of their own, so that they do not block others.
-"""
+"""Requests of a decode worker that wait for a credit, by (priority, arrival)."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass

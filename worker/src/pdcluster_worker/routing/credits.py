@@ -1,8 +1,7 @@
 """Ledger of a prefill worker: credits, in tokens, granted to each peer.
 
-A claim becomes an unused grant, then work in hand, then is gone.  Claims are granted by priority,
-then in turns of the peers in tokens (`fair_queue`), while outstanding tokens stay within the limit.
-With nothing outstanding the next is granted whatever its size; a smaller claim never overtakes.
+A claim becomes an unused grant, then work in hand.  Grants go by priority, then in turns of the
+peers (`fair_queue`); with nothing outstanding the next one is granted whatever its size.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +14,7 @@ from pdcluster_worker.routing.fair_queue import CreditRequest, FairQueue, Grant
 
 
 class CreditLedger:
-    """limit_tokens: about one batch ahead of the engine.
-    on_group:     called with the number of claims that were granted together.
-    """
+    """limit_tokens: about a batch.  on_group: called with the number of claims granted together."""
 
     def __init__(self, limit_tokens: int, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.on_group: Callable[[int], None] = lambda num_requests: None
@@ -33,10 +30,7 @@ class CreditLedger:
         self._num_fast = 0  # grants of the fast lane in a row that overtook another want
 
     def claim(self, peer: str, request_id: str, tokens: int, priority: int) -> list[Grant]:
-        """Claim a credit; returns all claims that are granted now.  Repeating a claim is harmless.
-
-        Raises ValueError when `tokens` is not positive: the peer is at fault.
-        """
+        """Return all claims granted now; repeats are harmless.  Raises ValueError: tokens < 1."""
         if tokens < 1:
             raise ValueError(
                 f"request {request_id} of peer {peer} wants {tokens} tokens: a want is for at "

@@ -1,7 +1,4 @@
-"""Interface of waiting-time estimators (`waiting_time`), as admission and degradation use it.
-
-An estimator sees counts, tokens and seconds of this worker only, so it works with any engine.
-"""
+"""Interface of waiting-time estimators; they see counts and times only, so any engine will do."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

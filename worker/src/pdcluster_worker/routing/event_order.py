@@ -1,8 +1,4 @@
-"""Sequence check of one sender's numbered events.
-
-After a gap all events are skipped until a snapshot: an index that missed a removal would
-promise a block that is gone.
-"""
+"""Sequence check of one sender's numbered events; after a gap only a snapshot counts."""
 
 from enum import Enum
 

@@ -1,7 +1,4 @@
-"""Pair check of the handshake: may KV blocks move between two workers (docs/kv-blocks.md)?
-
-A mismatch refuses only the pair; it says nothing about either worker's health.
-"""
+"""Pair check of the handshake: may KV blocks move between two workers (docs/kv-blocks.md)?"""
 
 import msgspec
 

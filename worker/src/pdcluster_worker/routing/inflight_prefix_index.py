@@ -1,7 +1,4 @@
-"""Index of prompts in flight on a decode worker: computed by its engines or by a prefill worker.
-
-A new prompt with the same prefix finds those blocks cached, or waits for the transfer of them.
-"""
+"""Index of prompts in flight on a decode worker: computed by its engines or by a prefill worker."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,10 +70,7 @@ class InflightPrefixIndex:
     def coming(
         self, engine: str, hashes: Sequence[bytes], *, priority: int
     ) -> InflightPrefix | None:
-        """The request in transfer that brings most leading blocks of a prompt.
-
-        Less urgent or much longer requests do not count: they may take long.
-        """
+        """The request in transfer with most leading blocks; not much longer or less urgent."""
         found = None
         most = LONGEST_RATIO * len(hashes)
         held = [

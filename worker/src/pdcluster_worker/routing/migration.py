@@ -1,8 +1,4 @@
-"""Migration: running requests that continue on another decode worker, and which worker.
-
-A migration is a new attempt: prompt and output so far go to the next worker separately, so limits,
-penalties and draws continue by position.
-"""
+"""Migration: running requests that continue on another decode worker as a new attempt."""
 
 from typing import Literal
 

@@ -1,7 +1,4 @@
-"""The offload decision: prefill this prompt locally or at a prefill worker.
-
-Pure, and by uncached tokens.  Called only for requests that may go either way.
-"""
+"""The offload decision: prefill a prompt locally or at a prefill worker, by uncached tokens."""
 
 from dataclasses import dataclass, replace
 
@@ -12,24 +9,17 @@ MARGIN = 0.1  # the other side must be faster by this: estimates are no better
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadFacts:
-    """prompt_tokens:   to prefill, with the output so far of a migrated request.
-    cached_tokens:   in this worker's prefix cache, now or once requests in flight are computed.
-    prefill_queue:   requests in the prefill queue, over all workers.
-    prefill_batches: work of the least busy prefill worker, in batches of its engine.
-    decode_ratio:    share of this worker's KV blocks in use.
-    local_seconds, remote_seconds: measured time to first token (`ttft_estimates`).
-    Times are 0 until they are measured.
-    """
+    """Times are 0 until they are measured."""
 
-    prompt_tokens: int
-    cached_tokens: int = 0
-    prefill_queue: int = 0
+    prompt_tokens: int  # to prefill, with the output so far of a migrated request
+    cached_tokens: int = 0  # in this worker's prefix cache, requests in flight included
+    prefill_queue: int = 0  # requests in the prefill queue, over all workers
     decode_active: int = 0
-    prefill_batches: float = 0.0
-    decode_ratio: float = 0.0
+    prefill_batches: float = 0.0  # work of the least busy prefill worker, in batches of its engine
+    decode_ratio: float = 0.0  # share of this worker's KV blocks in use
     transfer_seconds: float = 0.0
-    local_seconds: float = 0.0
-    remote_seconds: float = 0.0
+    local_seconds: float = 0.0  # measured time to first token (`ttft_estimates`)
+    remote_seconds: float = 0.0  # measured time to first token (`ttft_estimates`)
 
     @property
     def uncached_tokens(self) -> int:
@@ -51,11 +41,7 @@ class OffloadDecision:
 
 
 def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> OffloadDecision:
-    """threshold: uncached tokens, configured (`length_threshold`) or of `slo_feedback`.
-
-    A cached prompt stays, a decode worker short of KV blocks sends the rest, and a transfer that
-    would take too long keeps a prompt here; after that the named policy decides.
-    """
+    """threshold: uncached tokens, configured (`length_threshold`) or of `slo_feedback`."""
     if facts.uncached_tokens == 0:
         return OffloadDecision(False, "cached")
     busy = policy.decode_busy_ratio

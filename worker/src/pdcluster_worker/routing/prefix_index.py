@@ -1,7 +1,6 @@
-"""Index of the KV blocks in each worker's prefix cache, from its events.
+"""Index of the KV blocks in each worker's prefix cache, from its events; it may lag behind.
 
 One table from block hash to a bit set of workers, so one walk over a prompt's hashes covers all.
-It may lag behind a worker.  The bits of a dropped worker are cleared in small steps, then reused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,10 +36,7 @@ class PrefixIndex:
         self.apply(worker, hashes, ())
 
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Apply one batch of events; duplicates are no-ops.
-
-        A hash in both lists ends as removed: a missed hit costs less than a false one.
-        """
+        """A hash in both lists ends as removed: a missed hit costs less than a false one."""
         bit, table = self._bits.get(worker) or self._new_bit(worker), self._table
         before = after = 0  # blocks that are alike share one number: lookups touch less memory
         for block in stored:

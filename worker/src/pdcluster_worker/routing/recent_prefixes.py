@@ -1,7 +1,4 @@
-"""Approximate prefix index without events: what was recently sent to a worker is in its cache.
-
-It cannot see evictions.
-"""
+"""Approximate prefix index without events: what was recently sent to a worker is in its cache."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -41,10 +38,7 @@ class RecentPrefixes:
     def match_all(
         self, hashes: Sequence[bytes], now: float, within: float | None = None
     ) -> dict[str, int]:
-        """Leading blocks recently sent to each worker; workers with none are left out.
-
-        within: seconds, at most and by default those of the index.
-        """
+        """within: seconds, at most and by default those of the index."""
         since = now - (self.seconds if within is None else min(within, self.seconds))
         first = self._sent.get(hashes[0], {}) if hashes else {}
         return {

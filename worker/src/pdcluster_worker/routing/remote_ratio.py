@@ -1,7 +1,4 @@
-"""Recent long prompts of a decode worker, and how many were prefilled remotely.
-
-The window ends at the newest long prompt, so an idle worker keeps its last figures.
-"""
+"""Share of remote prefills among recent long prompts; an idle worker keeps its last figures."""
 
 from collections import deque
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Compare two greedy answers to one prompt, allowing for near ties.
 
-Where the two best logits are about equal, another order of sums may swap them (promise 1 in
-docs/architecture.md), and the answers differ from there on.
+Where the two best logits are about equal, another order of sums may swap them (promise 1).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Choice of a prefill worker: the lowest cost, ties decided by a seeded draw.
-
-The order of the candidates does not matter.
-"""
+"""Choice of a prefill worker: the lowest cost, ties decided by a seeded draw."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

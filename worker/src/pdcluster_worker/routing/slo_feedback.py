@@ -1,8 +1,7 @@
 """Policy `sloFeedback`: a length threshold that follows measured time to first token.
 
-For local and remote prefill a line (seconds over uncached tokens) is fitted; the threshold moves
-in steps to where they cross, with hysteresis.  Decodes over their TPOT objective lower it too.  A
-side without recent samples gets a prompt as a probe.
+It moves in steps to where the fitted lines (seconds over uncached tokens) of local and remote
+prefill cross.  A side without recent samples gets a prompt as a probe.
 """
 
 from math import inf

@@ -1,7 +1,6 @@
 """Expected time to first token, local and remote: the guard of the policy `measured`.
 
-For each side: queued prompt tokens over the recent rate, plus the prompt's own, plus an average
-overhead (network, other steps).  A side without recent samples gets a prompt as a probe.
+Queued prompt tokens over the recent rate, plus the prompt's own, plus an average overhead.
 """
 
 from dataclasses import dataclass, field, replace
@@ -87,10 +86,7 @@ class TtftEstimates:
     def seconds(
         self, side: Side, tokens: int, now: float, *, others: int = 0, num_workers: int = 1
     ) -> float:
-        """Until the first token of a prompt with so many uncached tokens; 0 = not measured yet.
-
-        others: prompt tokens queued there by all workers' reports, this one's included.
-        """
+        """0 = not measured yet.  others: prompt tokens queued there by all workers' reports."""
         at = self._sides[side]
         return at.expected(at.plain(tokens, others, num_workers, now)) if at.is_known else 0.0
 

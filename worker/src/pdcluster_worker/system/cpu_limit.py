@@ -1,8 +1,4 @@
-"""CPU threads for the model: the lower one of cgroup limit and affinity mask.
-
-torch counts the host's cores, which causes throttling in a container.  cgroup v1 and v2, and
-limits of any ancestor.
-"""
+"""CPU threads for the model: the lower one of cgroup limit (v1, v2) and affinity mask."""
 
 import os
 from collections.abc import Iterable

@@ -1,8 +1,7 @@
 """CPU request of this container in cores, from its cgroup.
 
-Kubernetes gives 1024 shares per requested core.  cgroup v2 has a weight, whose formula changed with
-runc 1.3.2 and crun 1.23; reading by the new formula never exceeds the request.  With an older
-runtime a Guaranteed container is recognised by its OOM score: its request is its limit.
+cgroup v2 has a weight, whose formula changed with runc 1.3.2 and crun 1.23: the new one never
+exceeds the request.  An older Guaranteed container is recognised by its OOM score.
 """
 
 import math

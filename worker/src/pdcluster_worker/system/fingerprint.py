@@ -1,8 +1,6 @@
-"""Fingerprint of a model folder's weights, fast for any size.
+"""Fingerprint of a model folder's weights, fast for any size, compared in the pair check.
 
-Workers compare it before KV moves between them (docs/kv-blocks.md, 'The pair check').  It covers
-the config, the tensors' shapes and bytes from both ends of every tensor, but not the dtype of
-computation, which is in the KV geometry.
+It covers the config, the tensors' shapes and bytes from both ends of every tensor.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""`nvidia-smi` report on the GPUs of the vLLM container in this pod.
-
-Its liveness probe writes the report every few seconds into shared memory.
-"""
+"""`nvidia-smi` report on the vLLM container's GPUs, which its liveness probe writes."""
 
 import time
 from collections.abc import Callable

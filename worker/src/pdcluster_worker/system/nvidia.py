@@ -1,7 +1,4 @@
-"""Facts of this process's GPUs from the NVIDIA driver's libraries, without torch or device memory.
-
-Missing libraries and failing calls are not errors: the node may have no GPU.
-"""
+"""Facts of GPUs from the NVIDIA driver's libraries, without torch; a failing call is no error."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,17 +13,10 @@ _CAPABILITY = (75, 76)  # attributes in CUDA's driver API: compute capability, m
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU or several together.
-
-    used, total: bytes of memory, of all processes.
-    busy:        share of time with a kernel; None = unknown, as for a MIG partition.
-    memory_busy: share of time with memory traffic.
-    """
-
-    used: int
-    total: int
-    busy: float | None
-    memory_busy: float = 0.0
+    used: int  # bytes, of all processes
+    total: int  # bytes
+    busy: float | None  # share of time with a kernel; None = unknown (MIG)
+    memory_busy: float = 0.0  # share of time with memory traffic
 
 
 class _Memory(ctypes.Structure):

@@ -1,6 +1,6 @@
 """Ends processes on SIGTERM before a handler is installed, and with their parent.
 
-PID 1 of a container has no default action for SIGTERM, so the pod would wait for its grace period.
+PID 1 of a container has no default action for SIGTERM.
 """
 
 import ctypes

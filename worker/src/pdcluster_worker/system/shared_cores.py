@@ -1,8 +1,7 @@
 """Idle engines of one machine lend their cores to busy ones, through a shared file.
 
-Each engine has a 64-byte entry: an idle flag and its number of threads.  No lock: a busy engine
-clears its flag, lowers the others' numbers, which their kernels read after each layer, and
-recomputes its own until no flag changes.  The cores of an engine killed while busy are not lent.
+No lock: a busy engine clears its idle flag, lowers the others' numbers of threads, which their
+kernels read after each layer, and recomputes its own until no flag changes.
 """
 
 import ctypes
@@ -25,15 +24,10 @@ _RESTS, _THREADS = 0, 1  # int32 fields of an entry; a new file says that all ar
 
 
 class CoreShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path:    of the file.
-    place:   index of this engine in `threads`, each engine's own.
-    cores:   of all engines.
-    """
-
     path: str
-    place: int
-    threads: tuple[Count, ...]
-    cores: Count
+    place: int  # index of this engine in `threads`
+    threads: tuple[Count, ...]  # of each engine
+    cores: Count  # of all engines
 
 
 def core_share(environment: Mapping[str, str]) -> CoreShare | None:

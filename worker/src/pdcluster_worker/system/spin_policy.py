@@ -1,8 +1,7 @@
 """Choose spinning or sleeping at barriers; OpenMP reads it when torch is imported.
 
-A team joins hundreds of times in a step: 60 us asleep, 2 to 4 us spinning.  But spinning on
-shared cores made two workers 3 to 9 times slower, so threads spin only on cores of their own:
-those that `pdctl` assigns or the container requests.
+A join costs 60 us asleep, 2 to 4 us spinning, and steps have hundreds.  Spinning on shared cores
+made two workers 3 to 9 times slower, so threads spin only on cores of their own.
 """
 
 from collections.abc import Mapping
@@ -21,11 +20,7 @@ MOST_SPINS = 1 << 32  # about three minutes
 def wait_environment(
     threads: int, environment: Mapping[str, str], engines: int = 1
 ) -> dict[str, str]:
-    """Variables to add to `environment`, whose own values win.
-
-    threads: of the model; 0 = from the machine.
-    engines: that share the worker's cores.
-    """
+    """Variables to add to `environment`, whose own values win.  threads: 0 = from the machine."""
     own = own_cores(environment, process_limits(), process_request()) / engines
     needed = {"OMP_WAIT_POLICY": "PASSIVE"}
     # Lent threads have a core each, as long as they are lent.

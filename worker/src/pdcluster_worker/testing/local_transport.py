@@ -1,8 +1,4 @@
-"""In-process transport for tests and benches, with the epoch rules and events of tcp.
-
-A deferred fabric keeps written blocks until the test delivers or drops the next one, to explore
-late and lost writes without sockets or threads.
-"""
+"""In-process transport for tests and benches, with the epoch rules and events of tcp."""
 
 import time
 from collections import deque
@@ -30,10 +26,7 @@ class Delivery:
 
 
 class LocalFabric:
-    """Engines by id, and deliveries in flight.
-
-    deferred: keep deliveries until `deliver_next` or `drop_next`, oldest first.
-    """
+    """deferred: keep deliveries until `deliver_next` or `drop_next`, oldest first."""
 
     def __init__(self, deferred: bool = False) -> None:
         self._deferred = deferred
@@ -168,10 +161,7 @@ class LocalPort:
 
 
 class LocalTransport(ShardedTransport):
-    """A `Transport` over a LocalFabric; peers are found by engine_id.
-
-    memories: of the engine's ranks, in the order of their heads.
-    """
+    """memories: of the engine's ranks, in the order of their heads."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""A network for engine tests that moves one block per call.
-
-Until a fence or cancel is answered it may still read and write: the worst case that
-`engine.ports.Transport` allows.
-"""
+"""A network for engine tests that moves one block per call, at the worst moment allowed."""
 
 import zlib
 from collections import deque

@@ -1,7 +1,6 @@
 """vLLM's KV events as our block events: our hashes are recomputed from the tokens it names.
 
-A block with an unknown parent, or with keys other than our salt, is no hit for us and is
-left out.  After a gap in the sequence everything is forgotten.
+Blocks with an unknown parent or foreign keys are left out; a gap in the sequence clears all.
 """
 
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Device of a vLLM engine, from its build version and the memory use of its container's GPUs.
-
-vLLM's API does not report its device, and the pool's type is only the requested one.
-"""
+"""Device of a vLLM engine, from its build version and the memory use of its container's GPUs."""
 
 import asyncio
 from collections import Counter
@@ -21,9 +18,7 @@ _LEAST_USED = 0.01  # of a GPU's memory: an idle one uses less, a serving engine
 async def read_device(
     version: str, gpu: str, read: Callable[[], GpuReport] = read_report
 ) -> DeviceFacts:
-    """version: of vLLM, such as 0.32.0+cpu.
-    gpu:     the pool's type, for which there may be a report.
-    """
+    """version: of vLLM, such as 0.32.0+cpu.  gpu: the pool's type."""
     build = version.partition("+")[2].split(".")
     if "cpu" in build or gpu == NO_ACCELERATOR:
         return DeviceFacts("cpu", "cpu")

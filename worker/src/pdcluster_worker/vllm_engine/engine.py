@@ -1,8 +1,6 @@
-"""Runs our engine messages on a vLLM server.
+"""Runs our engine messages on a vLLM server, a request as one HTTP exchange at a time.
 
-A request has one HTTP exchange at a time; closing it aborts the request.  A prefill for a peer is
-answered with a handle, and vLLM keeps the KV until the peer fetches it.  If the KV does not come,
-`ReceiveFailed` has the prompt computed here.
+vLLM keeps the KV of a prefill until the peer fetches it.
 """
 
 import asyncio
@@ -35,10 +33,7 @@ Emit = Callable[[Sequence[EngineOutput]], None]
 
 
 class VllmEngine:
-    """Handles all engine messages but Begin and Stop.
-
-    emit: receives the outputs.  trace: headers of a request's trace.
-    """
+    """emit: receives the outputs.  trace: headers of a request's trace."""
 
     def __init__(
         self,

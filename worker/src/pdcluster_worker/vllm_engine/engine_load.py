@@ -1,7 +1,6 @@
 """Requests and steps of a vLLM engine, inferred from its HTTP traffic.
 
-A request gets at most one chunk of tokens in a step, so its second chunk begins the next step.  A
-prefill is timed only if it waits for no capacity and for no other prompt.
+A request gets at most one chunk of tokens in a step, so its second chunk begins the next step.
 """
 
 from collections.abc import Callable
@@ -12,18 +11,11 @@ MAX_STEPS = 1000  # of one report; more are dropped
 
 @dataclass(slots=True)
 class _Posted:
-    """A request at the engine.
-
-    is_fetching: waits for KV; its prompt is not computed here.
-    is_timed:    waits for no capacity and no other prompt.
-    num_made:    tokens so far.
-    """
-
     num_tokens: int
     since: float
-    is_fetching: bool
-    is_timed: bool
-    num_made: int = 0
+    is_fetching: bool  # waits for KV; its prompt is not computed here
+    is_timed: bool  # waits for no capacity and no other prompt
+    num_made: int = 0  # tokens so far
 
 
 @dataclass(slots=True)
@@ -70,11 +62,7 @@ class VllmLoad:
         is_new: bool = True,
         has_space: bool = True,
     ) -> None:
-        """The engine has the request, maybe again.
-
-        is_new:    its prompt counts here and was not counted before.
-        has_space: it waits for no other request to end.
-        """
+        """is_new: its prompt was not counted; has_space: it waits for no other request to end."""
         now = self._clock()
         self._reserved.pop(request_id, None)
         if not self._posted:
@@ -85,10 +73,7 @@ class VllmLoad:
         self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed)
 
     def made(self, request_id: str, num_tokens: int, *, num_cached: int = 0) -> float | None:
-        """A chunk of tokens has come.  num_cached: of the prompt, with the first chunk.
-
-        Returns the seconds of its prefill with the first chunk, if timed.
-        """
+        """num_cached: of the prompt.  The first chunk returns the prefill's seconds, if timed."""
         posted = self._posted.get(request_id)
         if posted is None:
             return None
@@ -106,10 +91,7 @@ class VllmLoad:
         return seconds
 
     def prefilled(self, request_id: str, *, num_cached: int) -> float | None:
-        """The prompt is computed for a peer; returns its seconds, if timed.
-
-        Such an answer is one chunk, so it takes the time since the previous one.
-        """
+        """The prompt is computed for a peer; returns its seconds, if timed."""
         posted = self._posted.get(request_id)
         if posted is None:
             return None
@@ -171,10 +153,7 @@ class VllmLoad:
         return sum(one.num_tokens for one in self._posted.values() if one.since >= when)
 
     def queued_tokens(self, when: float, num_fetches: int, num_prompts: int) -> int:
-        """Prompt tokens of the last requests sent before `when` without a token.
-
-        num_fetches: of those that wait for KV; num_prompts: of those to prefill.
-        """
+        """num_fetches, num_prompts: last requests sent before `when`, to fetch or to prefill."""
         old = [one for one in self._posted.values() if one.since < when and not one.num_made]
         fetches = [one.num_tokens for one in old if one.is_fetching]
         prompts = [one.num_tokens for one in old if not one.is_fetching]

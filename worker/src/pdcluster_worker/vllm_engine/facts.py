@@ -1,7 +1,6 @@
 """Facts of a running vLLM: version, model, sizes, and those of the pair check.
 
-KV shapes are estimated from the model's folder.  Version, connector and dtype are part of the pair
-check, so that engines which could not read one another's KV do not pair.
+Version, connector and dtype keep engines apart that could not read one another's KV.
 """
 
 import asyncio
@@ -56,9 +55,7 @@ class _Models(msgspec.Struct):
 
 
 async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
-    """Query a server that answers `/health`.
-
-    Raises ConfigError for a wrong version or model, ModelError for a folder without config.json,
+    """Raises ConfigError for a wrong version or model, ModelError for a folder without config.json,
     HttpFailedError without an answer.
     """
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
@@ -173,8 +170,7 @@ def _ready(
 async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
     """Seconds that a step of so many tokens may take, scaled up from a short prompt.
 
-    The first requests have vLLM compile operations, during which a client's request would count as
-    a stall; a prompt after them is timed.
+    The prompt comes after vLLM has compiled its operations, which would count as a stall.
     """
     scored = _warm_up_spec(0, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
     for body in (

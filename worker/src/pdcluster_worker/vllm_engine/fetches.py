@@ -1,8 +1,7 @@
 """Timeout of KV fetches, by vLLM's metrics; a fetch in vLLM's queue is not timed.
 
-The metrics say how many fetches wait, run and have arrived, not which.  The queue is in order of
-priority and arrival, so the last ones wait and the first ones have arrived, except those that a
-later one has overtaken: their KV hangs.
+The metrics say how many fetches wait, run and have arrived, not which: in order of the queue,
+except one that a later fetch has overtaken, whose KV hangs.
 """
 
 import math
@@ -38,10 +37,7 @@ class Fetches:
         }
 
     def seen(self, num_to_start: int, num_complete: int, requested_at: float) -> None:
-        """Apply a metrics page requested at `requested_at`.
-
-        num_to_start: fetches in the queue.  num_complete: arrived, without a token yet.
-        """
+        """num_to_start: fetches in the queue.  num_complete: arrived, without a token yet."""
         known = {one: place for one, place in self._fetches.items() if place[1] <= requested_at}
         in_order = sorted(known, key=lambda one: (self._begun.get(one, math.inf), known[one]))
         begun = in_order[: max(0, len(known) - num_to_start)]

@@ -1,8 +1,4 @@
-"""Requests in the format of vLLM's token API (`POST /inference/v1/generate`).
-
-All sampling is explicit, nothing is left to the server's defaults.  Stop token ids are those of the
-request and of the model, and the server's eos is off.
-"""
+"""Requests for vLLM's token API (`POST /inference/v1/generate`), with all sampling explicit."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""HTTP/1.1 client for one server on loopback, with kept-alive connections.
-
-Received data goes from the socket to the exchange's `on_body` in one call, without tasks or queues.
-"""
+"""HTTP/1.1 client for one server on loopback; data reaches an exchange without tasks or queues."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,10 +14,7 @@ MAX_ERROR_BYTES = 300  # of an error's body in the message
 
 
 class HttpFailedError(Exception):
-    """No complete answer.
-
-    is_refused: connection refused.  is_late: timeout; a retry may succeed.
-    """
+    """is_refused: connection refused.  is_late: timeout; a retry may succeed."""
 
     def __init__(self, message: str, *, is_refused: bool = False, is_late: bool = False) -> None:
         super().__init__(message)
@@ -29,10 +23,7 @@ class HttpFailedError(Exception):
 
 
 class HttpExchange:
-    """One request and its answer, to be subclassed.
-
-    Exactly one of `on_end` and `on_lost` is called, and nothing after `close`.
-    """
+    """Exactly one of `on_end` and `on_lost` is called, and nothing after `close`."""
 
     status = 0
     is_refused = False  # nothing listens at the port

@@ -1,8 +1,7 @@
 """`python -m pdcluster_worker.vllm_engine.launcher COMMAND...`: run a command and end all of it.
 
-vLLM's engine processes do not notice the end of their parent.  The launcher kills the process group
-after the command has ended or the worker is gone.  SIGTERM: terminate, then kill after
-GRACE_SECONDS; SIGQUIT: kill at once.  It exits with the command's status.
+vLLM's processes do not notice the end of their parent, so the process group is killed after the
+command or the worker has ended.  SIGTERM terminates first; SIGQUIT kills at once.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
 """Statistics, pongs and health of a vLLM engine, from its /metrics and our request counts.
 
-The page costs vLLM milliseconds, so it is read once a second under load.  A changed page counts as
-progress (a long prompt); a refused connection means that the engine has ended; a ping is answered
-only while the page can be read.
+A changed page counts as progress, a refused connection as the end of the engine.
 """
 
 import asyncio
@@ -32,12 +30,7 @@ REPORT_SECONDS = 0.1
 
 
 class Reports:
-    """Reports of one engine, from when it is ready.  emit: receives statistics and pongs.
-
-    first:   its page at that time.
-    on_gone: called once when the engine has ended or was restarted.
-    on_page: called after each reading.
-    """
+    """emit: receives statistics and pongs.  on_gone: called once at the engine's end or restart."""
 
     def __init__(
         self,
@@ -121,10 +114,7 @@ class Reports:
 
     @property
     def _waits_for_kept(self) -> bool:
-        """True if a prompt waits only for KV that is kept for peers.
-
-        Only while the page changes now and then: that of a hung engine does not.
-        """
+        """True if a prompt waits only for KV that is kept for peers, and the page still changes."""
         scrape = self._scrape
         is_still = time.monotonic() - self._changed_at >= KEPT_SECONDS
         is_queue = scrape.num_queued > 0 and not scrape.num_running

@@ -23,16 +23,11 @@ OK = 200
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """epoch:       of the transfer while KV is expected from a peer; None = not.
-    is_fetching: vLLM has the request with that KV, and no token has come.
-    trace:       HTTP headers.
-    """
-
     spec: RequestSpec
-    epoch: bytes | None = None
+    epoch: bytes | None = None  # of the transfer while KV is expected; None = not
     exchange: HttpExchange | None = None
-    is_fetching: bool = False
-    trace: Mapping[str, str] = field(default_factory=dict)
+    is_fetching: bool = False  # vLLM has the request with that KV, and no token has come
+    trace: Mapping[str, str] = field(default_factory=dict)  # HTTP headers
     attempt: int = 0
 
 
@@ -174,10 +169,7 @@ class VerifiedAnswer(TokenAnswer):
 
 
 def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
-    """Count what one request has received, by the metrics before it and at its first token.
-
-    Concurrent fetches only add: if the counts exceed its prompt, its bytes are unknown.
-    """
+    """Count what one request has received; with concurrent fetches its bytes may be unknown."""
     num_tokens = now.external_tokens - before.external_tokens
     if num_tokens > len(spec.prompt):
         return Received(spec.request_id, len(spec.prompt))

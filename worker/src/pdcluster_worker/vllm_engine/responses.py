@@ -1,7 +1,4 @@
-"""Parses answers of vLLM's token API: server-sent events to tokens, and KV handles.
-
-Anything unexpected raises `VllmError`: a failed request, never a wrong token.
-"""
+"""Parses answers of vLLM's token API; anything unexpected fails the request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -108,11 +105,9 @@ def decode_handle(data: bytes) -> KvTransferParams:
 
 
 class TokenStream:
-    """Tokens of one streamed answer; the last one is held back until the usage.
+    """The last token is held back until the usage.
 
-    cached_tokens:   expected; the last token has vLLM's own count.
-    handle:          of fetched KV, with the prefill engine's facts.
-    prompt_logprobs: for the first token.
+    cached_tokens: expected; handle: of fetched KV; prompt_logprobs: for the first token.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Receives vLLM's KV events on a ZMQ socket of this process.
-
-vLLM connects to it, so a restarted engine finds the same address.
-"""
+"""Receives vLLM's KV events; vLLM connects to our socket, so a restarted engine finds it."""
 
 import asyncio
 from collections.abc import Callable

@@ -11,32 +11,23 @@ _LABEL = re.compile(rb'([a-z_]+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """num_blocks, block_size: of the KV cache; 0 = unknown.
-    kv_usage:        share of blocks of requests, or kept for a peer.
-    num_queued:      requests that have not started, fetches included.
-    started_seconds: start of the process; identifies it.
-    external_tokens: prompt tokens whose KV came from a peer.
-    bytes_received, transfer_seconds: by NIXL, summed over ranks.
-    fetches_to_start, fetches_complete: requests with KV from a peer: queued, arrived.
-    """
-
-    num_blocks: int = 0
-    block_size: int = 0
+    num_blocks: int = 0  # 0 = unknown
+    block_size: int = 0  # 0 = unknown
     prefix_caching: bool = False
-    kv_usage: float = 0.0
+    kv_usage: float = 0.0  # share of blocks of requests, or kept for a peer
     num_running: int = 0
     num_waiting: int = 0
-    num_queued: int = 0
+    num_queued: int = 0  # not started, fetches included
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    external_tokens: int = 0
-    bytes_received: int = 0
-    transfer_seconds: float = 0.0
+    external_tokens: int = 0  # prompt tokens whose KV came from a peer
+    bytes_received: int = 0  # by NIXL, summed over ranks
+    transfer_seconds: float = 0.0  # by NIXL, summed over ranks
     failed_transfers: int = 0
-    fetches_to_start: int = 0
-    fetches_complete: int = 0
-    started_seconds: float = 0.0
+    fetches_to_start: int = 0  # queued requests with KV from a peer
+    fetches_complete: int = 0  # the same, with KV that has arrived
+    started_seconds: float = 0.0  # start of the process; identifies it
 
     @property
     def used_blocks(self) -> int:

@@ -1,7 +1,6 @@
 """Asks transformers about a model in a separate process and caches the answer on disk.
 
-transformers' modeling code takes seconds to import and stays in memory.  The cache key covers the
-model's fingerprint, dtype, length, library versions and the sources of this package.  No torch.
+transformers' modeling code takes seconds to import and stays in memory.  No torch here.
 """
 
 import contextlib
@@ -68,10 +67,7 @@ class Inspection:
         self._process = None if self.is_kept else _start(question, file)
 
     def wait(self) -> Path | None:
-        """The file of the answer; None when the process failed (logged).
-
-        Raises ModelError when the model is refused.
-        """
+        """None when the process failed (logged).  Raises ModelError when the model is refused."""
         if self._process is None:
             return self._file
         output, _ = self._process.communicate()
@@ -95,10 +91,7 @@ class Inspection:
 
 
 def start_early(config: WorkerConfig) -> Inspection | None:
-    """Start the inspection before torch is imported; None where it is not used, as with ranks.
-
-    Raises nothing: loading will.  For `auto` it assumes the device's own dtype.
-    """
+    """Start before torch is imported; None where it is not used, as with ranks.  Raises nothing."""
     model, engine = config.model, config.engine
     if engine.tensor_parallel_size * engine.pipeline_parallel_size > 1:
         return None

@@ -1,7 +1,6 @@
 """Loads a Hugging Face model folder so that its layers call our attention function.
 
-What cannot be served is refused: first by config.json, then by a dry run.  Weights stay mapped
-where the dtype fits.  Nothing is downloaded and no code of the folder runs.
+Unsupported models are refused by config.json, then by a dry run.  No code of the folder runs.
 """
 
 import logging
@@ -47,10 +46,7 @@ class ModelInfo:
 
     @property
     def window(self) -> int | None:
-        """Tokens of the widest window; None where a layer has full attention.
-
-        Blocks behind it can be freed: a block holds the keys and values of all layers.
-        """
+        """Widest window in tokens, behind which blocks can be freed; None = full attention."""
         limited = [window for window in self.windows if window is not None]
         return max(limited) if len(limited) == len(self.windows) else None
 
@@ -118,10 +114,7 @@ def load_model(
 
 
 def resolve_dtype(dtype: DType) -> torch.dtype:
-    """`auto` is bfloat16 where this CPU multiplies it natively (2 to 4 times faster), else float32.
-
-    An engine never gets `auto`: its revision has agreed on a dtype (`peers.dtype`).
-    """
+    """`auto` is bfloat16 where this CPU multiplies it natively (2 to 4x faster), else float32."""
     if dtype != "auto":
         return torch.bfloat16 if dtype == "bfloat16" else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

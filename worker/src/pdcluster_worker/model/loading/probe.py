@@ -1,8 +1,4 @@
-"""Dry run of a loaded model: checks that every layer calls our attention as we support it.
-
-Two forward passes over two unrelated tokens, with a stand-in for attention, give the KV geometry
-and prove that positions matter and that sequences of a flat batch do not mix.
-"""
+"""Dry run of a loaded model: checks that every layer calls our attention as we support it."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,4 @@
-"""Checks from config.json alone that this engine runs a model, before weights are read.
-
-Supported: decoder-only models with causal attention, full or sliding, in every layer.  What a
-config does not state is checked by `model.loading.probe`.
-"""
+"""Checks from config.json alone that a model is a decoder with causal attention in every layer."""
 
 import json
 import os
@@ -87,11 +83,7 @@ def read_config(folder: Path) -> Config:
 
 
 def check_kind(config: Config) -> None:
-    """Raise ModelError with every reason against a model of this kind.
-
-    config: the file's fields over the type's defaults; `generates_text`: transformers has a causal
-    language model for the type.
-    """
+    """config: with the type defaults and `generates_text`.  Raises ModelError, all reasons."""
     _refuse(
         config,
         [
@@ -110,10 +102,7 @@ def check_attention(config: Config, max_model_len: int) -> None:
 
 
 def check_windows(config: Config, windows: Sequence[int | None], max_model_len: int) -> None:
-    """Raise ModelError where the code's sliding windows are not those of the config.
-
-    windows: of each layer; None = the whole context.
-    """
+    """Raise ModelError where the code's windows (None = all) are not those of the config."""
     window = config.get("sliding_window")
     if not window or window >= max_model_len:
         return

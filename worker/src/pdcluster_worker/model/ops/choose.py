@@ -24,9 +24,7 @@ def make_operations(
     invariant: bool,
     group: Group = ALONE,
 ) -> Operations:
-    """cache, shape: of this rank of `group`.
-    Raises ModelError where `invariant` is impossible, ConfigError for a bad PDCLUSTER_KERNELS.
-    """
+    """Raises ModelError if `invariant` is impossible, ConfigError for a bad PDCLUSTER_KERNELS."""
     if cache.is_cuda:
         requested_level()
         # needs Triton, which images for CPUs lack

@@ -1,4 +1,4 @@
-"""Operations on a CPU: kernels in C on torch's threads, over contiguous tensors.
+"""Operations on a CPU: C kernels on torch's threads.
 
 A row's bits depend neither on the batch, nor on how a prompt was chunked, nor on threads.
 """
@@ -168,11 +168,7 @@ class CpuOperations:
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """All layers by one call, which starts threads once.
-
-        Layer by layer with several ranks, or where a product's depth needs padding.
-        Raises MemoryError as `attend` does.
-        """
+        """One call, but layer by layer with ranks or padded products.  Raises MemoryError."""
         stack = self._stack_of(layers)
         if stack is None:
             layer_by_layer(self, hidden, plan, layers, rotation)

@@ -1,8 +1,4 @@
-"""Operations on an NVIDIA GPU: Triton kernels, cuBLAS products, torch attention for long prompts.
-
-Nothing waits for the device and launches depend only on a plan's sizes, so that a step can be
-captured as a CUDA graph.
-"""
+"""Operations on an NVIDIA GPU: Triton kernels, cuBLAS products, torch's attention."""
 
 from dataclasses import dataclass
 
@@ -46,10 +42,7 @@ class DeviceProduct:
 
 
 class CudaOperations:
-    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous, on the device.
-
-    Plans must be on the device: see `prepare`.
-    """
+    """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous; plans: on the device."""
 
     note = ""
     pads_rows = True

@@ -1,7 +1,4 @@
-"""Sampling on the device that holds the logits: only token and status of a row come to the host.
-
-The kernel gives the same bits as `model.sampling.picking`.
-"""
+"""Sampling on the device: only token and status come to the host, with `picking`'s bits."""
 
 from functools import partial
 

@@ -1,7 +1,4 @@
-"""CUDA graphs of decode steps, one per padded number of sequences, captured at start.
-
-A step with a prefill chunk, or with more sequences than the largest graph, runs eagerly.
-"""
+"""CUDA graphs of decode steps, one per padded number of sequences; other steps run eagerly."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -65,9 +62,7 @@ class Graphs:
     def __init__(
         self, copy: PlanCopy, forward: Forward, begin: Callable[[StepPlan], None], *, longest: int
     ) -> None:
-        """begin:   called before an eager step.
-        longest: tokens of the longest context.
-        """
+        """begin: called before an eager step; longest: tokens of the longest context."""
         self._begin = begin
         self._copy = copy
         self._forward = forward

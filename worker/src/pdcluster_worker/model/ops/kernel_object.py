@@ -66,13 +66,9 @@ _FOLDER = Path(__file__).parent / "kernels"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """level:   a key of `LEVELS`.
-    skipped: why a better level is not used, and the fix.
-    """
-
     level: str
     library: ctypes.CDLL
-    skipped: str = ""
+    skipped: str = ""  # why a better level is not used, and the fix
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Unmaps code pages of shared libraries that are needed only while loading.
 
-torch from PyPI loads CUDA's libraries on a CPU too: most of 0.16 GB of resident code.  Pages that
-are needed again come from the page cache.
+torch from PyPI loads CUDA's libraries on a CPU too: most of 0.16 GB of resident code.
 """
 
 import contextlib

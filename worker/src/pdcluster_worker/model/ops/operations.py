@@ -31,25 +31,17 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """weight:       [width] float32; offset weights (gemma) have 1 added already.
-    rounds_first: round the normed value to the model's dtype before the product (llama, qwen), else
-                  only the product (gemma).
-    """
-
-    weight: Tensor
+    weight: Tensor  # [width] float32; offset weights (gemma) have 1 added already
     epsilon: float
-    rounds_first: bool = True
+    rounds_first: bool = True  # round before the product (llama, qwen), else after (gemma)
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of one step: the first 2 * R elements of a head rotate in pairs (i, i + R).
+    """The first 2 * R elements of a head rotate in pairs (i, i + R)."""
 
-    cosine, sine: [T, R] float32, rounded to the model's dtype.
-    """
-
-    cosine: Tensor
-    sine: Tensor
+    cosine: Tensor  # [T, R] float32, rounded to the model's dtype
+    sine: Tensor  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +112,15 @@ class Operations(Protocol):
         ...
 
     def prepare(self, forward: Forward) -> Forward:
-        """Return the function that runs a step: `forward` or a faster form, such as graphs.
-
-        Called once at load.  Logits are valid until the next call.
-        """
+        """Return the function that runs a step; its logits are valid until the next call."""
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
-        """Prepare weights [N, K] of one product; the caller may drop `weight` afterwards.
-
-        wide: summed and returned in float32 (logits).
-        """
+        """Prepare weights [N, K]; `weight` may be dropped.  wide: results are float32 (logits)."""
         ...
 
     def rows_of(self, packed: Packed, rows: Tensor) -> Tensor:
-        """Unpacked rows [T, K] of weights [N, K], in the model's dtype, for a tied embedding.
-
-        rows: [T] int64.  Raises IndexError for a missing row, where the host knows the rows.
-        """
+        """Unpacked rows [T, K] for a tied embedding; rows: [T] int64.  May raise IndexError."""
         ...
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
@@ -162,7 +145,7 @@ class Operations(Protocol):
     ) -> None:
         """Norm and rotate queries and keys in place, then store keys and values at `plan.slots`.
 
-        Slot -1 stores nothing.  rotation, norms: None skips that.
+        Slot -1 stores nothing.
         """
         ...
 

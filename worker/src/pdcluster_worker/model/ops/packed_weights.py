@@ -39,10 +39,7 @@ class PackedWeights:
 
 
 class PackedStack:
-    """Arguments for all layers in one call.
-
-    row_elements: of the call's workspace, per row of a step.
-    """
+    """row_elements: of the call's workspace, per row of a step."""
 
     __slots__ = ("_each", "_layers", "_stack", "address", "row_elements")
 

@@ -1,7 +1,4 @@
-"""Copies the plan of a step to a device in one transfer, at fixed addresses for CUDA graphs.
-
-All arrays are packed into one buffer; block tables come last, as long as the longest context.
-"""
+"""Copies the plan of a step to a device in one transfer, at fixed addresses for CUDA graphs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -54,11 +51,7 @@ def _layout(plan: StepPlan, width: int) -> Iterator[_Part]:
 
 
 class PlanCopy:
-    """Two host buffers in turn, and one on the device.
-
-    A host buffer is reused only after its transfer, which waits in its stream for the step that
-    reads the old plan.
-    """
+    """A host buffer is reused after its transfer, which waits for the step with the old plan."""
 
     def __init__(self, device: torch.device, limits: StepLimits) -> None:
         # Each row may be sampled: a prompt's log probabilities are of all of its rows.
@@ -74,10 +67,7 @@ class PlanCopy:
         self._turn = 0
 
     def place(self, plan: StepPlan) -> StepPlan:
-        """The plan on the device; valid until the next call.
-
-        `tables[table_row]` starts with the blocks of a sequence; what follows belongs to others.
-        """
+        """Valid until the next call; in `tables[table_row]` blocks of other sequences follow."""
         width = -(-plan.longest // self._block_size)
         parts = layout(plan, width)
         self._turn = 1 - self._turn

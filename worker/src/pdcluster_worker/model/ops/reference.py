@@ -1,7 +1,4 @@
-"""The operations in plain torch: the oracle of the others, and the fallback without kernels.
-
-Rounds where transformers' model code does.
-"""
+"""The operations in plain torch: the oracle of the others, and the fallback without kernels."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,6 @@
 """Attention on a GPU: torch's for long whole prompts, Triton's for everything else.
 
-torch took 0.63x of our time for a prompt of 8192 tokens on an H200, but 1.2x for a chunk with a
-context, whose keys must be copied from the cache first.
+torch took 0.63x of our time for 8192 tokens on an H200, but 1.2x for a chunk with a context.
 """
 
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Messages between rank 0 and another rank of its engine: packets over a socket pair.
 
-To a rank: its setup, the KV cache with descriptors of shared memory, then steps and warm-ups.
-Each gets one answer: DONE, or FAILED with the reason.
+To a rank: setup, cache, then steps and warm-ups.  Each is answered by DONE, or FAILED and a reason.
 """
 
 import socket

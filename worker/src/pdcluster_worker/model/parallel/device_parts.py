@@ -1,8 +1,4 @@
-"""The KV cache of ranks on several GPUs: a part on each.
-
-Ranks with all layers of their heads transfer them themselves.  With pipeline stages rank 0 maps
-the other parts by CUDA IPC and assembles blocks in host memory.  Never run on a GPU so far.
-"""
+"""The KV cache of ranks on several GPUs, by CUDA IPC for pipeline stages; never run on GPUs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -87,10 +83,7 @@ def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Parallel
 
 
 class RanksDeviceCache:
-    """A `KVMemory`.  parts: of all ranks in order.
-
-    A block is read only after every rank has answered, so steps have ended on all devices.
-    """
+    """parts: of all ranks in order.  A block is read after every rank has answered."""
 
     def __init__(
         self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[ParallelRank, Tensor]]

@@ -1,8 +1,4 @@
-"""A step over all ranks, as rank 0 runs it.
-
-With pipeline stages the plan is cut into as many micro-batches.  When the logits are there, every
-rank has stored its keys and values.
-"""
+"""A step over all ranks, as rank 0 runs it; pipeline stages work on micro-batches."""
 
 from typing import Any
 

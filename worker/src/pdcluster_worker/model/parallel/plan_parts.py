@@ -1,8 +1,4 @@
-"""Cuts the plan of a step into micro-batches for pipeline stages.
-
-A cut may split a sequence: its keys are stored before a later micro-batch reads them, since every
-stage works in order.
-"""
+"""Cuts the plan of a step into micro-batches for pipeline stages; a cut may split a sequence."""
 
 from dataclasses import replace
 from itertools import pairwise

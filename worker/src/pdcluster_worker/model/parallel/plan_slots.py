@@ -1,7 +1,4 @@
-"""Plans of steps in shared memory: rank 0 writes, the others read in place.
-
-A slot is overwritten only after every rank has answered for its plan.
-"""
+"""Plans of steps in shared memory; a slot is reused after every rank has answered for its plan."""
 
 import mmap
 import struct

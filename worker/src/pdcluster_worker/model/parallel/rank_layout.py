@@ -1,7 +1,4 @@
-"""A rank's position in an engine, and its share of heads and layers.
-
-rank = stage * tensor_size + part.  Rank 0 is the engine process.
-"""
+"""A rank's share of heads and layers: rank = stage * tensor_size + part."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""A rank process other than rank 0: loads its part of the model and computes rank 0's steps.
-
-It ends when rank 0 closes the control socket or dies.  An error ends it, and so the engine.
-"""
+"""A rank process other than rank 0.  An error ends it, and so the engine."""
 
 import gc
 import logging

@@ -1,7 +1,6 @@
 """Rank 0's side of the other ranks: starts them, sends them plans, watches them.
 
-If one dies, every call raises EngineBrokenError, and a thread calls `on_death` at once, also when
-the engine is idle.
+If one dies, every call raises EngineBrokenError, and a thread calls `on_death` at once.
 """
 
 import logging
@@ -53,11 +52,7 @@ def rank_threads(engine: EngineConfig) -> int:
 
 
 class RankProcesses:
-    """All ranks of one engine but rank 0.
-
-    kv_channels: to the ranks that transfer KV (`kv_transfer.rank_port`).
-    store:       rendezvous file.
-    """
+    """kv_channels: to the ranks that transfer KV; store: rendezvous file."""
 
     def __init__(
         self, model: ModelConfig, engine: EngineConfig, device: str, on_death: OnDeath
@@ -74,11 +69,7 @@ class RankProcesses:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
-        """Wait until the other ranks have loaded, and send them the shared memory.
-
-        cache_memory: descriptor of the KV cache; None = a part on each GPU.
-        Raises ModelError where a rank failed.
-        """
+        """cache_memory: descriptor of the cache; None = a part on each GPU.  Raises ModelError."""
         self._expect_loaded()
         plans = reserve("plans of steps", self.place.pipeline_size * slot_bytes(limits))
         try:
@@ -90,10 +81,7 @@ class RankProcesses:
             os.close(plans)
 
     def expect_ready(self) -> list[bytes]:
-        """Wait until the other ranks have packed their weights.
-
-        Returns the handles of their parts of the cache, empty on CPUs.  Raises ModelError.
-        """
+        """The handles of the other ranks' parts of the cache, empty on CPUs.  Raises ModelError."""
         return self._expect_loaded()
 
     def step(self, plan: StepPlan, slot: int) -> None:

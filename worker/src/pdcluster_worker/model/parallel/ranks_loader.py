@@ -43,10 +43,7 @@ def open_ranks(
     ranks: RankProcesses,
     device: str = "cpu",
 ) -> tuple[RanksCache, ParallelForward]:
-    """The KV cache as rank 0 transfers it, and the forward pass over all ranks.
-
-    Raises ModelError for a model that cannot be divided, is not our decoder's, or fails to load.
-    """
+    """Raises ModelError if the model cannot be divided, is not our decoder's, or fails to load."""
     geometry = loaded.info.geometry
     if engine.batch_invariant and ranks.place.tensor_size > 1:
         raise ModelError(

@@ -1,7 +1,6 @@
 """A rank's share of a layer's products (Megatron-style).
 
-Outputs of q, k, v, gate and up are split, inputs of o and down likewise with their results summed
-(`Operations.reduce`).  The head is split by vocabulary (`Operations.gather`).
+Outputs of q, k, v, gate and up, inputs of o and down, and the head's vocabulary are split.
 """
 
 from dataclasses import dataclass

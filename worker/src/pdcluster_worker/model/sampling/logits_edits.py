@@ -1,7 +1,4 @@
-"""In-place edits of single logits of a batch, undone after sampling.
-
-Each kind of edit is a few elementwise operations for the whole batch, so rows are independent.
-"""
+"""In-place edits of single logits of a batch, undone after sampling."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

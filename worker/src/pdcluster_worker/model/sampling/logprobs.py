@@ -1,7 +1,4 @@
-"""Log probabilities of the unedited logits, for all rows that need them together.
-
-Sums are exact (`model.sampling.weights`), so a figure does not depend on the batch.
-"""
+"""Log probabilities of the unedited logits, independent of the batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,14 +25,9 @@ class LogprobsRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenRanks:
-    """ids:   [R, count] best tokens, in `model.sampling.token_order`.
-    best:  [R] greatest logit.
-    total: [R] sum of all weights at temperature 1.
-    """
-
-    ids: NDArray[np.int64]
-    best: NDArray[np.float32]
-    total: NDArray[np.float64]
+    ids: NDArray[np.int64]  # [R, count] best tokens, in `token_order`
+    best: NDArray[np.float32]  # [R] greatest logit
+    total: NDArray[np.float64]  # [R] sum of all weights at temperature 1
 
 
 # of contiguous logits [R, V], the rows, and the count

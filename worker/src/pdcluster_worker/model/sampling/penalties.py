@@ -1,7 +1,6 @@
 """Logits edits of requests: penalties, then biases, then bans.
 
-Counts are kept per request, extended by new tokens, and rebuilt from `request.tokens` when they do
-not fit, so dropping them is always safe.
+Counts are rebuilt from `request.tokens` when they do not fit, so dropping them is always safe.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,15 +21,11 @@ FIRST_CAPACITY = 256  # distinct tokens; doubled when full
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Distinct tokens of one request, in order of appearance.
+    """Distinct tokens of one request, in order of appearance."""
 
-    first:       index from which tokens count: only the repetition penalty includes the prompt.
-    num_counted: tokens counted, those before `first` included; last: the last of them.
-    """
-
-    first: int
-    num_counted: int = 0
-    last: int = -1
+    first: int  # index from which tokens count: the prompt only for repetition
+    num_counted: int = 0  # those before `first` included
+    last: int = -1  # last counted token
     _ids: NDArray[np.int64] = field(
         default_factory=lambda: np.empty(FIRST_CAPACITY, dtype=np.int64)
     )

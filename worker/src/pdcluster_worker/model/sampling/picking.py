@@ -1,8 +1,6 @@
 """Sampling by plain tensor operations: the oracle of the kernels, and the fallback.
 
-Order: temperature, min_p, top_k, top_p, then inverse CDF by token id.  Sums are exact
-(`model.sampling.weights`) and ties follow `model.sampling.token_order`, so a row's token does not
-depend on the batch or on threads.
+Order: temperature, min_p, top_k, top_p, then inverse CDF by token id.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Counter-based randomness: a number in (0, 1) from (seed, position) alone.
 
-So a request draws the same number for a position on every worker, in every batch, and after
-preemption or migration (docs/architecture.md, 'Promises', 1).
+So a request draws the same on every worker and after preemption or migration (promise 1).
 """
 
 from collections.abc import Sequence

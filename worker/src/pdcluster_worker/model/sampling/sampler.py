@@ -1,7 +1,6 @@
 """Samples a token per row, independent of the batch; a row without a token fails alone.
 
-Order: penalties, bias, bans, constraint masks, temperature, min_p, top_k, top_p, then inverse CDF
-from a counter-based number.  Log probabilities are of the unedited logits.
+Order: penalties, bias, bans, constraint masks, then `picking`'s.
 """
 
 from collections.abc import Callable, Sequence

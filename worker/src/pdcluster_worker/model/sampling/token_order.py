@@ -1,7 +1,4 @@
-"""The order of tokens: greater logit first, ties by lower token id.
-
-top_k, top_p, greedy choice and top log probabilities all use it; ties are frequent in bfloat16.
-"""
+"""The order of tokens: greater logit first, ties, frequent in bfloat16, by lower token id."""
 
 import torch
 from torch import Tensor
@@ -27,10 +24,7 @@ def first_tokens(logits: Tensor, count: int) -> Tensor:
 
 
 def order_keys(logits: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys, distinct in a row, greater for earlier tokens.
-
-    logits: [R, N] float32, not NaN; ids: [R, N] or [N] int64.
-    """
+    """int64 keys, greater for earlier tokens.  logits: [R, N], not NaN; ids: [R, N] or [N]."""
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: a negative zero equals a positive one
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats in the order of integers
     return ordered.long().bitwise_left_shift_(32).bitwise_or_(_LOW_BITS - ids)

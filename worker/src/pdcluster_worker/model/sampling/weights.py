@@ -1,8 +1,7 @@
 """exp((logit - best) / temperature) of rows, with sums that are exact.
 
-Weights are multiples of 2**-34, the best token's is 1: a float64 adds up to 2**19 of them without
-rounding, so sums have the same bits in any order.  Tokens below 2**-35 get weight 0.  The
-exponential uses only products and sums, each rounded once, for equal bits with any vector width.
+Weights are multiples of 2**-34 up to 1: a float64 adds 2**19 of them without rounding, so sums
+have the same bits in any order.  Tokens below 2**-35 get weight 0.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Inputs of a decode policy: the request, and each worker that may run it.
-
-Counts are of the worker's last report and of what was sent there since (`routing.active_load`).
-"""
+"""Inputs of a decode policy; counts as last reported, plus what was sent since (`active_load`)."""
 
 from dataclasses import dataclass
 
@@ -21,27 +18,19 @@ class RequestSize:
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
-    """A struct, because each request makes one of every worker.
-
-    matched_blocks: leading blocks of the prompt in the worker's prefix cache.
-    is_recent:      the first block of the prompt was sent there recently.
-    prefill_tokens: prompt tokens queued there.
-    total_blocks:   0 = unknown.
-    busy_ratio:     share of time in which its GPU, or else its engine, computes.
-    taint:          factor of its cost, above 1 after a failure.
-    """
+    """A struct, because each request makes one of every worker."""
 
     key: str
     num_requests: int = 0
     is_self: bool = False
-    matched_blocks: int = 0
-    is_recent: bool = False
-    prefill_tokens: int = 0
+    matched_blocks: int = 0  # leading blocks of the prompt in the worker's prefix cache
+    is_recent: bool = False  # the first block of the prompt was sent there recently
+    prefill_tokens: int = 0  # prompt tokens queued there
     decode_blocks: int = 0
-    total_blocks: int = 0
-    busy_ratio: float = 0.0
+    total_blocks: int = 0  # 0 = unknown
+    busy_ratio: float = 0.0  # share of time in which its GPU or engine computes
     memory_bandwidth_ratio: float = 0.0
-    taint: float = 1.0
+    taint: float = 1.0  # factor of its cost, above 1 after a failure
 
     @property
     def kv_occupancy_ratio(self) -> float:

@@ -1,8 +1,4 @@
-"""Hotspot prevention: keeps one prefix from drawing all its requests to one worker.
-
-Leading blocks that most workers have do not count as a match, and no worker gets more than
-`max_share_ratio` times the mean number of requests.
-"""
+"""Hotspot prevention: keeps one prefix from drawing all its requests to one worker."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -43,8 +43,8 @@ class DecodeChooser:
         pinned: str = "",
         session: str = "",
     ) -> DecodeChoice:
-        """pinned:  the worker that must run it; "" = any.
-        session: counts only where the policy enables session affinity.
+        """pinned: the worker that must run it; "" = any.
+
         Raises ValueError without candidates, and for a pinned worker that is not a candidate.
         """
         if pinned:

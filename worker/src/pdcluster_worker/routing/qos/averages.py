@@ -1,8 +1,4 @@
-"""Estimates from moving averages: requests ahead times the time of each, normalised by tokens.
-
-A prompt token costs the time in which requests waited, over the prompt tokens prefilled meanwhile,
-so every cause of delay is in it (other prompts, decodes, a full batch, prefill workers).
-"""
+"""Estimates from moving averages: requests ahead times the time of each, normalised by tokens."""
 
 from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
 from pdcluster_worker.routing.qos.meter import Measured

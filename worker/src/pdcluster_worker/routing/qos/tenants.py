@@ -1,7 +1,6 @@
-"""Limits of each tenant (API key), kept by token buckets at each ingress.
+"""Limits of each tenant (API key), kept by token buckets; each ingress enforces an even share.
 
-Each ingress enforces an even share of the limits by itself.  Every choice (`n`) of every prompt is
-one sequence.  Output tokens are charged afterwards, so a bucket may go below 0.
+Output tokens are charged afterwards, so a bucket may go below 0.
 """
 
 from collections.abc import Callable

@@ -23,10 +23,7 @@ def tier_of(priority: int) -> Tier:
 
 
 def priority_of(requested: int | None, ceiling: Tier | None, *, client_decides: bool) -> int:
-    """requested: None = by default.
-    ceiling:   the tenant's highest tier, and its default; None = no ceiling, normal.
-    Raises PriorityError.
-    """
+    """ceiling: the tenant's highest tier and default; None = no ceiling.  Raises PriorityError."""
     default = PRIORITIES[ceiling or "normal"]
     if requested is None or requested == default:
         return default

@@ -1,9 +1,4 @@
-"""Estimator `loadAware`: simulates the queue with measured lengths (docs/waiting-time.md).
-
-It uses d(b), the seconds of a token in a batch of b (`step_time`); S(t), the distribution of a
-group's answer lengths with running ones censored (`survival`), pooled with all groups by
-`pooling_weight`; and the prefill rate.  A group's time is the median of SCENARIOS simulations.
-"""
+"""Estimator `loadAware`: simulates the queue with measured lengths (docs/waiting-time.md)."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence

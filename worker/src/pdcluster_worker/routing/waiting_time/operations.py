@@ -30,11 +30,7 @@ def pull(
     waiting: Sequence[int],
     max_batch_size: int = MAX_BATCH_SIZE,
 ) -> list[int]:
-    """Count the requests of each group that go to the engine now, in the queue's order.
-
-    waiting: per group, requests that are not on the engine.
-    A group of a model that is not loaded blocks all behind it until a swap.
-    """
+    """waiting: per group, requests not on the engine; an unloaded model blocks the rest."""
     free_slots = max(0, max_batch_size - num_running)
     taken = []
     for group, count in zip(queue.groups, waiting, strict=True):
@@ -80,10 +76,7 @@ def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[Req
 def place(
     queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float
 ) -> str:
-    """The worker for a new group: fewest late requests, then earliest end.
-
-    Raises ValueError without queues.
-    """
+    """Fewest late requests, then earliest end.  Raises ValueError without queues."""
     if not queues:
         raise ValueError("no virtual queue to place a group in: ask only with at least one worker")
     return min(

@@ -1,8 +1,6 @@
 """Weight of all groups' answers in the length distribution of one group.
 
-If group means differ by no more than noise, the groups are pooled.  Weight, in own completions:
-variance within groups over variance of the true means (method of moments, one-way ANOVA), with
-its standard error added.
+If group means differ by no more than noise, pool the groups (one-way ANOVA, method of moments).
 """
 
 from collections.abc import Iterable, Sequence

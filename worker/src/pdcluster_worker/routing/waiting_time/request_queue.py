@@ -1,7 +1,6 @@
 """Requests of one worker for estimates: running ones, and totals of the waiting ones in order.
 
-Waiting requests are in the engine's order: priority, deadline (EDF), arrival.  Totals are kept by
-chunk, so each operation costs the square root of the queue's length.
+Totals are kept by chunk, so each operation costs the square root of the queue's length.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,6 @@
 """RWT estimator of QLM: completion time of a request group.
 
-T(n) = (n - 1) * mean_output / theta + P + max_output * d_eff, theta = 1 / d_eff.  The last request
-is taken at its worst, so T is an upper bound for n = 1 and too high for short groups.
+T(n) = (n - 1) * mean_output / theta + P + max_output * d_eff, theta = 1 / d_eff.
 """
 
 from pdcluster_worker.routing.waiting_time.lru_dict import LruDict
@@ -24,11 +23,7 @@ def completion_seconds(
     prefill_seconds: float = 0.0,
     lanes: int = 1,
 ) -> float:
-    """T(n): seconds until a group of n requests is complete.
-
-    token_seconds:   d_eff.
-    prefill_seconds: P, of one prompt.
-    lanes:           requests served at a time; 1 in QLM.
+    """T(n).  token_seconds: d_eff; prefill_seconds: P; lanes: requests served at a time, 1 in QLM.
 
     >>> round(completion_seconds(10, mean_output=2646, max_output=8192, token_seconds=0.01027), 1)
     328.7

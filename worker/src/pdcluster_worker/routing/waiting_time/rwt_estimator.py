@@ -1,7 +1,4 @@
-"""Estimator `rwt`: QLM's RWT with online parameters.
-
-It uses counts, the mean length of a group and one time of a token, so it is cheap and conservative.
-"""
+"""Estimator `rwt`: QLM's RWT with online parameters; cheap and conservative."""
 
 from collections.abc import Collection
 

@@ -1,7 +1,4 @@
-"""Time of an output token as a function of the batch: d(b) = base + slope * b, fitted online.
-
-Weighted least squares over completions, with fading weights; flat while all batches are alike.
-"""
+"""Time of an output token as a function of the batch: d(b) = base + slope * b, fitted online."""
 
 KEPT = 0.97  # weight of a completion at each later one: half after 23
 

@@ -1,7 +1,4 @@
-"""Distribution of answer lengths from finished and running answers (Kaplan-Meier).
-
-The mean of finished answers alone is too low: short ones finish first.
-"""
+"""Distribution of answer lengths from finished and running answers (Kaplan-Meier)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -12,25 +9,17 @@ BEYOND = 0.5  # share of its length that the longest answer so far is taken to g
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """S(t): the share of answers longer than t tokens, a step function.
+    """S(t): the share of answers longer than t tokens, a step function."""
 
-    ends:   lengths at which it falls, ascending.
-    share:  S from there on; the last is 0.
-    beyond: mean tokens by which answers exceed ends[i], times share[i].
-    """
-
-    ends: tuple[int, ...]
-    share: tuple[float, ...]
-    beyond: tuple[float, ...]
+    ends: tuple[int, ...]  # lengths at which it falls, ascending
+    share: tuple[float, ...]  # S from there on; the last is 0
+    beyond: tuple[float, ...]  # mean tokens by which answers exceed ends[i], times share[i]
 
     @classmethod
     def of(
         cls, completed: Iterable[tuple[int, float]], running: Iterable[tuple[int, float]] = ()
     ) -> "Survival":
-        """From (tokens, weight) pairs; at least one completed, else ValueError.
-
-        Running answers longer than all completed ones end at once.
-        """
+        """From (tokens, weight) pairs; at least one completed, else ValueError."""
         # tokens: weight that ended there, weight that left there
         events: dict[int, list[float]] = {}
         for index, pairs in enumerate((completed, running)):

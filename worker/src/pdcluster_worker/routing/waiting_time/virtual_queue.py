@@ -1,8 +1,4 @@
-"""Virtual queues of QLM: request groups of one worker in the order of service.
-
-EDF (`by_deadline`) is optimal while every group can be in time.  `best_order` is exact up to
-MAX_EXACT groups and falls back to Moore-Hodgson.
-"""
+"""Virtual queues of QLM: request groups of one worker in the order of service."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

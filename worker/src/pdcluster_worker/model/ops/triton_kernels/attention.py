@@ -1,7 +1,6 @@
 """Attention over the paged KV cache: split-K decodes, and prefill chunks with their context.
 
-Query heads of one KV head are rows of one product, so keys are read once.  Splits depend only on a
-sequence's own context, not on the batch.  `window`: keys that a row sees; 0 = all before it.
+Splits depend only on a sequence's own context.  `window`: keys that a row sees; 0 = all before it.
 """
 
 import triton
@@ -44,9 +43,8 @@ def _store_heads(
 
 @triton.jit
 def _spread_non_finite(value: tl.tensor, sums: tl.tensor, seen: tl.tensor) -> tl.tensor:
-    """Replace non-finite values by 0, and the sums of rows that see one by NaN.
+    """Replace non-finite values by 0, and sums that see one by NaN: 0 * inf would be NaN.
 
-    0 * inf would be NaN in rows that do not see it.
     value: [keys, dim_block].  sums: [rows, dim_block].  seen: [rows, keys].
     """
     wide = value.to(tl.float32)

@@ -1,7 +1,4 @@
-"""Row kernels: residual and norm, gate, and head norms with rotation.
-
-Each rounds where `ops.reference` rounds.  A program reads and writes only its own row.
-"""
+"""Row kernels: residual and norm, gate, head norms and rotation, rounding as `ops.reference`."""
 
 import triton
 import triton.language as tl
@@ -159,10 +156,7 @@ def rope_store(
     has_norms: tl.constexpr,
     rounds_first: tl.constexpr,
 ) -> None:
-    """One program per row and head: norm and rotate in place, store keys and values in a slot.
-
-    The same threads write the three parts of a head back that read them.
-    """
+    """One program per row and head: norm and rotate in place, store keys and values in a slot."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs, rest = tl.arange(0, half_block), 2 * half + tl.arange(0, tail_block)
     in_pairs = pairs < half

@@ -1,7 +1,5 @@
-"""Token sampling from a row of logits, bit for bit as `model.sampling.picking`.
+"""Token sampling from a row of logits, bit for bit as `model.sampling.picking`, by bisection.
 
-Weights are summed as integers (multiples of a quantum), so their order does not matter.  top_k and
-top_p need no sort: the smallest kept logit is found by bisection.
 Compile without contraction: each product and sum of the exponential is rounded once.
 """
 
@@ -40,10 +38,7 @@ def _quanta(
     logits: tl.tensor,
     scale: tl.tuple,
 ) -> tl.tensor:
-    """Weights in quanta, int64; 0 below min_p.
-
-    scale: best logit of the row, inverse temperature, min_p.
-    """
+    """Weights in quanta, int64; 0 below min_p.  scale: best logit, inverse temperature, min_p."""
     best, inverse_temperature, min_p = scale
     x = tl.maximum((logits - best) * inverse_temperature, LOWEST)
     power = (x * LOG2_E + TO_INTEGER) - TO_INTEGER
@@ -144,10 +139,7 @@ def _between(
     vocab_size: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """Logits in (low, high], at most a block of them, padded with -inf.
-
-    workspace: memory of a block.
-    """
+    """Logits in (low, high], at most a block of them, padded with -inf."""
     lanes = tl.arange(0, block)
     count = 0
     tl.debug_barrier()
