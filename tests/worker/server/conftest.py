@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 import tokenizers
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
@@ -218,12 +218,12 @@ class Rig:
     tokenizer: Tokenizer
     metrics: Metrics
     policy: PolicyConfig
-    app: FastAPI = field(init=False)
+    app: Starlette = field(init=False)
 
     def __post_init__(self) -> None:
         self.app = self.make_app()
 
-    def make_app(self, **options: Any) -> FastAPI:
+    def make_app(self, **options: Any) -> Starlette:
         """The application over this backend, with other options of `create_app`."""
         return create_app(
             self.backend, self.tokenizer, self.metrics, lambda: self.policy, **options

@@ -18,7 +18,7 @@ from pdcluster_worker.config.http import HttpLimitsPolicy
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
-from pdcluster_worker.server.http import upgrade
+from pdcluster_worker.server.http import raw_http
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.limits import HttpLimits, limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
@@ -437,7 +437,7 @@ async def test_a_proxy_s_connect_is_refused(direct_writer, connect):
 
 
 def test_the_header_without_the_offer_is_as_documented():
-    assert doctest.testmod(upgrade).failed == 0
+    assert doctest.testmod(raw_http).failed == 0
 
 
 async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect):

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.server.http.response_head import ResponseHead
+from pdcluster_worker.server.http.response_writes import ResponseHead
 
 
 class RecordingTransport:

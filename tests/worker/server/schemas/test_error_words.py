@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pdcluster_worker.server.anthropic.schemas import MessagesRequest
-from pdcluster_worker.server.errors.openai import from_validation
+from pdcluster_worker.server.errors.validation import from_validation
 from pdcluster_worker.server.openai.tokenize_route import DetokenizeRequest, TokenizeChat
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
@@ -50,9 +50,7 @@ def test_no_error_names_a_type_of_the_library(model: type[BaseModel]) -> None:
                 found = [x for x in e.errors(include_url=False) if x["loc"][0] in body]
                 if not found:
                     continue
-                error = from_validation(
-                    [{**one, "loc": ("body", *one["loc"])} for one in found], body
-                )
+                error = from_validation(found, body)
                 num_errors += 1
                 assert LIBRARY.search(error.message) is None, error.message
                 assert error.message.startswith(f"{error.param}: ")

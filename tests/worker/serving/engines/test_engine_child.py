@@ -16,7 +16,7 @@ from pdcluster_worker.serving.engines.child import EngineChild
 @pytest.mark.parametrize(
     ("module", "later"),
     [
-        ("processes.worker_start", ("fastapi", "grpc", "prometheus_client", "tokenizers", "torch")),
+        ("processes.worker_start", ("starlette", "grpc", "prometheus_client", "torch")),
         ("processes.engine_start", ("torch", "transformers", "safetensors.torch")),
     ],
 )

@@ -33,10 +33,10 @@ from pdcluster_worker.processes.lifecycle import (
 )
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
-from pdcluster_worker.server.http.engine_route import add_engine_health
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.http.verify_route import VerifyHandler
+from pdcluster_worker.server.state_routes import engine_health_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
 from pdcluster_worker.serving.engine_monitor import EngineMonitor, EngineMonitors
@@ -148,7 +148,7 @@ class ServerProcess:
                 verifying=self._verifying(backend),
             )
         if self._config.engine.type != "pdcluster":
-            add_engine_health(app, RestartReason(backend, time.monotonic).reason)
+            app.routes.append(engine_health_route(RestartReason(backend, time.monotonic).reason))
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     def _verifying(self, backend: WorkerBackend) -> VerifyHandler | None:

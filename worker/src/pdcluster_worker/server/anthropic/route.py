@@ -1,9 +1,9 @@
 """POST /v1/messages and /v1/messages/count_tokens, for clients of Anthropic's API."""
 
-from typing import Any
-
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from pdcluster_worker.server.anthropic.chat_request import NAMES, chat_of
 from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
@@ -11,16 +11,14 @@ from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
-from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
+from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 COUNT_PATH = f"{PATH}/count_tokens"
-
-Documented = dict[int | str, dict[str, Any]]
-"""Answers by status, for the OpenAPI document."""
 
 
 class TokenCount(BaseModel):
@@ -29,12 +27,7 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-def add_messages(app: FastAPI, serving: ServingContext, documented: Documented) -> None:
-    """Serve both routes.  documented: answers of a route that may stream, by status."""
-    errors: Documented = {
-        status: {"model": MessagesError} for status in documented if status != 200
-    }
-
+def message_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
     async def messages(body: MessagesRequest, request: Request) -> Response:
         return await _answer(serving, body, context_of(request))
 
@@ -43,8 +36,11 @@ def add_messages(app: FastAPI, serving: ServingContext, documented: Documented) 
         count = TokenCount(input_tokens=len(prepared.prompt))
         return Response(count.model_dump_json(), media_type="application/json")
 
-    add_body_route(app, PATH, messages, {**documented, **errors})
-    add_body_route(app, COUNT_PATH, count_tokens, {**errors, 200: {"model": TokenCount}})
+    message, count = with_errors(None, MessagesError), with_errors(TokenCount, MessagesError)
+    return [
+        JsonRoute(PATH, MessagesRequest, messages, message, reader=reader, streams=True),
+        JsonRoute(COUNT_PATH, CountRequest, count_tokens, count, reader=reader),
+    ]
 
 
 async def _answer(

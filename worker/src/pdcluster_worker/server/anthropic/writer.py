@@ -1,6 +1,6 @@
 """Answers of the Messages API as bytes: one message as JSON, or its events in their order."""
 
-from fastapi import Response
+from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.anthropic import protocol

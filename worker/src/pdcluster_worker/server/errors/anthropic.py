@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
-from fastapi import Response
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from pdcluster_worker.errors import ContextLengthError, RequestError
 

@@ -12,14 +12,14 @@ from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from fastapi import Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import Generation
 from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http import sse
-from pdcluster_worker.server.http.direct_write import DIRECT_WRITER
+from pdcluster_worker.server.http.response_writes import DIRECT_WRITER
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.streams import Mapped, Reader
 

@@ -1,8 +1,5 @@
-"""Pure ASGI: asks clients of the API for a key, where keys are asked for, before a byte of the body
-is read.
-
-Only the API is closed: health, readiness, metrics and version stay open for
-probes and scrapers.
+"""Pure ASGI: refuses requests for the API before a byte of the body is read, where the connection
+limit is reached or a key is missing.  Probes and scrapers ask for neither.
 """
 
 from collections.abc import Callable
@@ -12,10 +9,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import openai as openai_errors
-from pdcluster_worker.server.errors import shapes as error_shapes
-from pdcluster_worker.server.http import early_response
-from pdcluster_worker.server.http.limits import LimitsNow
+from pdcluster_worker.server.errors.handlers import reason, response_for
+from pdcluster_worker.server.http.connection_limit import TOO_MANY_CONNECTIONS
 from pdcluster_worker.server.http.request_context import note_key
 
 _API = "/v1"
@@ -29,39 +24,55 @@ _NO_KEY = (
 _WRONG_KEY = "incorrect API key provided: get one from the administrator of this service"
 
 TenantOfKey = Callable[[str], str | None] | None
-"""Tenant of a key now, None for one that is not valid; None = no key is asked for."""
+"""Tenant of a key now, None for one that is not valid; None = no key is required."""
 
 
 class Authorization:
     """Middleware."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        tenant_of: TenantOfKey,
-        rejected: Counter,
-        limits: LimitsNow,
-    ) -> None:
+    def __init__(self, app: ASGIApp, tenant_of: TenantOfKey, rejected: Counter) -> None:
         self._app = app
         self._tenant_of = tenant_of
         self._rejected = rejected
-        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer 401."""
-        if self._tenant_of is None or scope["type"] != "http" or not is_api(scope["path"]):
+        if scope["type"] != "http" or not is_api(scope["path"]):
             await self._app(scope, receive, send)
-            return
+        elif TOO_MANY_CONNECTIONS in scope.get("state", ()):
+            message = "this server has as many open requests as it takes: retry later"
+            error = RequestError(
+                message, status=503, code="connections_full", retry_after_seconds=1
+            )
+            await self._refuse(error, {"connection": "close"}, scope, receive, send)
+        elif (problem := self._key_problem(scope)) is not None:
+            error = RequestError(problem, status=401, code="invalid_api_key")
+            await self._refuse(error, {"www-authenticate": "Bearer"}, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _key_problem(self, scope: Scope) -> str | None:
+        """Note whose key it is; returns what is wrong with it."""
+        if self._tenant_of is None:
+            return None
         key = presented_key(scope)
-        if key is not None and (tenant := self._tenant_of(key)) is not None:
-            note_key(scope, key, tenant)
-            await self._app(scope, receive, send)
-            return
-        message = _NO_KEY if key is None else _WRONG_KEY
-        error = RequestError(message, status=401, code="invalid_api_key")
-        self._rejected.labels(openai_errors.reason(error)).inc()
-        response = error_shapes.response(error, scope, {"www-authenticate": "Bearer"})
-        await early_response.answer(response, scope, receive, send, self._limits())
+        if key is None:
+            return _NO_KEY
+        tenant = self._tenant_of(key)
+        if tenant is None:
+            return _WRONG_KEY
+        note_key(scope, key, tenant)
+        return None
+
+    async def _refuse(
+        self,
+        error: RequestError,
+        headers: dict[str, str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._rejected.labels(reason(error)).inc()
+        await response_for(error, scope, headers)(scope, receive, send)
 
 
 def presented_key(scope: Scope) -> str | None:
@@ -83,5 +94,4 @@ def key_in(authorization: str, api_key: str) -> str | None:
 
 
 def is_api(path: str) -> bool:
-    """Return whether it is a path of the API, and not one of probes or scrapers."""
     return path == _API or path.startswith(f"{_API}/") or path in _MORE

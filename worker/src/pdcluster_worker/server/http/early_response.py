@@ -1,9 +1,8 @@
-"""Answers a request whose body is not needed, without waiting for it.
+"""Pure ASGI: an answer that does not wait for the request's body ends the connection.
 
-The client has its whole answer at once, and that the connection ends with it.
-Then what the client still sends is dropped for a while (`limits.HttpLimits`),
-so that it can read the answer before the connection closes; sooner where a
-new connection needs the place (`open_connections`).
+The client has its whole answer at once, and that the connection ends with it.  Then what it still
+sends is dropped for a while, so that it can read the answer before the connection closes; sooner
+where a new connection needs the place (`connection_limit`).
 """
 
 import asyncio
@@ -13,12 +12,14 @@ from contextlib import suppress
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pdcluster_worker.server.http.limits import HttpLimits
+from pdcluster_worker.server.http.limits import LimitsNow
 
 ANSWERED = "pdcluster.answered"
 """Key in the scope's state of the function to call once the client has its whole answer; absent =
 none.
 """
+
+_TOO_SLOW = 408
 
 
 def announced_bytes(scope: Scope) -> int | None:
@@ -32,51 +33,64 @@ def announced_bytes(scope: Scope) -> int | None:
     return length
 
 
-async def answer(
-    app: ASGIApp,
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    limits: HttpLimits,
-) -> None:
-    """Let `app`, which must not need the body, answer.
+class EarlyResponse:
+    """Middleware."""
 
-    Returns when the client has stopped sending, or was given up.
-    """
-    if announced_bytes(scope) == 0:
-        await app(scope, receive, send)
-        return
+    def __init__(self, app: ASGIApp, limits: LimitsNow) -> None:
+        self._app = app
+        self._limits = limits
 
-    async def send_before_the_body(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)["connection"] = "close"
-        if message["type"] != "http.response.body" or message.get("more_body", False):
-            await send(message)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or announced_bytes(scope) == 0:
+            await self._app(scope, receive, send)
             return
-        await send({**message, "more_body": True})
-        _note_answered(scope)
-        await _drop(receive, limits)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    await app(scope, _nothing, send_before_the_body)
+        exchange = _Exchange(scope, receive, send, self._limits)
+        await self._app(scope, exchange.receive, exchange.send)
 
 
-def _note_answered(scope: Scope) -> None:
-    answered: Callable[[], None] | None = scope.get("state", {}).get(ANSWERED)
-    if answered is not None:
-        answered()
+class _Exchange:
+    """One request with a body, and its answer."""
 
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: LimitsNow) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._is_read = False  # the body, to its end
+        self._lingers = True  # a client that was too slow sends nothing that we could wait for
 
-async def _nothing() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_read = self._is_read or not message.get("more_body", False)
+        return message
 
+    async def send(self, message: Message) -> None:
+        if self._is_read:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._lingers = message["status"] != _TOO_SLOW
+            MutableHeaders(scope=message)["connection"] = "close"
+            await self._send(message)
+        elif message.get("more_body", False) or not self._lingers:
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            self._note_answered()
+            await self._drop()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-async def _drop(receive: Receive, limits: HttpLimits) -> None:
-    remaining = limits.linger_bytes
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limits.linger_seconds):
-            while remaining > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-                remaining -= len(message.get("body", b""))
+    def _note_answered(self) -> None:
+        answered: Callable[[], None] | None = self._scope.get("state", {}).get(ANSWERED)
+        if answered is not None:
+            answered()
+
+    async def _drop(self) -> None:
+        limits = self._limits()
+        remaining = limits.linger_bytes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.linger_seconds):
+                while remaining > 0:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+                    remaining -= len(message.get("body", b""))

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from fastapi import Request
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import shapes as error_shapes
 from pdcluster_worker.server.errors.anthropic import is_messages
+from pdcluster_worker.server.errors.handlers import response_for
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.recent_traces import RecentTraces, route_of
 from pdcluster_worker.tracing.request_trace import RequestTrace, add_event
@@ -107,13 +107,20 @@ def note_body(scope: Scope, num_bytes: int) -> None:
 
 
 class RequestContextMiddleware:
-    """Outermost middleware of ours; `clock` gives monotonic seconds."""
+    """draining: while True, every answer asks its client to close the connection, so that the next
+    request goes to a worker that stays.  clock: monotonic seconds.
+    """
 
     def __init__(
-        self, app: ASGIApp, traces: RecentTraces, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        traces: RecentTraces,
+        draining: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._traces = traces
+        self._draining = draining
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,6 +157,8 @@ class RequestContextMiddleware:
                 headers["x-request-id"] = context.request_id
                 if is_messages(scope["path"]):
                     headers["request-id"] = context.request_id
+                if self._draining():
+                    headers["connection"] = "close"
             await send(message)
 
         try:
@@ -168,7 +177,7 @@ class RequestContextMiddleware:
                 status=500,
                 code="internal_error",
             )
-            await error_shapes.response(error, scope)(scope, receive, send_with_id)
+            await response_for(error, scope)(scope, receive, send_with_id)
 
 
 def _noting(send: Send, trace: RequestTrace, *, shows: bool) -> Send:

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.connection_limit import OpenConnections
-from pdcluster_worker.server.http.http_protocol import HttpProtocol
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
 from pdcluster_worker.server.http.unacked_responses import UnackedResponses
 from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
@@ -159,7 +158,7 @@ async def serve(
 def _connections(limits: LimitsNow, files_each: int) -> type[HttpConnection]:
     """The protocol of one server, whose connections know of each other."""
     most = fitting(limits().max_connections, files_each=files_each)
-    open_connections = OpenConnections[HttpProtocol](most, limits().spare_connections, _close)
+    open_connections = OpenConnections[HttpConnection](most, limits().spare_connections, _close)
     return type(
         "Connection",
         (HttpConnection,),
@@ -167,7 +166,7 @@ def _connections(limits: LimitsNow, files_each: int) -> type[HttpConnection]:
     )
 
 
-def _close(connection: HttpProtocol) -> None:
+def _close(connection: HttpConnection) -> None:
     connection.transport.close()
 
 

@@ -1,30 +1,25 @@
-"""GET /debug/requests/ID: the journey of a request that has ended, for `pdctl why --request`.
+"""GET /debug/requests/ID: the trace of a request that has ended, for `pdctl why --request`.
 
-It names workers and numbers of tokens, nothing of a prompt.  Where API keys are
-asked for it is for clients with one, wherever they are: a proxy in the pod brings
-the requests of strangers from a loopback address.
+It names workers and numbers of tokens, nothing of a prompt.  Where API keys are required it is for
+clients with one, wherever they are: a proxy in the pod brings requests from a loopback address.
 """
 
-from typing import Any
-
-from fastapi import FastAPI, Request
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http.authorization import TenantOfKey, presented_key
 from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
 
-PATH = "/debug/requests"
 
-
-def add_trace_route(app: FastAPI, traces: RecentTraces, tenant_of: TenantOfKey) -> None:
-    """Serve what `tracing.recent_traces` keeps."""
-
-    @app.get(f"{PATH}/{{request_id}}", include_in_schema=False)
-    async def trace(request_id: str, request: Request) -> dict[str, Any]:
+def trace_route(traces: RecentTraces, tenant_of: TenantOfKey) -> Route:
+    async def trace(request: Request) -> Response:
         if not _is_allowed(request, tenant_of):
             message = "an API key is asked for: send the header Authorization: Bearer KEY"
             raise RequestError(message, status=401, code="invalid_api_key")
+        request_id = request.path_params["request_id"]
         found = traces.find(request_id)
         if not found:
             message = (
@@ -32,7 +27,9 @@ def add_trace_route(app: FastAPI, traces: RecentTraces, tenant_of: TenantOfKey) 
                 "answered it, which keeps the last ones"
             )
             raise RequestError(message, status=404, code="request_not_found")
-        return {"journeys": [as_json(each) for each in found]}
+        return JSONResponse({"journeys": [as_json(each) for each in found]})
+
+    return Route("/debug/requests/{request_id}", trace)
 
 
 def _is_allowed(request: Request, tenant_of: TenantOfKey) -> bool:

@@ -7,17 +7,19 @@ from functools import cache
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.generation.sampling import check_token_ids
-from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import context_of
+from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.fields import Body, Text
 from pdcluster_worker.server.schemas.requests import ChatRequest
@@ -83,14 +85,8 @@ TokenizeRequest = Annotated[
     Discriminator(_form),
 ]
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply} for status in (400, 401, 404, 408, 413, 503)
-}
 
-
-def add_tokenizing(app: FastAPI, serving: ServingContext) -> None:
-    """Serve both routes."""
-
+def tokenize_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         num_bytes, max_model_len = context_of(request).num_body_bytes, _check(body.model, serving)
         return _json(await off_loop(num_bytes, _tokenized, body, serving, max_model_len))
@@ -101,8 +97,11 @@ def add_tokenizing(app: FastAPI, serving: ServingContext) -> None:
             await off_loop(context_of(request).num_body_bytes, _detokenized, body, serving)
         )
 
-    add_body_route(app, TOKENIZE, tokenize, {**_ERRORS, 200: {"model": Tokenized}})
-    add_body_route(app, DETOKENIZE, detokenize, {**_ERRORS, 200: {"model": Detokenized}})
+    tokens, text = with_errors(Tokenized), with_errors(Detokenized)
+    return [
+        JsonRoute(TOKENIZE, TokenizeRequest, tokenize, tokens, reader=reader),
+        JsonRoute(DETOKENIZE, DetokenizeRequest, detokenize, text, reader=reader),
+    ]
 
 
 def _json(body: bytes) -> Response:

@@ -5,8 +5,8 @@ or as events up to [DONE].
 from collections.abc import Callable
 from typing import Protocol
 
-from fastapi import Response
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai as openai_errors

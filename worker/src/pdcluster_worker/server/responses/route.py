@@ -3,18 +3,22 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http import sse
-from pdcluster_worker.server.http.body_route import add_body_route
+from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
+from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import protocol
@@ -34,55 +38,67 @@ PATH = "/v1/responses"
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
-def add_responses(
-    app: FastAPI, serving: ServingContext, documented: dict[int | str, dict[str, Any]]
-) -> None:
-    """Serve all routes; responses are kept here.  documented: answers of a route that may stream,
-    by status.
-    """
-    errors = {status: message for status, message in documented.items() if status != 200}
+def response_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
+    """Responses are kept here."""
     store = ResponseStore(serving.clock)
 
     async def create(body: ResponsesRequest, request: Request) -> Response:
         return await _answer(serving, store, body, context_of(request))
 
-    add_body_route(app, PATH, create, documented)
-
-    @app.get(f"{PATH}/{{response_id}}", responses=errors)
-    async def retrieve(response_id: str, request: Request) -> Response:
-        if request.query_params.get("stream", "").lower() in ("1", "true"):
-            raise RequestError(
-                "stream: a response that is kept is not streamed again: leave it out",
-                param="stream",
+    answers, path = with_errors(None), f"{PATH}/{{response_id}}"
+    return [
+        JsonRoute(PATH, ResponsesRequest, create, answers, reader=reader, streams=True),
+        *(
+            ApiRoute(f"{path}{end}", partial(handle, store), answers, method=method)
+            for end, handle, method in (
+                ("", retrieve, "GET"),
+                ("/input_items", input_items, "GET"),
+                ("", delete, "DELETE"),
+                ("/cancel", cancel, "POST"),
             )
-        return _json(store.get(response_id, context_of(request).key_digest).body)
+        ),
+    ]
 
-    @app.get(f"{PATH}/{{response_id}}/input_items", responses=errors)
-    async def input_items(response_id: str, request: Request) -> Response:
-        items = store.get(response_id, context_of(request).key_digest).input
-        ids = [item["id"] for item in items]
-        return _json(
-            {
-                "object": "list",
-                "data": items,
-                "first_id": ids[0],
-                "last_id": ids[-1],
-                "has_more": False,
-            }
-        )
 
-    @app.delete(f"{PATH}/{{response_id}}", responses=errors)
-    async def delete(response_id: str, request: Request) -> Response:
-        store.delete(response_id, context_of(request).key_digest)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+def _kept(store: ResponseStore, request: Request) -> Kept:
+    return store.get(request.path_params["response_id"], context_of(request).key_digest)
 
-    @app.post(f"{PATH}/{{response_id}}/cancel", responses=errors)
-    async def cancel(response_id: str, request: Request) -> Response:
-        store.get(response_id, context_of(request).key_digest)
+
+async def retrieve(store: ResponseStore, request: Request) -> Response:
+    if request.query_params.get("stream", "").lower() in ("1", "true"):
         raise RequestError(
-            "a response is made while its client waits: close the connection to cancel it",
-            code="not_in_background",
+            "stream: a response that is kept is not streamed again: leave it out",
+            param="stream",
         )
+    return _json(_kept(store, request).body)
+
+
+async def input_items(store: ResponseStore, request: Request) -> Response:
+    items = _kept(store, request).input
+    ids = [item["id"] for item in items]
+    return _json(
+        {
+            "object": "list",
+            "data": items,
+            "first_id": ids[0],
+            "last_id": ids[-1],
+            "has_more": False,
+        }
+    )
+
+
+async def delete(store: ResponseStore, request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    store.delete(response_id, context_of(request).key_digest)
+    return _json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel(store: ResponseStore, request: Request) -> Response:
+    _kept(store, request)
+    raise RequestError(
+        "a response is made while its client waits: close the connection to cancel it",
+        code="not_in_background",
+    )
 
 
 def _json(body: dict[str, Any]) -> Response:

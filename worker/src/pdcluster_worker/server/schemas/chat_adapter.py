@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.errors.validation import from_validation
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 _FIELD_END = re.compile(r"[.\[]")
@@ -60,5 +60,4 @@ def checked_chat(fields: dict[str, Any]) -> ChatRequest:
     try:
         return ChatRequest.model_validate(fields)
     except ValidationError as e:
-        found = [{**error, "loc": ("body", *error["loc"])} for error in e.errors(include_url=False)]
-        raise openai_errors.from_validation(found, fields) from e
+        raise from_validation(e.errors(include_url=False), fields) from e

@@ -1,14 +1,32 @@
-"""A request that offers another protocol, as the JDK's HTTP client offers HTTP/2 with its first
-one.
-
-RFC 9110 lets a server pass the offer over.  The parser stops behind such a
-header and takes the body for the other protocol, so the header is written
-again without the offer, for a new parser.
-"""
+"""Bytes of HTTP that neither the parser nor uvicorn makes."""
 
 from collections.abc import Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.errors import openai
 
 _OFFER = (b"upgrade", b"http2-settings")
+
+
+@lru_cache(maxsize=1)
+def date_header(second: int) -> list[tuple[bytes, bytes]]:
+    """Made once a second at most, and never while no request comes."""
+    return [(b"date", formatdate(second, usegmt=True).encode())]
+
+
+def error_answer(error: RequestError) -> bytes:
+    """A whole answer, after which the connection closes."""
+    content = openai.reply(error).model_dump_json().encode()
+    lines = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(content)}",
+        "connection: close",
+    ]
+    return "\r\n".join([*lines, "\r\n"]).encode() + content
 
 
 def without_offer(
