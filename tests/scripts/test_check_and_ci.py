@@ -67,48 +67,38 @@ def run_check(tree: Path, *arguments: str) -> tuple[int, list[str]]:
     return result.returncode, result.stdout.splitlines()
 
 
-def test_ci_ends_with_closing_lines_of_pytest(tmp_path: Path) -> None:
-    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'")
-
-    assert status == 0
-    assert lines == [CLOSING, APISERVER, "checked", APISERVER, CLOSING]
-
-
 @pytest.mark.parametrize(
     "closing",
     [
+        CLOSING,
         "3 passed in 0.12s",
         "===== 2 failed, 31 passed, 1 skipped, 4 warnings in 83.21s (0:01:23) =====",
         "===== no tests ran in 0.01s =====",
         "===== 1 error in 0.50s =====",
     ],
 )
-def test_ci_knows_each_form_of_closing_line(tmp_path: Path, closing: str) -> None:
-    _, lines = run_ci(tmp_path, test=f"echo '{closing}'")
+def test_ci_ends_with_closing_lines_of_pytest(tmp_path: Path, closing: str) -> None:
+    status, lines = run_ci(tmp_path, test=f"echo '{closing}'")
 
-    assert lines[-1] == closing
-
-
-def test_ci_failed_tests_fail_it_and_checks_still_run(tmp_path: Path) -> None:
-    status, lines = run_ci(tmp_path, test="echo '1 failed, 2 passed in 0.12s'; exit 1")
-
-    assert status == 1
-    assert lines[-3:] == ["checked", APISERVER, "1 failed, 2 passed in 0.12s"]
+    assert status == 0
+    assert lines == [closing, APISERVER, "checked", APISERVER, closing]
 
 
-def test_ci_failed_tests_of_the_api_server_fail_it(tmp_path: Path) -> None:
-    failed = "1 failed, 1 passed in 0.34s"
-    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'", apiserver=f"echo '{failed}'; exit 1")
-
-    assert status == 1
-    assert lines[-2:] == [failed, CLOSING]
-
-
-def test_ci_failed_checks_fail_it(tmp_path: Path) -> None:
-    status, lines = run_ci(tmp_path, test=f"echo '{CLOSING}'", check="exit 2")
+@pytest.mark.parametrize(
+    ("failing", "last"),
+    [
+        ({"test": "echo '1 failed, 2 passed in 0.12s'; exit 1"}, "1 failed, 2 passed in 0.12s"),
+        ({"apiserver": f"echo '{APISERVER}'; exit 1"}, CLOSING),
+        ({"check": "echo checked; exit 2"}, CLOSING),
+    ],
+)
+def test_ci_fails_with_any_part_and_runs_the_others(
+    tmp_path: Path, failing: dict[str, str], last: str
+) -> None:
+    status, lines = run_ci(tmp_path, **{"test": f"echo '{CLOSING}'", **failing})
 
     assert status == 1
-    assert lines[-1] == CLOSING
+    assert lines[-3:] == ["checked", APISERVER, last]
 
 
 def test_ci_without_closing_line_fails_and_says_so(tmp_path: Path) -> None:
@@ -130,90 +120,44 @@ def test_ci_runs_e2e_where_there_is_one(tmp_path: Path, e2e_status: int, expecte
     assert lines[-3:] == ["python -m pytest e2e", APISERVER, CLOSING]
 
 
-def test_check_runs_every_tool(tmp_path: Path) -> None:
-    make_checks(tmp_path)
-    status, lines = run_check(tmp_path)
+CHECKS = {
+    "format": "ruff format",
+    "lint": "ruff check",
+    "types": "mypy schema/src",
+    "bench-types": "mypy bench",
+    "imports": "lint-imports",
+    "tests": "python scripts/check_tests",
+    "words": "python scripts/check_words",
+    "names": "python scripts/check_names",
+    "sizes": "python scripts/check_sizes",
+    "duplicates": "python scripts/check_duplicates",
+    "charts": "python scripts/chart_copies",
+    "reference": "python scripts/reference",
+    "cli": "python scripts/cli_page",
+}
+SLOW = {"types", "bench-types", "imports"}
 
-    assert status == 0
-    assert lines == [
-        "== format",
-        "ruff format --check .",
-        "== lint",
-        "ruff check .",
-        "== types",
-        "mypy schema/src worker/src operator/src",
-        "== bench-types",
-        "mypy bench",
-        "== imports",
-        "lint-imports ",
-        "== tests",
-        "python scripts/check_tests.py",
-        "== words",
-        "python scripts/check_words.py",
-        "== names",
-        "python scripts/check_names.py",
-        "== sizes",
-        "python scripts/check_sizes.py",
-        "== duplicates",
-        "python scripts/check_duplicates.py",
-        "== charts",
-        "python scripts/chart_copies.py --check",
-        "== reference",
-        "python scripts/reference.py --check",
-        "== cli",
-        "python scripts/cli_page.py --check",
-        "check: all passed",
+
+@pytest.mark.parametrize(("options", "left_out"), [((), set()), (("--fast",), SLOW)])
+def test_check_runs_every_tool(
+    tmp_path: Path, options: tuple[str, ...], left_out: set[str]
+) -> None:
+    make_checks(tmp_path, "mypy" if left_out else "no tool")
+    status, lines = run_check(tmp_path, *options)
+
+    assert (status, lines[-1]) == (0, "check: all passed")
+    assert [line.removeprefix("== ") for line in lines if line.startswith("==")] == [
+        name for name in CHECKS if name not in left_out
     ]
 
 
-@pytest.mark.parametrize(
-    ("failing", "name"),
-    [
-        ("ruff format", "format"),
-        ("ruff check", "lint"),
-        ("mypy", "types bench-types"),
-        ("mypy schema/src", "types"),
-        ("mypy bench", "bench-types"),
-        ("lint-imports", "imports"),
-        ("python scripts/check_tests", "tests"),
-        ("python scripts/check_words", "words"),
-        ("python scripts/check_names", "names"),
-        ("python scripts/check_sizes", "sizes"),
-        ("python scripts/check_duplicates", "duplicates"),
-        ("python scripts/chart_copies", "charts"),
-        ("python scripts/reference", "reference"),
-        ("python scripts/cli_page", "cli"),
-    ],
-)
-def test_check_names_what_failed_after_running_all(tmp_path: Path, failing: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "failing"), CHECKS.items())
+def test_check_names_what_failed_after_running_all(tmp_path: Path, name: str, failing: str) -> None:
     make_checks(tmp_path, failing)
     status, lines = run_check(tmp_path)
 
-    assert status == 1
-    assert lines[-1] == f"check: failed: {name}"
-    assert "python scripts/check_duplicates.py" in lines
-
-
-def test_fast_check_leaves_out_what_takes_long(tmp_path: Path) -> None:
-    make_checks(tmp_path, "mypy")
-    status, lines = run_check(tmp_path, "--fast")
-
-    assert status == 0
-    assert [line for line in lines if line.startswith("==")] == [
-        f"== {name}"
-        for name in (
-            "format",
-            "lint",
-            "tests",
-            "words",
-            "names",
-            "sizes",
-            "duplicates",
-            "charts",
-            "reference",
-            "cli",
-        )
-    ]
+    assert (status, lines[-1]) == (1, f"check: failed: {name}")
+    assert "python scripts/cli_page.py --check" in lines
 
 
 @pytest.mark.parametrize(("failing", "commits"), [("no tool", 1), ("ruff check", 0)])
@@ -224,15 +168,8 @@ def test_hook_commits_only_what_passes_the_fast_check(
     shutil.copytree(ROOT / ".githooks", tmp_path / ".githooks")
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        who = [
-            "-c",
-            "user.name=t",
-            "-c",
-            "user.email=t@example.com",
-            "-c",
-            "core.hooksPath=.githooks",
-        ]
-        command = ["git", *who, *arguments]
+        settings = ("user.name=t", "user.email=t@example.com", "core.hooksPath=.githooks")
+        command = ["git", *(word for each in settings for word in ("-c", each)), *arguments]
         return subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
         )

@@ -8,33 +8,20 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SPEC = {
-    "type": "object",
-    "description": "What to serve.",
-    "required": ["model"],
-    "x-kubernetes-validations": [{"rule": "true", "message": "give a model"}],
-    "properties": {
-        "model": {
-            "type": "string",
-            "description": "Its name | alias.",
-            "maxLength": 9,
-            "default": "tiny",
-        },
-        "first": {
-            "type": "object",
-            "description": "One.",
-            "properties": {"size": {"type": "integer", "minimum": 1, "maximum": 8}},
-        },
-        "second": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"size": {"type": "integer", "minimum": 1, "maximum": 8}},
-            },
-        },
-        "mode": {"type": "string", "enum": ["On", "Off"], "description": "Which."},
-    },
-}
+SPEC = yaml.safe_load("""
+type: object
+description: What to serve.
+required: [model]
+x-kubernetes-validations: [{rule: "true", message: give a model}]
+properties:
+  model: {type: string, description: Its name | alias., maxLength: 9, default: tiny}
+  first: &first
+    type: object
+    description: One.
+    properties: {size: {type: integer, minimum: 1, maximum: 8}}
+  second: {type: array, items: {<<: *first, description: null}}
+  mode: {type: string, enum: ["On", "Off"], description: Which.}
+""")
 
 
 @pytest.fixture
