@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pdcluster_schema.load import parse
+from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.run_directory import RunDirectory
 from tests.golden.operator.golden_yaml import RECORDS
 from tests.golden.operator.operator_adapter import main, reported
@@ -23,12 +25,12 @@ from tests.schema.object_cases import at, without
 TRACE = "seconds,requests_per_second,input_tokens,output_tokens\n0,1,1000,100\n60,30,1000,100\n"
 FOLDER = RECORDS / "pdctl"
 HERE = Path(__file__).parent
-COMMANDS, WRONG, INPUTS, RUNS = (
+COMMANDS, WRONG, INPUTS, RUNS, INEFFECTIVE = (
     yaml.safe_load((HERE / f"{name}.yaml").read_text())
-    for name in ("commands", "wrong_fields", "inputs", "runs")
+    for name in ("commands", "wrong_fields", "inputs", "runs", "ineffective")
 )
 RUNS_OF = {"run": ["chat"], "several_runs": ["chat", "refused"]}
-OTHERS = ("replay", "wrong_fields", "examples")
+OTHERS = ("replay", "wrong_fields", "examples", "ineffective")
 EXAMPLES = HERE.parents[2] / "examples"
 OF_AUTOSCALER = "autoscaled, and scaled by hand"
 
@@ -140,6 +142,8 @@ def test_commands(group: str, pdctl: Pdctl) -> None:
     for name, content in files().items():
         write(content, Path(name))
     Path("binary").write_bytes(b"\xff\xfe")
+    for name in ("m.gguf", "model.safetensors"):
+        Path(name).touch()
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")
     for name in RUNS_OF.get(group, ()):
@@ -178,3 +182,11 @@ def test_validate_takes_every_example(pdctl: Pdctl) -> None:
         write(path.read_text(), Path(path.name))
         found.append(pdctl(f"pdctl validate {path.name}"))
     check(FOLDER / "examples.txt", "".join(found))
+
+
+def test_sections_without_effect_are_remarked() -> None:
+    found = []
+    for change in INEFFECTIVE:
+        remarks = ineffective_remarks(parse(changed({"chat": CHAT}, "chat", **change)))
+        found.append("\n".join([json.dumps(change), *remarks, ""]))
+    check(FOLDER / "ineffective.txt", "\n".join(found))

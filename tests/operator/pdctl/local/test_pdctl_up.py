@@ -135,18 +135,6 @@ async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves
     assert run.states() == ["stopped", "stopped"]
 
 
-async def test_up_says_that_it_does_not_scale(
-    start: Callable[..., Run], document: dict[str, Any], wait_until: Callable[..., Any]
-) -> None:
-    document["spec"]["autoscale"] = {"mode": "On", "budget": {"total": 4}}
-    run = start()
-    said = (
-        "autoscale.mode is On, and pdctl up does not scale: every pool runs its `replicas`; `pdctl "
-        "autoscale replay` tries it on a trace"
-    )
-    await wait_until(lambda: said in run.text().splitlines(), "the remark")
-
-
 async def test_up_killed_leaves_no_process(
     start: Callable[..., Run], wait_until: Callable[..., Any]
 ) -> None:
@@ -286,40 +274,6 @@ async def test_up_refuses_a_name_that_runs_here_until_that_run_has_ended(
     first.process.wait()
     third = start()
     await wait_until(lambda: "chat: starting revision" in third.text(), "another run")
-
-
-async def test_up_refuses_a_taken_port(start: Callable[..., Run]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        run = start("--port", str(port))
-        assert run.process.wait(30) == 2
-    assert (
-        run.text() == f"error: port {port} is taken; choose another with --port or PDCLUSTER_PORT\n"
-    )
-
-
-async def test_up_refuses_a_model_that_is_nowhere(
-    start: Callable[..., Run], document: dict[str, Any], tmp_path: Path
-) -> None:
-    document["spec"]["model"]["path"] = "other"
-    run = start()
-    assert run.process.wait(30) == 2
-    place = (
-        f"there is none at spec.model.path, {tmp_path}/other, and the cache has none at "
-        f"{tmp_path}/.cache/pdcluster/tiny;"
-    )
-    assert run.text().startswith(
-        f"error: {tmp_path}/cluster.yaml: spec.model: no folder of tiny is on this machine: "
-    )
-    assert place in run.text()
-
-
-async def test_up_refuses_a_model_path_that_is_not_there(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = start("--model-path", str(tmp_path / "none"))
-    assert run.process.wait(30) == 2
-    assert run.text() == f"error: --model-path: no folder at {tmp_path}/none; correct the path\n"
 
 
 async def test_up_says_that_a_given_etcd_is_unreachable(
