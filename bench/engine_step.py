@@ -15,13 +15,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import zmq
 
-from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
+from pdcluster_worker.engine.request import Batch, EngineRequest
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
@@ -55,14 +55,17 @@ class NoModel:
     took = 0.0
     outcomes: Sequence[RowOutcome] = ()
 
-    def submit(self, batch: Batch) -> None:
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
+
+    def begin(self, batch: Batch, sampled: Mapping[EngineRequest, int]) -> None:
         start = time.perf_counter()
         self.outcomes = [
             Sample(random.randrange(VOCABULARY)) if item.samples else None for item in batch.items
         ]
         self.took = time.perf_counter() - start
 
-    def wait(self) -> Sequence[RowOutcome]:
+    def wait(self, batch: Batch) -> Sequence[RowOutcome]:
         return self.outcomes
 
     def forget(self, request_id: str) -> None: ...

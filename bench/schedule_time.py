@@ -11,12 +11,11 @@ import gc
 import statistics
 import time
 
-from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import EngineRequest, Scheduled
 from pdcluster_worker.engine.scheduler import SCHEDULERS, Scheduler, make_scheduler
-from pdcluster_worker.engine.scheduler.order import is_decode
+from pdcluster_worker.engine.scheduler.base import is_decode
 from pdcluster_worker.messages.engine_settings import (
     EngineSettings,
     SchedulerName,

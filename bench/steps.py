@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pdcluster_worker.engine.batch import Batch, Scheduled
+    from pdcluster_worker.engine.request import Batch, Scheduled
     from pdcluster_worker.model.runner import Runner
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
 
 def make_batch(name: str, blocks: Blocks) -> "Batch":
     """The batch of a case; its contexts count as computed already."""
-    from pdcluster_worker.engine.batch import Batch
+    from pdcluster_worker.engine.request import Batch
 
     found = re.fullmatch(r"([a-z]+)(\d*)", name)
     kind, number = found.groups() if found else (name, "")
@@ -113,8 +113,7 @@ def make_batch(name: str, blocks: Blocks) -> "Batch":
 
 def scheduled(name: str, context: int, num_tokens: int, blocks: Blocks) -> "Scheduled":
     """The last `num_tokens` of a request of `context` tokens."""
-    from pdcluster_worker.engine.batch import Scheduled
-    from pdcluster_worker.engine.request import EngineRequest
+    from pdcluster_worker.engine.request import EngineRequest, Scheduled
     from pdcluster_worker.messages.requests import SamplingParams
 
     tokens = [random.Random(f"{name}{place}").randrange(40_000) for place in range(context)]

@@ -8,8 +8,7 @@ import torch
 from large_model import BLOCK_SIZE, Large, open_large
 from setting import DEVICE, REHEARSES, save
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.step_plan import StepPlanner
 

@@ -67,8 +67,7 @@ def tokens(folder: str, dtype: Any, device: Any) -> list[list[int]]:
 
 
 def _greedy(runner: Any, prompt: list[int]) -> list[int]:
-    from pdcluster_worker.engine.batch import Batch, Scheduled
-    from pdcluster_worker.engine.request import EngineRequest
+    from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
     from pdcluster_worker.messages.requests import SamplingParams
 
     blocks = list(range(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE)))

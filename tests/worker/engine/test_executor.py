@@ -2,8 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.engine.executor import EngineBrokenError
-from pdcluster_worker.engine.ports import StepSeconds, failed_row
+from pdcluster_worker.engine.ports import EngineBrokenError, StepSeconds, failed_row
 from pdcluster_worker.messages import engine as m
 
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.prefix_cache import PrefixCache
+from pdcluster_worker.engine.block_pool import PrefixCache
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.block_hash import block_hashes
 

@@ -7,8 +7,7 @@ import pytest
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, aligned, stage_sizes
-from pdcluster_worker.engine.scheduler.sarathi import Sarathi
+from pdcluster_worker.engine.scheduler.sarathi import ChunkBudget, Sarathi, aligned, stage_sizes
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,

@@ -89,7 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def receive(self, num_prompt, max_tokens):
         """As `engine.receiving` does: blocks at once or not at all, and KV of the whole prompt."""
         request = self._request(num_prompt, max_tokens, 0)
-        num_tokens = max(num_prompt + 1, self.scheduler.block_policy.num_tokens(request))
+        num_tokens = max(num_prompt + 1, self.scheduler.num_admission_tokens(request))
         reservation = self.tables.reservation(request, num_tokens)
         needed = reservation.num_needed + self.scheduler.num_reserved_blocks
         if needed > self.pool.num_available:

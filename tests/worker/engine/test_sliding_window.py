@@ -5,8 +5,8 @@
 
 import pytest
 
-from pdcluster_worker.engine.prefix_cache import PrefixCache
-from pdcluster_worker.engine.window import most_blocks
+from pdcluster_worker.engine.block_pool import PrefixCache
+from pdcluster_worker.engine.block_table import most_blocks
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.block_hash import block_hashes
 

@@ -6,7 +6,8 @@ The drafter of these tests knows what will come, and is wrong where the test ask
 
 import pytest
 
-from pdcluster_worker.engine.ports import DraftSamples, Sample, failed_row, verified
+from pdcluster_worker.engine.in_flight import verified
+from pdcluster_worker.engine.ports import DraftSamples, Sample, failed_row
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import (
     SCHEDULER_NAMES,

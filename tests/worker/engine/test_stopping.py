@@ -2,8 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.stopping import Finish, check_stop, ends_by_length
+from pdcluster_worker.engine.request import EngineRequest, Finish, check_stop, ends_by_length
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 

@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from pdcluster_worker.engine import window as engine_window
+from pdcluster_worker.engine import block_table as engine_window
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.loader import ModelInfo
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pdcluster_worker.engine.executor import EngineBrokenError
 from pdcluster_worker.engine.ports import (
     BlocksSent,
+    EngineBrokenError,
     Fenced,
     SendEnded,
     TransferEvent,

@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import Sample
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model

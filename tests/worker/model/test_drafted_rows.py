@@ -6,8 +6,13 @@ from typing import Any
 
 import torch
 
-from pdcluster_worker.engine.batch import AfterDrafts, Batch, Scheduled, sample_places
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import (
+    AfterDrafts,
+    Batch,
+    EngineRequest,
+    Scheduled,
+    sample_places,
+)
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.penalties import PenaltyState
 from pdcluster_worker.model.sampling.sampler import Sampler

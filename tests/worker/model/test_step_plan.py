@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.step_plan import NO_SLOT, StepPlanner, padded_rows, row_sizes
 

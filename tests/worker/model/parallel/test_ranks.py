@@ -15,9 +15,8 @@ import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.executor import EngineBrokenError
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.ports import EngineBrokenError
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.loading.loader import load_model

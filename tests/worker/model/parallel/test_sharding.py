@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.requests import SamplingParams

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.ports import Sample
+from pdcluster_worker.engine.request import Batch, Scheduled
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import ModelInfo

@@ -1,14 +1,11 @@
 """Blocks of one request: what it needs, what it finds in the prefix cache, what it holds.
 
-Guarantees that at least one token is always computed (at most (N-1)//block_size
-hit blocks), that only full, computed blocks get a hash, and that a request
-which was admitted never lacks a block for its prompt.  Admission is decided
-by `engine.scheduler` and `engine.receiving`.
+Guarantees that at least one token is always computed, that only full, computed blocks get a hash,
+and that an admitted request never lacks a block for its prompt.
 
-Where every layer of the model has a window, blocks that have left it are given
-back and the null block stands in their place.  Such a request takes the blocks
-of its prompt chunk by chunk; what it has yet to take, its quota less what it
-holds, is promised to it and no other request gets it.
+If every layer of the model has a sliding window, blocks that have left it are given back and the
+null block stands in their place.  Such a request takes the blocks of its prompt chunk by chunk;
+what it has yet to take, its quota less what it holds, is promised to it alone.
 """
 
 from collections.abc import Iterable
@@ -16,8 +13,77 @@ from dataclasses import dataclass, replace
 
 from pdcluster_worker.engine.block_pool import BlockPool, BlockState
 from pdcluster_worker.engine.request import EngineRequest, Status
-from pdcluster_worker.engine.window import blocks_before, ceil_div, first_live_block, most_blocks
 from pdcluster_worker.messages.engine_settings import EngineSettings
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def first_live_block(num_computed_tokens: int, settings: EngineSettings) -> int:
+    """Index of the first block that a token at position `num_computed_tokens`, or later, can see.
+
+    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
+    >>> [first_live_block(position, settings) for position in (0, 8, 9, 12, 13)]
+    [0, 0, 1, 1, 2]
+    """
+    if settings.window is None:
+        return 0
+    return max(0, num_computed_tokens - settings.window + 1) // settings.block_size
+
+
+def blocks_before(settings: EngineSettings) -> int | None:
+    """Blocks before a block's first token that hold all of its window; None: every one."""
+    return None if settings.window is None else ceil_div(settings.window - 1, settings.block_size)
+
+
+def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
+    """Most blocks that a request holds at once: of its largest chunk, and the window before it.
+
+    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
+    >>> [most_blocks(num_tokens, settings) for num_tokens in (8, 16, 1000)]
+    [2, 4, 4]
+    """
+    num_blocks = ceil_div(num_tokens, settings.block_size)
+    if settings.window is None:
+        return num_blocks
+    num_seen = settings.window - 1 + settings.max_batched_tokens
+    return min(num_blocks, (num_seen + settings.block_size - 2) // settings.block_size + 1)
+
+
+def most_tokens(settings: EngineSettings) -> int | None:
+    """Most tokens of one request that the KV blocks can hold; None: any number of them.
+
+    Without a window one block is spared: KV that a peer hands over needs room for one token more.
+    With one none is: that token is within the length that the blocks hold.
+
+    >>> from dataclasses import replace
+    >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99,
+    ...     window=6)
+    >>> most_tokens(settings), most_tokens(replace(settings,
+    ...     num_blocks=3)), most_tokens(replace(settings, window=None))
+    (None, 12, 12)
+    """
+    if settings.window is None:
+        return (settings.num_blocks - 1) * settings.block_size
+    if most_blocks(settings.max_model_len, settings) <= settings.num_blocks:
+        return None
+    return settings.num_blocks * settings.block_size
+
+
+def too_large(num_tokens: int, settings: EngineSettings) -> str | None:
+    """Reason why one request of that many tokens never fits here; None when it fits."""
+    needed = most_blocks(num_tokens, settings)
+    if needed <= settings.num_blocks:
+        return None
+    capacity = settings.num_blocks * settings.block_size
+    return (
+        f"{num_tokens} tokens do not fit into the KV cache of {capacity} tokens: they need "
+        f"{needed} blocks at once "
+        f"of {settings.num_blocks}: raise engine.kvCacheMemory or shorten the request"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +125,6 @@ class BlockTables:
         self._growing: dict[EngineRequest, Reservation] = {}
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Blocks for that many tokens."""
         return ceil_div(num_tokens, self._block_size)
 
     @property

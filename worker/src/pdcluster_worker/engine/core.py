@@ -1,25 +1,18 @@
 """The engine: messages and transfer events in, one step of the model, messages out.
 
-A loop calls `handle` for each message and `step` after them and while `has_work`;
-nothing here waits, and time comes from the clock that is passed in.  Guarantees
-that a request's blocks are released exactly once whatever ends it, and
-that a bad request fails alone; an idle engine checks its block pool.  It knows
-neither torch nor sockets nor processes.
+Nothing here waits, and time comes from the clock that is passed in.  Guarantees that a request's
+blocks are released exactly once whatever ends it, and that a bad request fails alone.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
-from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.delayed_schedule import delayed_schedule
-from pdcluster_worker.engine.executor import Executor
-from pdcluster_worker.engine.failure import failure
 from pdcluster_worker.engine.grammar_queue import GrammarQueue
 from pdcluster_worker.engine.in_flight import InFlightSteps
-from pdcluster_worker.engine.live_requests import LiveRequests
 from pdcluster_worker.engine.pool_audit import IdleCheck, PoolAuditor
 from pdcluster_worker.engine.ports import (
     BlocksSent,
@@ -32,17 +25,20 @@ from pdcluster_worker.engine.ports import (
     TransferEvent,
     Transport,
 )
-from pdcluster_worker.engine.prefill_delayer import PrefillDelayer
-from pdcluster_worker.engine.receiving import Receiver, random_epoch
-from pdcluster_worker.engine.remote_kv import RemoteKV
-from pdcluster_worker.engine.reporting import GaugeSources, Reporter
-from pdcluster_worker.engine.request import EngineRequest, Status
+from pdcluster_worker.engine.prefill_delayer import PrefillDelayer, Pressure
+from pdcluster_worker.engine.receiving import Receiver, RemoteKV, random_epoch
+from pdcluster_worker.engine.request import (
+    EngineRequest,
+    Scheduled,
+    Status,
+    check_stop,
+    ends_by_length,
+)
 from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.speculation import Speculation
-from pdcluster_worker.engine.stats import FirstTokens
-from pdcluster_worker.engine.stopping import check_stop, ends_by_length
-from pdcluster_worker.engine.token_message import token_message
+from pdcluster_worker.engine.stats import GaugeSources, Reporter, token_message
+from pdcluster_worker.engine.validation import refusal
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
@@ -75,24 +71,22 @@ class EngineCore:
         self._scheduler = make_scheduler(settings, self._tables)
         self._receiver = Receiver(settings, self._tables, transport, new_epoch)
         self._sender = Sender(settings.block_size, self.pool, transport)
-        self._executor = Executor(runner)
-        self._compiling = GrammarQueue(runner.grammars, self._scheduler)
-        self._arrivals = RemoteKV(self._receiver, self._compiling, clock, self._end)
-        self._in_flight = InFlightSteps(self._executor, runner.depth, settings.max_model_len, clock)
+        self._grammar_queue = GrammarQueue(runner.grammars, self._scheduler)
+        self._remote_kv = RemoteKV(self._receiver, self._grammar_queue, clock, self._end)
+        self._in_flight = InFlightSteps(runner, settings.max_model_len, clock)
         self._delayer = delayer
-        self._first_tokens = FirstTokens()
-        self._requests = LiveRequests(settings, self._sender, clock)
+        self._requests: dict[str, EngineRequest] = {}
+        # Those that have ended while a step in flight writes their blocks.
+        self._leaving: set[EngineRequest] = set()
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
         parts = GaugeSources(
             self._scheduler,
             self._receiver,
             self._sender,
-            self.pool,
-            self._executor,
+            self._in_flight.num_failed,
             delayer,
-            self._compiling,
-            runner.grammars,
+            self._grammar_queue,
         )
         self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
@@ -101,26 +95,19 @@ class EngineCore:
             self._speculation = Speculation(
                 settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead
             )
-        self._check = IdleCheck(PoolAuditor(self.pool, self._requests.held_blocks), clock)
+        self._check = IdleCheck(PoolAuditor(self.pool, self._held_blocks), clock)
 
     @property
     def has_work(self) -> bool:
-        """True if a step now would run the model.
-
-        False while every request waits for blocks, a transfer or a message.
-        """
+        """False while every request waits for blocks, a transfer or a message."""
         return len(self._in_flight) > 0 or (self._scheduler.num_requests > 0 and not self._stalled)
 
     @property
     def num_steps(self) -> int:
-        """Steps that ran the model, since the start."""
         return self._reporter.counters.num_steps
 
     def next_wake_seconds(self) -> float | None:
-        """In how many seconds a turn is due though nothing happens; None when never.
-
-        To report an overdue fence, to ask the delayer again, or to check more of the pool.
-        """
+        """In how many seconds a turn is due though nothing happens; None when never."""
         now = self._clock()
         due = [self._receiver.next_overdue_seconds(now)]
         if not self.has_work:
@@ -129,24 +116,22 @@ class EngineCore:
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def handle(self, message: EngineInput) -> None:
-        """Take one message; what it causes to be said comes out of the next `step`.
-
-        `Begin`, `Ping` and `Stop` are the process's business.
-        """
+        """Take one message; its outputs come out of the next `step`."""
         self._touch()
         self._reporter.num_inputs += 1
         match message:
             case messages.Submit(spec=spec):
-                self._submit(spec)
+                if (request := self._accept(spec, num_more=0)) is not None:
+                    self._grammar_queue.enter(request)
             case messages.Receive(spec=spec):
                 self._receive(spec)
             case messages.ReceiveDone():
-                self._arrivals.done(message)
+                self._remote_kv.done(message)
             case messages.Fetch(request_id=request_id):
                 reason = "this engine's KV is written by its peers, and it fetches none"
                 self._outbox.append(messages.FetchFailed(request_id, reason))
             case messages.ReceiveFailed():
-                self._arrivals.failed(message)
+                self._remote_kv.failed(message)
             case messages.Prefill(spec=spec, target=target):
                 self._prefill(spec, target)
             case messages.Abort(request_id=request_id):
@@ -155,29 +140,19 @@ class EngineCore:
                 self.pool.prefix_cache.begin_snapshot()
 
     def step(self) -> list[EngineOutput]:
-        """Take transfer events, begin at most one batch, end at most two; return all to send.
-
-        Raises EngineBrokenError.
-        """
+        """One turn; returns all messages to send.  Raises EngineBrokenError."""
+        # 1. Take what the transport and the grammar compiler have finished.
+        # 2. Complete the step in flight if its requests may lose blocks; preempt by priority.
+        # 3. Schedule: choose the tokens of each request, and take blocks for them.
+        # 4. Answer requests that fail, were preempted or start; put drafts behind decodes.
+        # 5. Submit the batch to the model.
+        # 6. Complete the oldest step if no more may be in flight, or nothing was submitted:
+        #    append tokens, find ends, send finished KV blocks, release.
+        # 7. Report statistics and changes of the prefix cache.
         started = self._clock()
-        for event in self._transport.poll():
-            self._touch()
-            self._on_transfer(event)
-        for request, error in self._compiling.settle():
-            self._touch()
-            if error is not None:
-                self._refuse(request, error)
-        requests = [*self._scheduler.computing, *self._scheduler.ready]
-        if self._in_flight and (
-            self._scheduler.preemption_victim is not None
-            or not self._tables.has_blocks_for_next(requests)
-        ):
-            # Blocks may be taken from a request now, and the step under way writes them.
-            self._complete()
-        self._scheduler.preempt_for_priority()
-        schedule = delayed_schedule(
-            self._scheduler, self._delayer, self.pool, self._settings.max_sequences, started
-        )
+        self._take_events()
+        self._make_way()
+        schedule = self._schedule(started)
         self._begin(schedule, started)
         if self._speculation is not None:
             self._speculation.extend(schedule, len(self._scheduler.running))
@@ -193,43 +168,29 @@ class EngineCore:
         return outbox
 
     def check_when_idle(self) -> None:
-        """Let the pool check itself if no step is due; for after a step's output is sent."""
+        """Check a slice of the pool if no step is due; for after a step's output is sent."""
         if not self.has_work and self._check.next_seconds(self._clock()) == 0.0:
-            self._check_receiving()
+            self._receiver.check()
             self._check.turn()
 
     def check(self) -> None:
-        """Assert that the pool is whole and that its references are exactly those of live requests
-        and sends; O(num_blocks).
-        """
+        """Assert that the pool's references are those of live requests and sends; O(num_blocks)."""
         self.pool.check()
-        self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._requests.held_blocks()))
-        self._check_receiving()
-
-    def _check_receiving(self) -> None:
-        assert self._receiver.num_targets == self.pool.counts()["receiving"], (
-            "a receiving block belongs to no live request"
-        )
-
-    # --- messages -----------------------------------------------------------------------------
-
-    def _submit(self, spec: RequestSpec) -> None:
-        request = self._accept(spec, num_more=0)
-        if request is not None:
-            self._compiling.enter(request)
+        self.pool.check_blocks(range(self.pool.num_blocks), Counter(self._held_blocks()))
+        self._receiver.check()
 
     def _receive(self, spec: RequestSpec) -> None:
         request = self._accept(spec, num_more=1)
         if request is None:
             return
-        block_policy = self._scheduler.block_policy.num_tokens(request)
-        answer = self._receiver.receive(request, block_policy, self._scheduler.num_reserved_blocks)
+        num_tokens = self._scheduler.num_admission_tokens(request)
+        answer = self._receiver.receive(request, num_tokens, self._scheduler.num_reserved_blocks)
         self._outbox.append(answer)
         if isinstance(answer, messages.ReceiveReady):
             self._reporter.counters.count_request(request)
-            self._compiling.add(request)
+            self._grammar_queue.add(request)
         else:
-            self._requests.forget(request)
+            del self._requests[request.request_id]
 
     def _prefill(self, spec: RequestSpec, target: TransferTarget) -> None:
         request = self._accept(spec, num_more=0, target=target)
@@ -238,7 +199,7 @@ class EngineCore:
         # A request that ends at its first token, whatever that is, moves no KV.
         if not ends_by_length(request, self._settings.max_model_len, num_more=1):
             self._sender.begin(request, target)
-        self._compiling.enter(request)
+        self._grammar_queue.enter(request)
 
     def _abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
@@ -249,14 +210,26 @@ class EngineCore:
     def _accept(
         self, spec: RequestSpec, num_more: int, target: TransferTarget | None = None
     ) -> EngineRequest | None:
-        """A live request; None where there is none, and one that can never run is answered."""
-        accepted = self._requests.accept(spec, num_more, target)
-        if isinstance(accepted, RequestFailed):
-            self._outbox.append(accepted)
+        """A new live request; None for a repeated id, and one that can never run is answered."""
+        if spec.request_id in self._requests:
+            logger.warning("ignored a repeated request id request=%s", spec.request_id)
             return None
-        return accepted
+        request = EngineRequest.from_spec(spec, self._clock(), target)
+        reason = refusal(request, self._settings, num_more)
+        if reason is None and target is not None and target.epoch in self._sender:
+            reason = "target.epoch is in use by another request: every transfer needs a fresh one"
+        if reason is not None:
+            self._outbox.append(RequestFailed(request.request_id, reason, is_refusal=True))
+            return None
+        self._requests[request.request_id] = request
+        return request
 
-    # --- transfer events ----------------------------------------------------------------------
+    def _held_blocks(self) -> Iterator[int]:
+        """Blocks held by requests and sends, once for each hold."""
+        tables = [request.block_table for request in chain(self._requests.values(), self._leaving)]
+        return chain(self._sender.held(), chain.from_iterable(tables))
+
+    # --- transfer events ---
 
     def _on_transfer(self, event: TransferEvent) -> None:
         match event:
@@ -269,10 +242,41 @@ class EngineCore:
                     self._outbox.append(messages.PrefillFailed(request.request_id, event.reason))
                     self._end(request)
             case Fenced():
-                if (received := self._arrivals.fenced(event)) is not None:
+                if (received := self._remote_kv.fenced(event)) is not None:
                     self._outbox.append(received)
 
-    # --- a step -------------------------------------------------------------------------------
+    # --- a step ---
+
+    def _take_events(self) -> None:
+        for event in self._transport.poll():
+            self._touch()
+            self._on_transfer(event)
+        if self._grammar_queue.waiting:
+            for request, error in self._grammar_queue.settle():
+                self._touch()
+                if error is not None:
+                    self._refuse(request, error)
+
+    def _make_way(self) -> None:
+        if self._in_flight and (
+            self._scheduler.preemption_victim is not None
+            or not self._tables.has_blocks_for_next(
+                [*self._scheduler.computing, *self._scheduler.ready]
+            )
+        ):
+            # Blocks may be taken from a request now, and the step in flight writes them.
+            self._complete()
+        self._scheduler.preempt_for_priority()
+
+    def _schedule(self, now: float) -> Schedule:
+        """Plan the step; a delayer holds waiting requests back, but none that has begun before."""
+        scheduler = self._scheduler
+        if self._delayer is None:
+            return scheduler.schedule()
+        pressure = Pressure.of(scheduler, self.pool, self._settings.max_sequences)
+        allows = self._delayer.begin(pressure, now)
+        has_begun = bool(scheduler.waiting) and scheduler.waiting[0].status is Status.PREEMPTED
+        return scheduler.schedule(admit=allows or has_begun)
 
     def _begin(self, schedule: Schedule, now: float) -> None:
         for request, reason in schedule.failed:
@@ -286,11 +290,12 @@ class EngineCore:
         for request in schedule.started:
             self._reporter.counters.count_request(request)
         for request in schedule.newly_running:
-            self._first_tokens.schedule(request, now)
+            if request.scheduled_seconds is None:
+                request.scheduled_seconds = now
             self._write_full(request, now)
 
     def _complete(self) -> None:
-        """Wait for the oldest step under way, and take what it gives."""
+        """Wait for the oldest step in flight, and take its outcomes."""
         completed = self._in_flight.complete()
         tokens: list[Token] = []
         for item, outcome in completed.outcomes:
@@ -304,9 +309,9 @@ class EngineCore:
             if outcome is None:
                 self._write_full(item.request, completed.completed_seconds)
             else:
-                tokens += self._taken(item, outcome, completed.completed_seconds)
+                tokens += self._append(item, outcome, completed.completed_seconds)
         for request in completed.gone:
-            self._requests.leaving.discard(request)
+            self._leaving.discard(request)
             self._release(request)
         if tokens:
             self._outbox.append(messages.Tokens(tokens))
@@ -317,7 +322,7 @@ class EngineCore:
         if self._speculation is not None:
             self._speculation.completed(completed.step, times.model)
 
-    def _taken(self, item: Scheduled, outcome: Sample | DraftSamples, now: float) -> list[Token]:
+    def _append(self, item: Scheduled, outcome: Sample | DraftSamples, now: float) -> list[Token]:
         """The tokens of one item, one after another as if each had its step, until one ends it."""
         if isinstance(outcome, Sample):
             return [self._sampled(item.request, outcome, now)]
@@ -335,14 +340,13 @@ class EngineCore:
     def _sampled(self, request: EngineRequest, sample: Sample, now: float) -> Token:
         request.tokens.append(sample.token_id)
         finish = check_stop(request, self._settings.max_model_len)
-        waits = self._first_tokens.sample(request, now)
         if finish is not None:
             self._end(request)
         elif request.target is not None:
             self._sender.write_rest(request.target, now)
             self._leave(request)
             request.status = Status.SENDING
-        return token_message(request, sample, finish, waits)
+        return token_message(request, sample, finish, now)
 
     def _refuse(self, request: EngineRequest, error: RequestError) -> None:
         self._outbox.append(
@@ -355,35 +359,35 @@ class EngineCore:
             self._sender.write_full(request, request.target, now)
 
     def _fail(self, request: EngineRequest, error: Exception) -> None:
-        self._outbox.append(failure(request.request_id, error))
+        if isinstance(error, RequestError) and error.status == 400:
+            self._refuse(request, error)
+            return
+        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+        self._outbox.append(
+            RequestFailed(request.request_id, f"the model failed on this request: {why}")
+        )
         self._end(request)
 
-    # --- ends ---------------------------------------------------------------------------------
-
     def _end(self, request: EngineRequest) -> None:
-        """Forget a request in whatever state; what a peer may still read or write stays held until
-        the transport says so.
-        """
+        """Forget a request; what a peer may still read or write stays held until it is fenced."""
         if request.status is Status.RECEIVING:
             self._receiver.give_up(request, self._clock())
         if request.target is not None and request.target.epoch in self._sender:
             self._sender.cancel(request.target)
         self._leave(request)
         request.status = Status.FINISHED
-        self._requests.forget(request)
+        del self._requests[request.request_id]
 
     def _leave(self, request: EngineRequest) -> None:
         """No more model steps for this request."""
         self._scheduler.remove(request)
-        self._compiling.remove(request)
-        self._first_tokens.forget(request)
+        self._grammar_queue.waiting.pop(request.request_id, None)
         if request.num_in_flight_tokens:
-            self._requests.leaving.add(request)
+            self._leaving.add(request)
         else:
             self._release(request)
 
     def _release(self, request: EngineRequest) -> None:
-        """No step has it any more: its blocks are free for others."""
         self._tables.release(request)
         self._runner.forget(request.request_id)
         if self._speculation is not None:

@@ -1,22 +1,24 @@
 """Ports of the pure engine: a model to run and a transport for KV blocks.
 
-`model` and `transfer` implement these protocols; `engine` never imports them.
-Every call is made from the engine's one thread and returns without waiting for
-a peer; what happens later comes back through `Transport.poll`.
+`model` and `kv_transfer` implement these protocols.  Every call is made from the engine's one
+thread and waits for no peer; what happens later comes back through `Transport.poll`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import RowFailure
 from pdcluster_worker.messages.requests import PromptLogprob
+
+
+class EngineBrokenError(RuntimeError):
+    """The model fails whatever it is given; the engine process must end."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -52,26 +54,6 @@ RowOutcome = Sample | DraftSamples | RequestError | None
 """Outcome of one item: its tokens, the error, or None where its known tokens are not
 all computed.
 """
-
-
-def verified(
-    drafts: Sequence[int], rows: Sequence[Sample | RequestError]
-) -> Sample | DraftSamples | RequestError:
-    """The outcome of an item's rows: of the known tokens, then of each draft.
-
-    A row counts as far as the drafts before it are what was sampled; one that failed is tried again
-    once it is the first.
-    """
-    samples: list[Sample] = []
-    for draft, row in zip((*drafts, None), rows, strict=True):
-        if isinstance(row, RequestError):
-            break
-        samples.append(row)
-        if row.token_id != draft:
-            break
-    if not drafts or not samples:
-        return rows[0]
-    return DraftSamples(tuple(samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +108,7 @@ class Grammars(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Runs steps of the model over the paged KV cache that it owns, in the order in which they are
-    submitted.
-    """
+    """Runs steps of the model over the paged KV cache that it owns, one after another."""
 
     @property
     def grammars(self) -> Grammars:
@@ -137,8 +117,8 @@ class ModelRunner(Protocol):
 
     @property
     def depth(self) -> int:
-        """Batches that may be submitted and not waited for: 1, or 2 where a step is taken while
-        another computes.
+        """Batches that may be prepared and not waited for: 1, or 2 if one is while another
+        computes.
         """
         ...
 
@@ -147,32 +127,43 @@ class ModelRunner(Protocol):
         """Times of the last `wait` that returned."""
         ...
 
-    def submit(self, batch: Batch) -> None:
-        """Take a batch, to compute its tokens and write their KV, after those that were submitted
-        before.
+    def prepare(self, batch: Batch) -> Any:
+        """Make the inputs of a batch, which may follow one that is computed now.
 
-        Of a token that is not known yet the value is what the batch before samples for its
-        request; where that samples none, whatever this computes for the request counts for nothing.
-        Blocks and known tokens of a request stay as they are while a batch with it is under way.
-        May raise, and then this batch is not to be waited for.
+        The value of a token that is not known yet is given to `begin`.  Blocks and known tokens of
+        a request stay as they are while a batch with it is in flight.  May raise.
         """
         ...
 
-    def wait(self) -> Sequence[RowOutcome]:
-        """The outcomes of the oldest batch that was submitted; one entry per item, in order.
+    def begin(self, prepared: Any, sampled: Mapping[EngineRequest, int]) -> None:
+        """Begin to compute a prepared batch and write its KV, once the one before has ended.
 
-        An entry is a Sample when the item reaches the end of its known tokens
-        (`item.samples`), a Run where it has drafts, else None.  Where a row fails by itself its
-        entry is the error (`failed_row`), and the other rows are as if it were not there. Running
-        the same items again gives the same result (writes are idempotent), so a failed batch may be
-        retried in parts.  Raises whatever a forward pass raises, and then no batch is under way any
-        more; the core isolates the request at fault.
+        sampled: tokens that the batch before has sampled; if it has none for a request, whatever
+                 this batch computes for the request is discarded.
+        """
+        ...
+
+    def wait(self, prepared: Any) -> Sequence[RowOutcome]:
+        """The outcomes of the batch that was begun; one entry per item, in order.
+
+        An entry is a Sample when the item reaches the end of its known tokens (`item.samples`), a
+        DraftSamples if it has drafts, else None.  If a row fails by itself its entry is the error
+        (`failed_row`), and the other rows are as if it were not there.  Running the same items
+        again gives the same result (writes are idempotent), so a failed batch may be retried in
+        parts.  Raises whatever a forward pass raises; the core isolates the request at fault.
         """
         ...
 
     def forget(self, request_id: str) -> None:
         """Drop whatever is kept for this request; unknown ids are a no-op."""
         ...
+
+
+def execute(runner: ModelRunner, batch: Batch) -> Sequence[RowOutcome]:
+    """Run one batch, with no other in flight."""
+    prepared = runner.prepare(batch)
+    runner.begin(prepared, {})
+    return runner.wait(prepared)
 
 
 class Drafter(Protocol):

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.scheduler.base import Scheduler
+
 Status = Literal["none", "mixed", "all"]
 """Number of engines that could prefill now."""
 
@@ -89,11 +92,19 @@ class Pressure:
     is_continuing: bool
     usage: float
 
+    @classmethod
+    def of(cls, scheduler: Scheduler, pool: BlockPool, max_running: int) -> "Pressure":
+        return cls(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running) + len(scheduler.ready),
+            max_running=max_running,
+            is_continuing=scheduler.is_prefilling,
+            usage=1 - pool.num_available / pool.num_blocks,
+        )
+
     @property
     def prefillable(self) -> bool:
-        """True if a prompt could be computed: one that has begun, or a new one that
-        finds a seat.
-        """
+        """True if a prompt could be computed: one that has begun, or one that has a slot."""
         return self.is_continuing or (self.num_waiting > 0 and self.num_running < self.max_running)
 
 

@@ -1,9 +1,9 @@
 """The decode side of KV transfers: blocks that a peer writes, from `Receive` to the fence.
 
-Guarantees that a block which a peer may still write is neither read nor reused:
-it stays receiving, or quarantined once its request is gone, until the transport
-has fenced the epoch; no time-out frees it.  Nothing here preempts a request.
-What happens to the request after the fence is `engine.remote_kv`' decision.
+Guarantees that a block which a peer may still write is neither read nor reused: it stays receiving,
+or quarantined once its request is gone, until the transport has fenced the epoch; no time-out frees
+it.  A request whose blocks have not all arrived whole is prefilled here, and the client gets no
+token twice.
 """
 
 import logging
@@ -12,16 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.grammar_queue import GrammarQueue
 from pdcluster_worker.engine.ports import Fenced, Transport
 from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.messages.engine import (
     Received,
     ReceiveDone,
+    ReceiveFailed,
     ReceiveReady,
     ReceiveRefused,
 )
 from pdcluster_worker.messages.engine_settings import EngineSettings
-from pdcluster_worker.messages.requests import EPOCH_BYTES
+from pdcluster_worker.messages.requests import EPOCH_BYTES, Token
 
 logger = logging.getLogger(__name__)
 
@@ -203,10 +205,12 @@ class Receiver:
         """Seconds until the next fence becomes overdue; None when none will."""
         return min((due - now for due in self._fence_deadlines() if due > now), default=None)
 
-    @property
-    def num_targets(self) -> int:
-        """Blocks in receiving."""
-        return sum(len(transfer.targets) for transfer in self._by_request.values())
+    def check(self) -> None:
+        """Assert that every receiving block belongs to a live request."""
+        num_targets = sum(len(transfer.targets) for transfer in self._by_request.values())
+        assert num_targets == self._pool.counts()["receiving"], (
+            "a receiving block belongs to no live request"
+        )
 
     def _fence(self, transfer: Transfer, now: float) -> None:
         transfer.fence_seconds = now
@@ -236,3 +240,66 @@ def _is_intact(done: ReceiveDone, event: Fenced) -> bool | None:
     if done.checksum is None or event.checksum is None:
         return None
     return done.checksum == event.checksum
+
+
+class RemoteKV:
+    """All requests of an engine that wait for a peer.  end: forgets a request."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        compiling: GrammarQueue,
+        clock: Callable[[], float],
+        end: Callable[[EngineRequest], None],
+    ) -> None:
+        self._receiver = receiver
+        self._compiling = compiling
+        self._clock = clock
+        self._end = end
+
+    def done(self, message: ReceiveDone) -> None:
+        """The peer has written everything, or the request has ended at its first token."""
+        request = self._receiver.expects(message.request_id, message.epoch)
+        if request is None:
+            logger.info("stale ReceiveDone request=%s", message.request_id)
+        elif message.first.finish_reason is not None:
+            self._end(request)
+        else:
+            self._receiver.finish(message, self._clock())
+
+    def failed(self, message: ReceiveFailed) -> None:
+        """The peer writes no more; what it sampled is kept."""
+        request = self._receiver.expects(message.request_id, message.epoch)
+        if request is None:
+            logger.info("stale ReceiveFailed request=%s", message.request_id)
+        elif message.first is not None and message.first.finish_reason is not None:
+            self._end(request)
+        else:
+            self._receiver.give_up(request, self._clock())
+            self._prefill_locally(request, message.first)
+
+    def fenced(self, event: Fenced) -> Received | None:
+        """Nothing is written any more: the request decodes on, or prefills here.
+
+        Returns what is to be reported of it.
+        """
+        arrival = self._receiver.fenced(event)
+        if arrival is None:
+            return None
+        if not arrival.usable:
+            self._prefill_locally(arrival.request, arrival.done.first)
+            return arrival.received
+        arrival.request.tokens.append(arrival.done.first.token_id)
+        arrival.request.status = Status.WAITING
+        self._compiling.queue(arrival.request)
+        return arrival.received
+
+    def _prefill_locally(self, request: EngineRequest, first: Token | None) -> None:
+        """Go on without the peer's KV.
+
+        The token that the client already has is kept and not said again.
+        """
+        if first is not None:
+            request.tokens.append(first.token_id)
+        request.status = Status.PREEMPTED
+        self._compiling.queue(request)

@@ -1,23 +1,24 @@
-"""A request inside the engine: a few counters are state, everything else is derived from them."""
+"""A request inside the engine, its part in a step, and its ends by its own tokens."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from pdcluster_worker.messages.block_hash import extend_hashes
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
+from pdcluster_worker.messages.requests import (
+    FinishReason,
+    RequestSpec,
+    SamplingParams,
+    TransferTarget,
+)
 
 UNDATED_SECONDS = 60.0
-"""Deadline of a request that has none, for the order of the waiting line alone: those with one
-overtake it for so long at most.
-"""
+"""Deadline of a request that has none, for the order of the waiting queue alone."""
 
 
 class Status(Enum):
-    """Status of a request.
-
-    PREEMPTED is WAITING that has run before; SENDING has its first token and waits for
-    acknowledgements.
-    """
+    """PREEMPTED is WAITING that has run before; SENDING waits for acknowledgements."""
 
     WAITING = "waiting"
     RECEIVING = "receiving"
@@ -33,10 +34,10 @@ class EngineRequest:
 
     tokens:               prompt and output together; `num_prompt_tokens` divides them.
     num_computed_tokens:  tokens whose KV is in `block_table`.
-    num_in_flight_tokens: those after them that steps under way compute.
-    num_placeholders:     tokens after the known ones that steps under way sample.
+    num_in_flight_tokens: those after them that steps in flight compute.
+    num_placeholders:     tokens after the known ones that steps in flight sample.
     is_ending:            the last of these ends the request, whatever it is, or makes it leave.
-    is_waiting:           for the step under way: no other one takes it before that has ended.
+    is_waiting:           for the step in flight: no other one takes it before that has ended.
     num_draft_blocks:     blocks at the end of `block_table` that only drafts have asked for.
     num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
     num_null_blocks:      entries at the head of `block_table` that are the null block.
@@ -47,7 +48,8 @@ class EngineRequest:
     block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
     due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after
                           its arrival without a deadline.
-    cache_salt, verify_transfer, tenant: see `RequestSpec`; that chain starts at the salt.
+    scheduled_seconds:    of the engine's clock: when it first got a slot here.
+    has_sampled:          a token of it was sampled here.
     """
 
     request_id: str
@@ -73,6 +75,8 @@ class EngineRequest:
     cache_salt: bytes = b""
     tenant: str = ""
     verify_transfer: bool = False
+    scheduled_seconds: float | None = None
+    has_sampled: bool = False
 
     @classmethod
     def from_spec(
@@ -105,12 +109,12 @@ class EngineRequest:
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens known when the steps under way have ended, whatever they are."""
+        """Tokens known when the steps in flight have ended, whatever they are."""
         return len(self.tokens) + self.num_placeholders
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens whose KV is computed when the steps under way have ended."""
+        """Tokens whose KV is computed when the steps in flight have ended."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
@@ -120,9 +124,125 @@ class EngineRequest:
 
     @property
     def scores_prompt(self) -> bool:
-        """True while log probabilities of its prompt are missing, so that all of it must be
-        computed here.
-        """
+        """True while log probabilities of its prompt are missing: all of it is computed here."""
         return (
             self.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt_tokens
         )
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """`num_tokens` tokens of one request, whose blocks are allocated.
+
+    start:   position of the first of them.
+    samples: whether a token is sampled after this step: all known tokens are then computed.
+    drafts:  the last of the tokens, which are guesses: a token is sampled after the known ones and
+             after each draft, and counts as far as the drafts before it are what was sampled.
+    waits:   no other step takes this request before this one has ended.
+    """
+
+    request: EngineRequest
+    num_tokens: int
+    start: int
+    samples: bool
+    drafts: tuple[int, ...] = ()
+    waits: bool = False
+
+    @classmethod
+    def of(cls, request: EngineRequest, num_tokens: int) -> "Scheduled":
+        """The next tokens of a request, after those of the steps in flight."""
+        start = request.num_scheduled_tokens
+        return cls(request, num_tokens, start, start + num_tokens == request.num_planned_tokens)
+
+    @property
+    def end(self) -> int:
+        """One past the position of the last scheduled token."""
+        return self.start + self.num_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        return self.num_tokens - len(self.drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens; shorter by the last one where the step before samples it."""
+        return [*self.request.tokens[self.start : self.start + self.num_known_tokens], *self.drafts]
+
+
+@dataclass(frozen=True, slots=True)
+class AfterDrafts:
+    """A place to sample at: a request as it is once its first drafts are accepted."""
+
+    request: EngineRequest
+    drafts: tuple[int, ...]
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def num_tokens(self) -> int:
+        return self.request.num_tokens + len(self.drafts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.request.num_output_tokens + len(self.drafts)
+
+
+SamplePlace = EngineRequest | AfterDrafts
+"""Tokens after which one is sampled."""
+
+
+def sample_places(item: Scheduled) -> list[SamplePlace]:
+    """Those of an item that samples, in the order of its rows."""
+    later = [
+        AfterDrafts(item.request, item.drafts[:count]) for count in range(1, len(item.drafts) + 1)
+    ]
+    return [item.request, *later]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The items of one step; decodes first, then prefill chunks."""
+
+    items: tuple[Scheduled, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Reason why a request ended; stop_reason: the stop token id that ended it, if one did."""
+
+    reason: FinishReason
+    stop_reason: int | None = None
+
+
+def check_stop(request: EngineRequest, max_model_len: int) -> Finish | None:
+    """The end that the last token causes: end of sequence, stop ids (neither before min_tokens) or
+    length; stop strings are found by the server, which then aborts.
+    """
+    sampling, last = request.sampling, request.tokens[-1]
+    is_heeded = not sampling.ignore_eos and request.num_output_tokens >= sampling.min_tokens
+    # Under a constraint it is sampled too early, or though ignored, only where nothing else can
+    # follow.
+    if last in sampling.eos_token_ids and (is_heeded or sampling.constraint is not None):
+        return Finish("stop")
+    if last in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens:
+        return Finish("stop", stop_reason=last)
+    if ends_by_length(request, max_model_len, num_more=0):
+        return Finish("length")
+    return None
+
+
+def ends_by_length(request: EngineRequest, max_model_len: int, num_more: int) -> bool:
+    """Return whether `num_more` further tokens, whatever they are, end the request."""
+    num_tokens = len(request.tokens) + num_more
+    # What a peer goes on with ends by the peer's length, which its max_tokens keeps to.
+    is_full = request.target is None and num_tokens >= max_model_len
+    return is_full or num_tokens - request.num_prompt_tokens >= request.sampling.max_tokens

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from pdcluster_worker.engine.block_pool import BlockPool
+from pdcluster_worker.engine.block_table import ceil_div
 from pdcluster_worker.engine.ports import BlocksSent, SendEnded, Transport
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.window import ceil_div
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.requests import TransferTarget
 

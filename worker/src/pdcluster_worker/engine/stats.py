@@ -1,19 +1,24 @@
-"""Statistics of the engine about itself, and the times of a request's first token here.
+"""Statistics of the engine about itself, and when they are reported.
 
-Counters only grow, from the engine's start.  A step's duration is split between
-prefill and decode by its tokens; what it spent outside the model is overhead.
-Gauges belong to the owner of the state and come in with `report`.
+Counters only grow, from the engine's start.  A step's duration is split between prefill and decode
+by its tokens; what it spent outside the model is overhead.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
+from pdcluster_worker.engine.grammar_queue import GrammarQueue
+from pdcluster_worker.engine.ports import Sample, StepSeconds
+from pdcluster_worker.engine.prefill_delayer import DelayerCounts, PrefillDelayer
+from pdcluster_worker.engine.receiving import Receiver
+from pdcluster_worker.engine.request import Batch, EngineRequest, Finish
+from pdcluster_worker.engine.scheduler.base import Scheduler
+from pdcluster_worker.engine.sending import Sender
+from pdcluster_worker.messages.engine import EngineOutput, EngineStats
+from pdcluster_worker.messages.requests import Token
 
-from pdcluster_worker.engine.batch import Batch
-from pdcluster_worker.engine.ports import GrammarCounts, StepSeconds
-from pdcluster_worker.engine.prefill_delayer import DelayerCounts
-from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.engine import EngineStats
+STATS_INTERVAL_SECONDS = 0.1
+"""While the engine works, statistics go out at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,6 @@ class StepWork:
 
     @classmethod
     def of(cls, batch: Batch) -> "StepWork":
-        """Count the tokens of a batch that has not run yet."""
         num_tokens = num_decode = num_prompt = num_recomputed = 0
         for item in batch.items:
             request = item.request
@@ -57,30 +61,9 @@ class StepWork:
 
     @property
     def kind(self) -> str:
-        """prefill, decode or mixed."""
         if self.num_decode_tokens == 0:
             return "prefill"
         return "decode" if self.num_decode_tokens == self.num_tokens else "mixed"
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """State of the engine at the moment of a report."""
-
-    num_running: int
-    num_waiting: int
-    waiting_tokens: int
-    num_receiving: int
-    blocks: dict[str, int]
-    free_blocks: int
-    fences_overdue: int
-    preemptions: int
-    bytes_sent: int
-    bytes_received: int
-    num_transfers: int
-    num_inputs: int
-    failed_rows: dict[str, int]
-    evictions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +87,6 @@ class SpeculationCounts:
     accepted: list[int] = field(default_factory=list)
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """One request's drafts were verified."""
         for counts, count in ((self.drafted, num_drafts), (self.accepted, num_accepted)):
             counts += [0] * (num_drafts - len(counts))
             for position in range(count):
@@ -120,7 +102,9 @@ class Counters:
     overhead_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    phases: StepSeconds = field(default_factory=StepSeconds)
+    inputs_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
     prompt_tokens: int = 0
     prefill_tokens: int = 0
     generation_tokens: int = 0
@@ -140,12 +124,13 @@ class Counters:
         self.prefix_hit_tokens += request.num_cached_tokens
 
     def count_step(self, work: StepWork, times: StepTimes, num_sampled: int) -> None:
-        """A step ran the model."""
         decode_seconds = times.step * work.num_decode_tokens / work.num_tokens
         self.num_steps += 1
         self.busy_seconds += times.step
         self.overhead_seconds += times.step - times.model
-        self.phases += times.phases
+        self.inputs_seconds += times.phases.inputs
+        self.forward_seconds += times.phases.forward
+        self.sample_seconds += times.phases.sample
         self.decode_seconds += decode_seconds
         self.prefill_seconds += times.step - decode_seconds
         self.prefill_tokens += work.num_prompt_tokens
@@ -153,85 +138,124 @@ class Counters:
         self.steps.append((work.kind, times.step))
         self.batches.append(work.size)
 
-    def report(self, gauges: Gauges) -> EngineStats:
-        """The message for the server; the lists of steps and batches start empty again."""
-        steps, self.steps = self.steps, []
-        batches, self.batches = self.batches, []
-        return EngineStats(
-            num_running=gauges.num_running,
-            num_waiting=gauges.num_waiting,
-            waiting_tokens=gauges.waiting_tokens,
-            num_receiving=gauges.num_receiving,
-            blocks=gauges.blocks,
-            free_blocks=gauges.free_blocks,
-            fences_overdue=gauges.fences_overdue,
-            busy_seconds=self.busy_seconds,
-            overhead_seconds=self.overhead_seconds,
-            num_steps=self.num_steps,
-            steps=steps,
-            prompt_tokens=self.prompt_tokens,
-            prefill_tokens=self.prefill_tokens,
-            generation_tokens=self.generation_tokens,
-            prefill_seconds=self.prefill_seconds,
-            decode_seconds=self.decode_seconds,
-            prefix_query_tokens=self.prefix_query_tokens,
-            prefix_hit_tokens=self.prefix_hit_tokens,
-            preemptions=gauges.preemptions,
-            bytes_sent=gauges.bytes_sent,
-            bytes_received=gauges.bytes_received,
-            num_transfers=gauges.num_transfers,
-            num_inputs=gauges.num_inputs,
-            inputs_seconds=self.phases.inputs,
-            forward_seconds=self.phases.forward,
-            sample_seconds=self.phases.sample,
-            failed_rows=gauges.failed_rows,
-            evictions=gauges.evictions,
-            batches=batches,
-            drafted=list(self.speculation.drafted),
-            accepted=list(self.speculation.accepted),
-        )
+    def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
+        """The steps and batches since the last call, as in `EngineStats`."""
+        taken = self.steps, self.batches
+        self.steps, self.batches = [], []
+        return taken
 
 
-def with_delays(stats: EngineStats, counts: DelayerCounts) -> EngineStats:
-    """A report that says what the prefill delayer did too."""
-    outcomes = [(*outcome, count) for outcome, count in counts.outcomes.items()]
-    return replace(stats, delay_outcomes=outcomes, delay_waits=counts.waits)
-
-
-def with_constraints(stats: EngineStats, counts: GrammarCounts) -> EngineStats:
-    """A report that says what was done for constraints too."""
-    if not (counts.requests or counts.compiles):
-        return stats
-    return replace(
-        stats,
-        constraint_requests=list(counts.requests.items()),
-        constraint_hits=counts.hits,
-        constraint_compiles=counts.compiles,
+def token_message(
+    request: EngineRequest, sample: Sample, finish: Finish | None, now: float
+) -> Token:
+    """The message of a sampled token, with the waits of the first that is sampled here."""
+    queue_seconds = prefill_seconds = None
+    if not request.has_sampled and request.scheduled_seconds is not None:
+        queue_seconds = request.scheduled_seconds - request.arrival_seconds
+        prefill_seconds = now - request.scheduled_seconds
+    request.has_sampled = True
+    return Token(
+        request_id=request.request_id,
+        token_id=sample.token_id,
+        logprob=sample.logprob,
+        top_logprobs=list(sample.top_logprobs),
+        finish_reason=None if finish is None else finish.reason,
+        stop_reason=None if finish is None else finish.stop_reason,
+        cached_tokens=request.num_cached_tokens,
+        queue_seconds=queue_seconds,
+        prefill_seconds=prefill_seconds,
+        prompt_logprobs=list(sample.prompt_logprobs),
     )
 
 
-class FirstTokens:
-    """Time when each live request was first scheduled here, until it has its first
-    token from here.
+@dataclass(frozen=True, slots=True)
+class GaugeSources:
+    """Owners of the state behind the gauges; delayer: None where no prefill is delayed."""
+
+    scheduler: Scheduler
+    receiver: Receiver
+    sender: Sender
+    failed_rows: Mapping[str, int]
+    delayer: PrefillDelayer | None
+    grammar_queue: GrammarQueue
+
+
+class Reporter:
+    """One per engine.
+
+    counters:   what it has done.
+    num_inputs: messages taken since the start.
+    changed:    something has happened since the last statistics.
     """
 
-    def __init__(self) -> None:
-        self._scheduled_seconds: dict[str, float | None] = {}
+    def __init__(self, parts: GaugeSources, clock: Callable[[], float]) -> None:
+        self.counters = Counters()
+        self.num_inputs = 0
+        self.changed = True
+        self._parts = parts
+        self._clock = clock
+        self._reported_seconds = clock()
+        self._num_overdue = 0
 
-    def schedule(self, request: EngineRequest, now: float) -> None:
-        """The request has a seat; only the first time counts."""
-        self._scheduled_seconds.setdefault(request.request_id, now)
+    def report(self, *, idle: bool) -> list[EngineOutput]:
+        """Messages that are due now.  idle: no step is due, so statistics are not held back."""
+        events = self._parts.scheduler.tables.pool.prefix_cache.take_events()
+        outputs: list[EngineOutput] = [] if events is None else [events]
+        now = self._clock()
+        if not idle and now - self._reported_seconds < STATS_INTERVAL_SECONDS:
+            return outputs
+        num_overdue = self._parts.receiver.num_overdue(now)
+        if not self.changed and num_overdue == self._num_overdue:
+            return outputs
+        self._num_overdue = num_overdue
+        self.changed = False
+        self._reported_seconds = now
+        return [*outputs, self._stats()]
 
-    def sample(self, request: EngineRequest, now: float) -> tuple[float | None, float | None]:
-        """(queue_seconds, prefill_seconds) for the first token that this engine makes for the
-        request, (None, None) after.
-        """
-        scheduled = self._scheduled_seconds[request.request_id]
-        if scheduled is None:
-            return None, None
-        self._scheduled_seconds[request.request_id] = None
-        return scheduled - request.arrival_seconds, now - scheduled
-
-    def forget(self, request: EngineRequest) -> None:
-        """The request is over."""
-        self._scheduled_seconds.pop(request.request_id, None)
+    def _stats(self) -> EngineStats:
+        """Gauges are read from those that own the state; lists of steps begin empty again."""
+        parts, counters = self._parts, self.counters
+        scheduler, pool = parts.scheduler, parts.scheduler.tables.pool
+        steps, batches = counters.take_steps()
+        constraints = parts.grammar_queue.grammars.take_counts()
+        delays = DelayerCounts() if parts.delayer is None else parts.delayer.take_counts()
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting)
+            + len(scheduler.ready)
+            + len(parts.grammar_queue.waiting),
+            waiting_tokens=scheduler.num_waiting_tokens,
+            num_receiving=parts.receiver.num_receiving,
+            blocks=pool.counts(),
+            free_blocks=pool.num_available,
+            fences_overdue=self._num_overdue,
+            busy_seconds=counters.busy_seconds,
+            overhead_seconds=counters.overhead_seconds,
+            num_steps=counters.num_steps,
+            steps=steps,
+            prompt_tokens=counters.prompt_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            generation_tokens=counters.generation_tokens,
+            prefill_seconds=counters.prefill_seconds,
+            decode_seconds=counters.decode_seconds,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            bytes_sent=parts.sender.num_bytes,
+            bytes_received=parts.receiver.num_bytes,
+            num_transfers=parts.sender.num_transfers + parts.receiver.num_transfers,
+            num_inputs=self.num_inputs,
+            inputs_seconds=counters.inputs_seconds,
+            forward_seconds=counters.forward_seconds,
+            sample_seconds=counters.sample_seconds,
+            failed_rows=dict(parts.failed_rows),
+            evictions=pool.num_evictions,
+            batches=batches,
+            drafted=list(counters.speculation.drafted),
+            accepted=list(counters.speculation.accepted),
+            constraint_requests=list(constraints.requests.items()),
+            constraint_hits=constraints.hits,
+            constraint_compiles=constraints.compiles,
+            delay_outcomes=[(*outcome, count) for outcome, count in delays.outcomes.items()],
+            delay_waits=delays.waits,
+        )

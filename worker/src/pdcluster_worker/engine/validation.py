@@ -1,9 +1,7 @@
-"""Refuse requests that can never run here; each fails alone, with a message that names the limit
-and the fix.
-"""
+"""Refuse requests that can never run here, with a message that names the limit and the fix."""
 
+from pdcluster_worker.engine.block_table import ceil_div, too_large
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.window import ceil_div, most_blocks
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import TransferTarget
 
@@ -34,27 +32,11 @@ def refusal(request: EngineRequest, settings: EngineSettings, num_more: int) -> 
     return too_large(num_tokens + num_more, settings)
 
 
-def too_large(num_tokens: int, settings: EngineSettings) -> str | None:
-    """Reason why one request of that many tokens never fits here; None when it fits."""
-    needed = most_blocks(num_tokens, settings)
-    if needed <= settings.num_blocks:
-        return None
-    capacity = settings.num_blocks * settings.block_size
-    return (
-        f"{num_tokens} tokens do not fit into the KV cache of {capacity} tokens: they need "
-        f"{needed} blocks at once "
-        f"of {settings.num_blocks}: raise engine.kvCacheMemory or shorten the request"
-    )
-
-
 def _target_refusal(
     num_tokens: int, target: TransferTarget, settings: EngineSettings
 ) -> str | None:
-    num_cached, num_blocks, block_size = (
-        target.cached_tokens,
-        len(target.block_ids),
-        settings.block_size,
-    )
+    num_cached, num_blocks = target.cached_tokens, len(target.block_ids)
+    block_size = settings.block_size
     if num_cached % block_size or not 0 <= num_cached < num_tokens:
         return (
             f"target.cached_tokens={num_cached} is not a multiple of {block_size} below the "

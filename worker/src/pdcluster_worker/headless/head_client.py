@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pdcluster_worker.config.worker import TLSConfig
-from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.headless.protocol import (
     HELLO_BYTES,
     HELLO_SECONDS,

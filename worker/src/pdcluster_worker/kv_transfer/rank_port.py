@@ -14,8 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from pdcluster_worker.engine.executor import EngineBrokenError
-from pdcluster_worker.engine.ports import Fenced, KVMemory
+from pdcluster_worker.engine.ports import EngineBrokenError, Fenced, KVMemory
 from pdcluster_worker.errors import ConfigError, WorkerError
 from pdcluster_worker.kv_transfer import rank_ipc
 from pdcluster_worker.kv_transfer.events import EventQueue

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.engine.window import most_blocks, most_tokens
+from pdcluster_worker.engine.block_table import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.model.device_cache import DeviceKVCache

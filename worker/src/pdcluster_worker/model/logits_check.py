@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.generic import Generic

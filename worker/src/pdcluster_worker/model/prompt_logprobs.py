@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pdcluster_worker.engine.batch import Batch
 from pdcluster_worker.engine.ports import RowOutcome, Sample, failed_row
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import Batch, EngineRequest
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.parallel.plan_parts import plan_parts

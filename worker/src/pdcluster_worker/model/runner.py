@@ -14,9 +14,15 @@ from itertools import accumulate, islice
 import torch
 from torch import Tensor
 
-from pdcluster_worker.engine.batch import Batch, SamplePlace, Scheduled, sample_places
-from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.in_flight import verified
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, execute
+from pdcluster_worker.engine.request import (
+    Batch,
+    EngineRequest,
+    SamplePlace,
+    Scheduled,
+    sample_places,
+)
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.device_cache import DeviceKVCache
@@ -37,7 +43,7 @@ Cache = KVCache | DeviceKVCache | RanksDeviceCache
 
 
 @dataclass(slots=True)
-class _SubmittedStep:
+class PreparedStep:
     batch: Batch
     plan: StepPlan
     unknown: list[tuple[int, EngineRequest]]  # rows whose token the previous step samples
@@ -68,9 +74,8 @@ class Runner:
         self._beginning: ForwardExecutor = beginning or InlineExecutor()
         self.depth = self._beginning.depth
         self._cache = cache
-        self._steps: deque[_SubmittedStep] = deque()
         self._max_tokens = limits.max_tokens
-        # A plan is read until its step has ended: each step under way has a planner's arrays.
+        # A plan is read until its step has ended: each step in flight has a planner's arrays.
         self._planners = deque(
             _planner(limits, pads=forward.operations.pads_rows) for _ in range(self.depth)
         )
@@ -80,52 +85,22 @@ class Runner:
         self._sampler = Sampler(info.vocab_size, self._row_ops)
         self._prompts = PromptLogprobs(self._row_ops)
 
-    def submit(self, batch: Batch) -> None:
-        """Plan the batch; its forward pass starts once the previous step's tokens are known."""
+    def prepare(self, batch: Batch) -> PreparedStep:
+        """Plan the batch, and find the rows whose tokens are not known yet."""
         started = time.monotonic()
         self._planners.rotate(1)
         plan = self._planners[0].plan(batch)
         places = [place for item in batch.items if item.samples for place in sample_places(item)]
-        step = _SubmittedStep(
-            batch,
-            plan,
-            _unknown_rows(batch),
-            prompt_rows(batch),
-            places,
-            time.monotonic() - started,
-        )
-        self._steps.append(step)
-        if len(self._steps) == 1:
-            self._begin(step, {})
+        unknown, rows = _unknown_rows(batch), prompt_rows(batch)
+        return PreparedStep(batch, plan, unknown, rows, places, time.monotonic() - started)
 
-    def wait(self) -> list[RowOutcome]:
-        """Sample, and start the next step; a row with no finite logits or token fails alone."""
-        step = self._steps.popleft()
-        try:
-            outcomes = self._outcomes(step)
-        except BaseException:
-            self._steps.clear()  # what was submitted since has not begun
-            if step.masks is not None:
-                step.masks.exception()  # waited for: what comes next feeds the same followers
-            raise
-        if self._steps:
-            following = self._steps[0]
-            chosen = {
-                item.request: outcome.token_id
-                for item, outcome in zip(step.batch.items, outcomes, strict=True)
-                if isinstance(outcome, Sample)
-            }
-            token_ids = following.plan.token_ids.numpy()
-            for row, request in following.unknown:
-                token_ids[row] = chosen.get(request, 0)
-            self._begin(
-                following,
-                {request: chosen[request] for _, request in following.unknown if request in chosen},
-            )
-        return outcomes
-
-    def _begin(self, step: _SubmittedStep, chosen: Mapping[EngineRequest, int]) -> None:
-        """chosen: tokens of the previous step, not yet in their requests."""
+    def begin(self, step: PreparedStep, sampled: Mapping[EngineRequest, int]) -> None:
+        """Begin the forward pass; masks are filled beside it."""
+        if step.unknown:
+            token_ids = step.plan.token_ids.numpy()
+            for row, request in step.unknown:
+                token_ids[row] = sampled.get(request, 0)
+        chosen = {request: sampled[request] for _, request in step.unknown if request in sampled}
         step.masks = self._masks.begin(step.places, chosen)
 
         def forward() -> tuple[Tensor, float]:
@@ -142,7 +117,19 @@ class Runner:
 
         step.logits = self._beginning.begin(forward)
 
-    def _outcomes(self, step: _SubmittedStep) -> list[RowOutcome]:
+    def wait(self, step: PreparedStep) -> list[RowOutcome]:
+        """Wait for the logits, and choose tokens.
+
+        A request whose logits are not finite, or whose sampling leaves no token, fails alone.
+        """
+        try:
+            return self._outcomes(step)
+        except BaseException:
+            if step.masks is not None:
+                step.masks.exception()  # waited for: what comes next feeds the same matchers
+            raise
+
+    def _outcomes(self, step: PreparedStep) -> list[RowOutcome]:
         assert step.logits is not None, "a step begins before it is waited for"
         logits, seconds = step.logits.result()
         started = time.monotonic()
@@ -166,9 +153,8 @@ class Runner:
             for item, outcome in zip(step.batch.items, outcomes, strict=True)
         ]
 
-    def execute(self, batch: Batch) -> list[RowOutcome]:
-        self.submit(batch)
-        return self.wait()
+    def execute(self, batch: Batch) -> Sequence[RowOutcome]:
+        return execute(self, batch)
 
     def forget(self, request_id: str) -> None:
         """Unknown ids are a no-op."""

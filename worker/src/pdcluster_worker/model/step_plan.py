@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
+from pdcluster_worker.engine.request import Batch, Scheduled
 
 NO_SLOT = -1  # of a padding row
 

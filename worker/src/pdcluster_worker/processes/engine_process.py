@@ -18,8 +18,7 @@ from pdcluster_worker.config.data_parallel import EngineRank, share_of
 from pdcluster_worker.config.engine import PrefillDelayerConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.executor import EngineBrokenError
-from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.engine.ports import EngineBrokenError, KVMemory
 from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.headless.head_client import HeadClient

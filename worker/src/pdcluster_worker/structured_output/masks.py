@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import failed_row
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import EngineRequest, SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache

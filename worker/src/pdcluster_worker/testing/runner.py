@@ -10,11 +10,11 @@ Prompt [3, 5], weight 1, vocabulary 100: kv = 4*1, 6*2; next = (16 + 2) % 100 = 
 Then [3, 5, 18]: kv of the last = 19*3; next = (16 + 57 + 3) % 100 = 76.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
-from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds, verified
+from pdcluster_worker.engine.in_flight import verified
+from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.testing.grammars import FakeGrammars
 
@@ -25,7 +25,7 @@ class FakeRunner:
     """A ModelRunner and KVMemory; the module's docstring works out its tokens.
 
     window:       tokens that a token sees, itself included; block `num_blocks` is the null block.
-    failing:      request id -> what `submit` raises for a batch with that request.
+    failing:      request id -> what `wait` raises for a batch with that request.
     failing_rows: request id -> outcome of its row.
     executed:     (request id, number of tokens) of each batch.
     With depth 2 a batch is computed in `wait`, after any wrong reuse of its blocks.
@@ -57,20 +57,21 @@ class FakeRunner:
         self._window = window
         self._bytes = memoryview(bytearray((num_blocks + 1) * self.block_bytes))
         self._slots = self._bytes.cast("q")
-        self._submitted: deque[Batch] = deque()
+        self._begun: Batch | None = None
         self.depth = depth
         self.grammars = FakeGrammars()
 
-    def submit(self, batch: Batch) -> None:
-        self._submitted.append(batch)
-        assert len(self._submitted) <= self.depth, "a batch too many is under way"
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
 
-    def wait(self) -> list[RowOutcome]:
-        try:
-            return self._execute(self._submitted.popleft())
-        except Exception:
-            self._submitted.clear()
-            raise
+    def begin(self, prepared: Batch, sampled: Mapping[EngineRequest, int]) -> None:
+        assert self._begun is None, "a batch begins before the one before has ended"
+        self._begun = prepared
+
+    def wait(self, prepared: Batch) -> list[RowOutcome]:
+        assert self._begun is prepared, "a batch is waited for that has not begun"
+        self._begun = None
+        return self._execute(prepared)
 
     def _execute(self, batch: Batch) -> list[RowOutcome]:
         self.on_execute()

@@ -1,13 +1,8 @@
 """Stall-free batches, as in Sarathi-Serve: every decode in every step, chunks in what is left.
 
-Decodes come first in the budget; the chunks of unfinished prompts fill it,
-then those of new ones.  A prompt is admitted only when all its blocks could be
-had above a watermark, but takes them chunk by chunk: where decodes have
-used them up meanwhile, its next chunk is cut to the free blocks, or is none.
-Where even a decode finds no block, an unfinished prefill loses its own;
-where none runs, the decode sits out while others go on, which free theirs.
-With a target for the time between two tokens, the budget follows the time of
-the last step (`ChunkBudget`).
+A prompt is admitted only when all its blocks could be had above a watermark, but takes them chunk
+by chunk; its next chunk is cut to the free blocks.  If even a decode finds no block, an unfinished
+prefill loses its own; if none runs, the decode sits out until others end.
 
     budget 8; a and b decode, c has 12 prompt tokens, d 3:
     step 1  a 1, b 1, c 6        step 2  a 1, b 1, c 6        step 3  a 1, b 1, c 1, d 3
@@ -15,21 +10,87 @@ the last step (`ChunkBudget`).
 
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest, Status
-from pdcluster_worker.engine.scheduler.admission import first_waiting, start
-from pdcluster_worker.engine.scheduler.chunks import ChunkBudget, StageSizes
-from pdcluster_worker.engine.scheduler.order import by_kind, is_decode, num_uncomputed
-from pdcluster_worker.engine.scheduler.preemption import (
-    fails_for_size,
-    grow_or_preempt,
-    preempt,
+from pdcluster_worker.engine.scheduler.base import (
+    Schedule,
+    Scheduler,
+    by_kind,
+    is_decode,
+    num_uncomputed,
 )
-from pdcluster_worker.engine.scheduler.queues import Queues
-from pdcluster_worker.engine.scheduler.schedule import Schedule
-from pdcluster_worker.engine.scheduler.start_running import start_ready
-from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import ChunkSchedule, EngineSettings
+
+TILE = 128
+"""Tokens that a matrix product computes at the price of one; budgets are multiples of it."""
+SMALL_TILE = 32
+"""Tile for budgets below two tiles, and for chunk schedules."""
+
+SPARE = 0.1
+"""Share of the target that a step leaves unused, for the ones after it with longer contexts."""
+MOST_CHANGE = 2.0
+"""Largest factor by which one step changes the budget: a single slow one may be the machine's
+fault.
+"""
 
 
-class Sarathi(Queues):
+def aligned(num_tokens: int) -> int:
+    """The largest budget up to `num_tokens` that wastes no part of a tile."""
+    for tile in (TILE, SMALL_TILE):
+        if num_tokens >= 2 * tile:
+            return num_tokens // tile * tile
+    return num_tokens
+
+
+def stage_sizes(schedule: ChunkSchedule) -> list[int]:
+    """Chunk sizes by stage: from high to low in equal steps, in multiples of 32.
+
+    >>> stage_sizes(ChunkSchedule(low=64, high=512, stages=4, max_tokens=4096))
+    [512, 352, 224, 64]
+    """
+    tile = min(SMALL_TILE, schedule.low)
+    span, last = schedule.high - schedule.low, max(1, schedule.stages - 1)
+    sizes = (schedule.high - span * stage // last for stage in range(schedule.stages))
+    return [max(tile, round(size / tile) * tile) for size in sizes]
+
+
+class StageSizes:
+    """The most tokens of a step that computes a chunk of a prompt, by how far the prompt is."""
+
+    def __init__(self, schedule: ChunkSchedule) -> None:
+        self._sizes = stage_sizes(schedule)
+        self._tokens_per_stage = -(-schedule.max_tokens // schedule.stages)
+
+    def at(self, num_computed_tokens: int) -> int:
+        """Beyond the last stage its size stays."""
+        return self._sizes[min(num_computed_tokens // self._tokens_per_stage, len(self._sizes) - 1)]
+
+
+class ChunkBudget:
+    """Tokens of the next step, decodes included; adjusted by the time of the last.
+
+    most:           upper bound, and the first value.
+    least:          lower bound.
+    target_seconds: the most that a step is to take; None = the budget stays at `most`.
+    """
+
+    def __init__(self, most: int, least: int, target_seconds: float | None) -> None:
+        self.num_tokens = most
+        self._most = most
+        self._least = min(least, most)
+        self._target_seconds = target_seconds
+
+    def adjust(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        if self._target_seconds is None or seconds <= 0.0:
+            return
+        change = (1.0 - SPARE) * self._target_seconds / seconds
+        fitting = aligned(int(num_tokens * min(MOST_CHANGE, max(1.0 / MOST_CHANGE, change))))
+        is_over = seconds > self._target_seconds
+        is_full = num_tokens >= self.num_tokens  # a smaller step predicts nothing of a larger one
+        if (is_over and fitting < self.num_tokens) or (is_full and fitting > self.num_tokens):
+            self.num_tokens = max(self._least, min(self._most, fitting))
+
+
+class Sarathi(Scheduler):
     """Sarathi-Serve's scheduler."""
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
@@ -48,13 +109,11 @@ class Sarathi(Queues):
         return super().num_reserved_blocks + self._num_promised(prefills)
 
     def completed(self, num_tokens: int, seconds: float) -> None:
-        """Adjust the next step's budget."""
         self._budget.adjust(num_tokens, seconds)
 
     def schedule(self, *, admit: bool = True) -> Schedule:
-        """Plan the next step; see `Scheduler`."""
         step = Schedule(self.settings.max_batched_tokens)
-        start_ready(self, step)
+        self.start_ready(step)
         decodes, prefills = by_kind(self.computing)
         self._schedule_decodes(decodes, step)
         # However many decodes there are, prompts go on.
@@ -82,12 +141,12 @@ class Sarathi(Queues):
 
     def _finds_block(self, request: EngineRequest, step: Schedule) -> bool:
         while not self.tables.grow(request, request.num_planned_tokens):
-            if fails_for_size(self, request, step):
+            if self.fails_for_size(request, step):
                 return False
             victim = self.last_in_order
             if is_decode(victim) and step.items:
                 return False  # it sits out: a block comes free when one of the others ends
-            preempt(self, victim, step)
+            self.preempt(victim, step)
             if victim is request:
                 return False
         return True
@@ -111,12 +170,12 @@ class Sarathi(Queues):
 
     def _free_blocks(self, first: EngineRequest, step: Schedule) -> None:
         """No step is possible: the first prefill gets its blocks at the cost of the last."""
-        if grow_or_preempt(self, first, step):
+        if self.grow_or_preempt(first, step):
             self._schedule_chunk(first, step)
 
     def _admit(self, prefills: list[EngineRequest], step: Schedule) -> None:
         num_promised = self._num_promised(prefills)
-        while step.budget > 0 and (request := first_waiting(self, step)) is not None:
+        while step.budget > 0 and (request := self.first_waiting(step)) is not None:
             whole = self.tables.reservation(request, request.num_tokens)
             if whole.num_needed + num_promised > self.tables.pool.num_available:
                 return
@@ -124,7 +183,7 @@ class Sarathi(Queues):
             size = min(request.num_tokens - computed, self._limit(computed, step))
             self.tables.take(request, self.tables.cut(whole, computed + size))
             num_promised += self._num_promised([request])
-            start(self, request, step)
+            self.start_first(request, step)
             step.add(request, size)
 
     def _num_promised(self, prefills: list[EngineRequest]) -> int:

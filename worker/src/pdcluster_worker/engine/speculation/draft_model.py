@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.batch import Batch, Scheduled
 from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.executor import EngineBrokenError
-from pdcluster_worker.engine.ports import ModelRunner, Sample
-from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.window import ceil_div
+from pdcluster_worker.engine.block_table import ceil_div
+from pdcluster_worker.engine.ports import EngineBrokenError, ModelRunner, Sample, execute
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +159,9 @@ class ModelDrafter:
 
     def _step(self, items: list[Scheduled]) -> list[EngineRequest]:
         """Run one batch; the shadows that have a token more."""
-        self._runner.submit(Batch(tuple(items)))
+        outcomes = execute(self._runner, Batch(tuple(items)))
         going: list[EngineRequest] = []
-        for item, outcome in zip(items, self._runner.wait(), strict=True):
+        for item, outcome in zip(items, outcomes, strict=True):
             item.request.num_computed_tokens += item.num_tokens
             if isinstance(outcome, Sample) and outcome.token_id < self._sizes.vocab_size:
                 item.request.tokens.append(outcome.token_id)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from pdcluster_worker.engine.batch import Scheduled
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.in_flight import InFlightStep
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.request import EngineRequest, Status
+from pdcluster_worker.engine.request import EngineRequest, Scheduled, Status
 from pdcluster_worker.engine.scheduler import Schedule
 from pdcluster_worker.engine.speculation.draft_budget import AcceptanceRate, DecodeStepTimes
 from pdcluster_worker.engine.stats import SpeculationCounts

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from pdcluster_schema.text import one_line
-from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 _distributed: Any = distributed  # its classes have few types

@@ -20,7 +20,7 @@ import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.engine.executor import EngineBrokenError
+from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel import control as wire

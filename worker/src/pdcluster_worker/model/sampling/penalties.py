@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pdcluster_worker.engine.batch import AfterDrafts, SamplePlace
 from pdcluster_worker.engine.ports import failed_row
-from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.engine.request import AfterDrafts, EngineRequest, SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.logits_edits import LogitsEdits, Penalties

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pdcluster_worker.engine.batch import SamplePlace
+from pdcluster_worker.engine.request import SamplePlace
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.randomness import uniforms
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.engine.batch import SamplePlace
 from pdcluster_worker.engine.ports import Sample, failed_row
+from pdcluster_worker.engine.request import SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.model.sampling.logprobs import LogprobsRequest, Rank, logprobs, rank_tokens
 from pdcluster_worker.model.sampling.penalties import PenaltyState

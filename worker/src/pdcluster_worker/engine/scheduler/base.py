@@ -1,0 +1,375 @@
+"""Base of all schedulers: queues in order, admission, preemption, and the plan of a step."""
+
+import logging
+from abc import ABC, abstractmethod
+from bisect import insort_left, insort_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdcluster_worker.engine.block_table import BlockTables, most_blocks, too_large
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled, Status
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulingPolicy
+
+logger = logging.getLogger(__name__)
+
+
+def num_uncomputed(request: EngineRequest) -> int:
+    """Tokens that the next step can compute: those known by then, less those computed by then."""
+    return request.num_planned_tokens - request.num_scheduled_tokens
+
+
+def is_decode(request: EngineRequest) -> bool:
+    """Return whether only the request's newest output token is uncomputed."""
+    return request.num_planned_tokens > request.num_prompt_tokens and num_uncomputed(request) == 1
+
+
+def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
+    """The decodes and the unfinished prefills, each in the order of `requests`."""
+    decodes = [request for request in requests if is_decode(request)]
+    if len(decodes) == len(requests):
+        return decodes, []
+    return decodes, [request for request in requests if not is_decode(request)]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Sort keys; the least goes first.
+
+    running: of requests that hold blocks; the last of them is the victim of a preemption.
+    waiting: of the others; a preempted request goes to the front of its equals, and of the same
+             priority the earliest deadline goes first (EDF).
+    """
+
+    running: Callable[[EngineRequest], tuple[float, ...]]
+    waiting: Callable[[EngineRequest], tuple[float, ...]]
+
+
+def _never_ran(request: EngineRequest) -> bool:
+    return request.status is not Status.PREEMPTED
+
+
+_BY_PRIORITY = Order(
+    running=lambda request: (request.priority, request.arrival_seconds),
+    waiting=lambda request: (
+        request.priority,
+        _never_ran(request),
+        request.due_seconds,
+        request.arrival_seconds,
+    ),
+)
+_ORDERS: dict[SchedulingPolicy, Order] = {
+    "fcfs": Order(
+        running=lambda request: (request.arrival_seconds,),
+        waiting=lambda request: (_never_ran(request), request.arrival_seconds),
+    ),
+    "priority": _BY_PRIORITY,
+    "preemptive": _BY_PRIORITY,
+}
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's plan.
+
+    budget:   tokens that may still be scheduled.
+    newly_running: got a slot in this step, for the first time or again.
+    admitted: those of them that waited, and compute their prompt in this step.
+    started:  those of them that were admitted from waiting for the first time.
+    failed:   can never run, with the reason; nothing here holds or knows them any more.
+    """
+
+    budget: int
+    items: dict[EngineRequest, Scheduled] = field(default_factory=dict)
+    newly_running: list[EngineRequest] = field(default_factory=list)
+    started: list[EngineRequest] = field(default_factory=list)
+    preempted: list[EngineRequest] = field(default_factory=list)
+    admitted: list[EngineRequest] = field(default_factory=list)
+    failed: list[tuple[EngineRequest, str]] = field(default_factory=list)
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(tuple(self.items.values()))
+
+    @property
+    def progressed(self) -> bool:
+        """True if the next schedule could differ from this one."""
+        return bool(self.items or self.preempted or self.failed)
+
+    def add(self, request: EngineRequest, limit: int | None = None) -> Scheduled:
+        """Spend budget on as many of the request's tokens as it allows, `limit` at most."""
+        most = self.budget if limit is None else min(self.budget, limit)
+        num_tokens = min(num_uncomputed(request), most)
+        item = self.items[request] = Scheduled.of(request, num_tokens)
+        self.budget -= num_tokens
+        return item
+
+
+class Scheduler(ABC):
+    """Requests that wait for a slot or have one, and the plan of each step.
+
+    Requests that receive KV or send it are not here.
+
+    waiting: hold no blocks, in `order.waiting`.
+    ready:   hold received KV and wait for a slot only, in `order.running`.
+    running: have a slot, in `order.running`.
+    reserves_max: a request takes blocks for the longest that it can become, as in Orca, so that
+             none is ever preempted; else for its known tokens, and one more whenever the last is
+             full, as in vLLM.
+    """
+
+    reserves_max = False
+
+    def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
+        self.waiting: list[EngineRequest] = []
+        self.ready: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []
+        self.num_preemptions = 0
+        self.settings = settings
+        self.tables = tables
+        self.order = _ORDERS[settings.scheduler.policy]
+
+    @abstractmethod
+    def schedule(self, *, admit: bool = True) -> Schedule:
+        """Plan the next step; every scheduled token has its block when this returns.
+
+        Either makes progress or changes nothing.
+        admit: False = no waiting request is admitted in this step; nothing else changes.
+        """
+
+    # B027: most schedulers go by no times.
+    def completed(self, num_tokens: int, seconds: float) -> None:  # noqa: B027
+        """A step of so many tokens took so long, from its schedule to its last token."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that could be scheduled, now or later."""
+        return len(self.waiting) + len(self.ready) + len(self.running)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True if a running request has prompt left to compute."""
+        return not all(is_decode(request) for request in self.running)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens still to be computed by requests that are not past their prefill."""
+        waiting = sum(request.num_tokens for request in self.waiting)
+        prefills = (request for request in self.running if not is_decode(request))
+        return waiting + sum(num_uncomputed(request) for request in prefills)
+
+    def num_admission_tokens(self, request: EngineRequest) -> int:
+        """Tokens that a request takes blocks for at its admission, at least all that are known."""
+        known = len(request.tokens)
+        if not self.reserves_max or request.target is not None:  # which makes no further token here
+            return known
+        settings = self.settings
+        longest = request.num_prompt_tokens + request.sampling.max_tokens
+        capacity = settings.num_blocks * settings.block_size
+        return max(known, min(longest, settings.max_model_len, capacity))
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """Blocks that newcomers from outside must leave to the requests that are here.
+
+        Those to grow by, and those of the first waiting request.
+        """
+        growing = 0 if self.reserves_max else len(self.running) + len(self.ready)
+        if not self.waiting:
+            return growing
+        return growing + most_blocks(self.num_admission_tokens(self.waiting[0]), self.settings)
+
+    @property
+    def computing(self) -> list[EngineRequest]:
+        """Running requests with a token for the next step.
+
+        All but those whose last one is in flight, or that wait for it.
+        """
+        return [
+            request for request in self.running if not (request.is_ending or request.is_waiting)
+        ]
+
+    @property
+    def has_free_slot(self) -> bool:
+        """True if one more request may run."""
+        return len(self.running) < self.settings.max_sequences
+
+    @property
+    def last_in_order(self) -> EngineRequest:
+        """The request to take blocks from, of all that hold some."""
+        last = [queue[-1] for queue in (self.running, self.ready) if queue]
+        return max(last, key=self.order.running)
+
+    # --- queues -------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request that holds no blocks; a PREEMPTED one before those that never ran."""
+        insort = insort_left if request.status is Status.PREEMPTED else insort_right
+        insort(self.waiting, request, key=self.order.waiting)
+
+    def add_ready(self, request: EngineRequest) -> None:
+        """Queue a request whose KV is in its blocks; it starts before others are admitted."""
+        insort_right(self.ready, request, key=self.order.running)
+
+    def remove(self, request: EngineRequest) -> None:
+        """Forget a request, in whatever queue; its blocks stay its own.  Unknown: a no-op."""
+        for queue in (self.running, self.ready, self.waiting):
+            if request in queue:
+                queue.remove(request)
+
+    # --- admission ----------------------------------------------------------------------------
+
+    def start_ready(self, step: Schedule) -> None:
+        """Start requests that hold received KV, as far as there are slots."""
+        while self.ready and self.has_free_slot:
+            self._start_running(self.ready.pop(0), step)
+
+    def admit(self, step: Schedule, *, whole: bool = False, limit: int | None = None) -> None:
+        """Start and schedule waiting requests while budget, slots and blocks last.
+
+        First in order first: one that does not fit keeps back those behind it.
+        whole: only if the step has budget for all its uncomputed tokens.
+        limit: most of them in this step; None = the budget.
+        """
+        tables = self.tables
+        while step.budget > 0 and (request := self.first_waiting(step)) is not None:
+            reservation = tables.reservation(request, self.num_admission_tokens(request))
+            if reservation.num_needed > tables.pool.num_available:
+                return
+            if whole and request.num_tokens - reservation.num_computed_tokens > step.budget:
+                return
+            tables.take(request, reservation)
+            self.start_first(request, step)
+            step.add(request, limit)
+
+    def first_waiting(self, step: Schedule) -> EngineRequest | None:
+        """The next request to admit, if there is one and a slot for it.
+
+        One that can never run is given up on the way.
+        """
+        while self.waiting and self.has_free_slot:
+            request = self.waiting[0]
+            if not self.fails_for_size(request, step):
+                return request
+        return None
+
+    def start_first(self, request: EngineRequest, step: Schedule) -> None:
+        """Give the first waiting request, which has its blocks by now, its slot."""
+        self.waiting.pop(0)
+        if request.status is Status.WAITING:
+            request.num_cached_tokens = request.num_computed_tokens
+            step.started.append(request)
+        step.admitted.append(request)
+        self._start_running(request, step)
+
+    def _start_running(self, request: EngineRequest, step: Schedule) -> None:
+        request.status = Status.RUNNING
+        insort_right(self.running, request, key=self.order.running)
+        step.newly_running.append(request)
+
+    # --- running requests ---------------------------------------------------------------------
+
+    def schedule_chunks(
+        self, prefills: list[EngineRequest], step: Schedule, limit: int | None = None
+    ) -> None:
+        """Schedule a chunk of each unfinished prefill that still runs, in order."""
+        for request in prefills:
+            if step.budget == 0:
+                return
+            if request.status is Status.RUNNING:  # no decode has preempted it
+                item = step.add(request, limit)
+                is_held = self.tables.grow(request, item.end)
+                assert is_held, (
+                    f"request {request.request_id} lacks blocks that it was admitted for"
+                )
+
+    def decode_or_preempt(self, requests: list[EngineRequest], step: Schedule) -> None:
+        """Schedule a token of each decode, at the cost of the last in order if blocks are short."""
+        for request in requests:
+            if step.budget == 0:
+                return
+            if request.status is Status.RUNNING and self.grow_or_preempt(request, step):
+                step.add(request)
+
+    def grow_or_preempt(self, request: EngineRequest, step: Schedule) -> bool:
+        """Extend the request's blocks to its known tokens, at the cost of the last in order.
+
+        False when the request itself was the last, or can never be held here.
+        """
+        while not self.tables.grow(request, request.num_planned_tokens):
+            if self.fails_for_size(request, step):
+                return False
+            victim = self.last_in_order
+            self.preempt(victim, step)
+            if victim is request:
+                return False
+        return True
+
+    # --- preemption: a victim starts over, its output kept ------------------------------------
+
+    def preempt(self, request: EngineRequest, step: Schedule) -> None:
+        """Take the request's blocks for another one, in the middle of a plan."""
+        # Requests preempt in the order of `running`, so the last in order is planned last.
+        assert request not in step.items, (
+            f"request {request.request_id} is preempted after its turn"
+        )
+        assert not request.num_in_flight_tokens, (
+            f"request {request.request_id} is preempted in the middle of a step"
+        )
+        step.preempted.append(request)
+        self._requeue(request)
+
+    def fails_for_size(self, request: EngineRequest, step: Schedule) -> bool:
+        """Give up a request that the whole pool could not hold; it holds nothing afterwards."""
+        reason = too_large(request.num_tokens, self.settings)
+        if reason is None:
+            return False
+        self.remove(request)
+        self.tables.release(request)
+        step.failed.append((request, reason))
+        return True
+
+    @property
+    def preemption_victim(self) -> EngineRequest | None:
+        """The next one that makes way for the first waiting request; None if none does.
+
+        Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and
+        what such requests hold is enough.
+        """
+        if (
+            self.settings.scheduler.policy != "preemptive"
+            or not self.waiting
+            or not (self.running or self.ready)
+        ):
+            return None
+        first = self.waiting[0]
+        if too_large(first.num_tokens, self.settings) is not None:
+            return None
+        needed = self.tables.reservation(first, self.num_admission_tokens(first)).num_needed
+        if self.has_free_slot and needed <= self.tables.pool.num_available:
+            return None
+        lower = [
+            each
+            for each in (*self.running, *self.ready)
+            if each.priority > first.priority and each.target is None
+        ]
+        held = sum(len(each.block_table) for each in lower)
+        is_enough = needed <= self.tables.pool.num_available + held
+        return self.last_in_order if is_enough and self.last_in_order in lower else None
+
+    def preempt_for_priority(self) -> None:
+        """Preempt all that make way for the first waiting request; no step has them in flight."""
+        while (request := self.preemption_victim) is not None:
+            self._requeue(request)
+
+    def _requeue(self, request: EngineRequest) -> None:
+        self.remove(request)
+        self.num_preemptions += 1
+        logger.info(
+            "preempted request=%s blocks=%d tokens=%d",
+            request.request_id,
+            len(request.block_table),
+            request.num_tokens,
+        )
+        self.tables.release(request)
+        request.status = Status.PREEMPTED
+        self.add(request)
