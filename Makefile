@@ -11,14 +11,14 @@ PROCESSES ?= 3
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model kubernetes proto charts docs run quick test test-apiserver test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
+.PHONY: help setup model kubernetes charts docs run quick test test-apiserver test-all clients check hooks gpu-run gpu-pack bench-peers bench-routers bench-operator cluster cluster-down e2e clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## create .venv with everything the project needs
 
-.venv/.ready: scripts/setup.sh scripts/proto.sh constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS) worker/proto/pdcluster_worker/proto/worker.proto
+.venv/.ready: scripts/setup.sh constraints.txt requirements-dev.txt schema/pyproject.toml operator/pyproject.toml worker/pyproject.toml worker/setup.py $(KERNELS)
 	@scripts/setup.sh
 	@touch $@
 
@@ -31,9 +31,6 @@ kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test
 
 $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 	@scripts/kubernetes.sh $(KUBERNETES)
-
-proto: setup ## generate the gRPC code again after a change of worker/proto
-	@scripts/proto.sh
 
 charts: setup ## after a change of the CRDs, the sample cluster or pdctl: the chart's copies, docs/reference.md and docs/cli.md
 	@$(PYTHON) scripts/chart_copies.py

@@ -24,13 +24,18 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Generated, Hello, PeerEvent, WorkerLoad
+from pdcluster_worker.messages.peers import (
+    Generated,
+    Hello,
+    PeerEvent,
+    Report,
+    WorkerLoad,
+    encode,
+)
 from pdcluster_worker.messages.requests import RequestSpec, Token
-from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.calls import SERVER_OPTIONS, method_handlers
 from pdcluster_worker.peers.generate_service import GenerateService
-from pdcluster_worker.peers.options import SERVER_OPTIONS
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.proto import worker_pb2 as pb
 
 MODEL = "m"
 REVISION = "r1"
@@ -41,7 +46,6 @@ STREAM_SEED = 1
 """Pace of a request whose tokens come one by one; any other is answered at once."""
 
 _GEOMETRY = KVGeometry(3, 64, 30, 16, "float32")
-_SERVICE = "pdcluster.worker.Worker"
 CERTIFICATES = {"ca": "ca.pem", "certificate": "worker.pem", "key": "worker.key"}
 """Settings of `tls`, and their files in the folder of certificates."""
 _WORD = " sea"
@@ -195,50 +199,12 @@ REPLIES = _replies()
 
 
 class GrpcWorker:
-    """One decode worker: our service's stream, and nothing behind it."""
+    """One decode worker behind our service's stream: a `Generates`."""
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
-        self._hello = Hello(
-            engine_id,
-            "decode",
-            _GEOMETRY,
-            "w",
-            REVISION,
-            model=MODEL,
-            max_model_len=4096,
-            vocab_size=49152,
-        )
-
-    def calls(self) -> "grpc.GenericRpcHandler[Any, Any]":
-        """Requests are read, answers are bytes: what the fake itself costs is to be little."""
-        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        methods = {
-            "Handshake": one(self._shake_hands),
-            "Generate": grpc.stream_stream_rpc_method_handler(
-                self._generate, pb.Frame.FromString, pb.Frame.SerializeToString
-            ),
-            "Watch": many(self._watch),
-        }
-        return grpc.method_handlers_generic_handler(_SERVICE, methods)
-
-    async def _shake_hands(self, request: bytes, context: Any) -> bytes:
-        return convert.hello_to_proto(self._hello).SerializeToString()
-
-    async def _watch(self, request: bytes, context: Any) -> None:
-        sequence = 0
-        while True:
-            sequence += 1
-            load = convert.load_to_proto(WorkerLoad(free_blocks=4096, total_blocks=4096))
-            report = pb.WorkerReport(sequence=sequence, snapshot=sequence == 1, load=load)
-            await context.write(report.SerializeToString())
-            await asyncio.sleep(REPORT_SECONDS)
-
-    async def _generate(self, frames: AsyncIterator[pb.Frame], context: Any) -> None:
-        await GenerateService(self, context).serve(frames)
 
     async def generate(self, spec: RequestSpec, _: str) -> AsyncGenerator[Generated, None]:
-        """See `peers.generate_service.Generates`."""
         is_paced = spec.sampling.seed == STREAM_SEED
         for index, reply in enumerate(REPLIES):
             if index and is_paced:
@@ -247,13 +213,38 @@ class GrpcWorker:
             yield replace(reply, token=token)
 
 
+class GrpcCalls:
+    """The calls that a router makes of it."""
+
+    def __init__(self, worker: GrpcWorker) -> None:
+        self._worker = worker
+        facts = (worker.engine_id, "decode", _GEOMETRY, "w", REVISION)
+        self._hello = Hello(*facts, model=MODEL, max_model_len=4096, vocab_size=49152)
+
+    async def handshake(self, message: bytes, context: Any) -> bytes:
+        return encode(self._hello)
+
+    async def watch(self, message: bytes, context: Any) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            load = WorkerLoad(free_blocks=4096, total_blocks=4096)
+            report = Report(load, snapshot=sequence == 1, sequence=sequence)
+            await context.write(encode(report))
+            await asyncio.sleep(REPORT_SECONDS)
+
+    async def generate(self, frames: AsyncIterator[bytes], context: Any) -> None:
+        await GenerateService(self._worker, context).serve(frames)
+
+
 async def serve_grpc(workers: int, folder: Path) -> list[dict[str, str]]:
     files = TLSConfig(**{field: str(folder / name) for field, name in CERTIFICATES.items()})
     credentials, found = Credentials(files), []
     for number in range(workers):
         engine_id = f"engine-{number}"
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((GrpcWorker(engine_id).calls(),))
+        calls = GrpcCalls(GrpcWorker(engine_id))
+        server.add_generic_rpc_handlers((method_handlers(calls),))
         port = server.add_secure_port("127.0.0.1:0", credentials.server())
         await server.start()
         _serving.append(server)

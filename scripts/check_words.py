@@ -21,8 +21,8 @@ from sources import python_files
 
 SOURCES = ("schema/src", "operator/src", "worker/src", "tests", "e2e", "bench", "scripts")
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
-TEXTS += ("docs", "crds", "charts", "examples", "worker/proto")
-SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".proto", ".json", ".lua")
+TEXTS += ("docs", "crds", "charts", "examples")
+SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".json", ".lua")
 QUOTING = ("check_names.py", "check_words.py", "test_check_words.py")
 """Files that quote private words."""
 

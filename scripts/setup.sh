@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make .venv at the root: uv, every dependency at its pin, the three distributions in editable form with compiled kernels, generated proto code.
+# Make .venv at the root: uv, every dependency at its pin, the three distributions in editable form with compiled kernels.
 # The worker's extras nixl and ucx are 5 s and 0.4 GB of it, for tests of these transports.
 # Runs again only when a file that it depends on has changed (see Makefile).
 set -euo pipefail
@@ -12,7 +12,6 @@ cd "$(dirname "$0")/.."
 }
 echo "setup: installing packages (torch is large; the first time takes a minute or two)"
 .venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt --build-constraint constraints.txt -r requirements-dev.txt -e schema -e "operator[local,replay]" -e "worker[nixl,ucx]"
-scripts/proto.sh
 # Compiled here, once: where Python may not write bytecode, every start of a worker would take 7 s longer, of pdctl 1 s.
 # Without the tests that packages bring, some of which are no valid Python on purpose.
 .venv/bin/python -m compileall -q -j 0 -x '/(tests?|testing/_internal)/' .venv/lib/python3*/site-packages schema/src worker/src operator/src

@@ -1,7 +1,6 @@
 """The Python files that our own checks read: everything written by hand under the given folders.
 
-Generated gRPC code (`*_pb2*`) and build output are left out.  What a check
-does with a file is its own business.
+What a check does with a file is its own business.
 """
 
 from collections.abc import Sequence
@@ -20,5 +19,4 @@ def python_files(folders: Sequence[Path]) -> list[Path]:
                 "exist"
             )
             raise SystemExit(2)
-    found = {path for folder in folders for path in folder.rglob("*.py")}
-    return sorted(path for path in found if not path.match("*_pb2*.py"))
+    return sorted({path for folder in folders for path in folder.rglob("*.py")})

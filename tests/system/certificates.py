@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pdcluster_worker.peers.options import SERVER_NAME
+from pdcluster_worker.peers.calls import SERVER_NAME
 
 
 @dataclass(frozen=True)

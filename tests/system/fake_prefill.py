@@ -13,10 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
+import msgspec
 
-from pdcluster_worker.peers.options import SERVER_OPTIONS
-from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import (
+    ClaimCredit,
+    CreditReply,
+    PrefillCall,
+    PrefillReply,
+    Report,
+    WorkerLoad,
+    decode_credit_call,
+    decode_hello,
+    decode_prefill,
+    encode,
+)
+from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.peers.calls import SERVER_OPTIONS, method_handlers
 from tests.system.certificates import Certificates
 from tests.system.client import Json
 from tests.system.cluster import Cluster
@@ -28,23 +41,23 @@ CALL_SECONDS = 30.0
 class Call:
     """One Prefill call.  `replies` takes what to answer; None ends the call."""
 
-    request: pb.PrefillRequest
-    replies: "queue.Queue[pb.PrefillReply | None]" = field(default_factory=queue.Queue)
+    prefill: PrefillCall
+    replies: "queue.Queue[PrefillReply | None]" = field(default_factory=queue.Queue)
     cancelled: bool = False
 
     def first_token(self, token_id: int) -> None:
         """Answer the first token."""
-        self.replies.put(pb.PrefillReply(first_token=pb.Token(token_id=token_id)))
+        token = Token(self.prefill.spec.request_id, token_id)
+        self.replies.put(PrefillReply(first_token=token))
 
     def finish(self, checksum: int | None = None) -> None:
         """Claim that all is written, and end the call."""
-        self.replies.put(
-            pb.PrefillReply(done=pb.PrefillDone(num_bytes=1, seconds=0.1, checksum=checksum))
-        )
+        done = PrefillDone(self.prefill.spec.request_id, 1, 0.1, checksum)
+        self.replies.put(PrefillReply(done=done))
         self.replies.put(None)
 
 
-class FakePrefill(WorkerServicer):
+class FakePrefill:
     """A context manager; `calls` gives each Prefill call that arrives."""
 
     def __init__(self, cluster: Cluster, certificates: Certificates, like: Json) -> None:
@@ -56,7 +69,7 @@ class FakePrefill(WorkerServicer):
         self._open: list[Call] = []
         self._pool = ThreadPoolExecutor(16)
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
-        add_WorkerServicer_to_server(self, self._server)
+        self._server.add_generic_rpc_handlers((method_handlers(self),))
         pair = (certificates.key.read_bytes(), certificates.certificate.read_bytes())
         credentials = grpc.ssl_server_credentials(
             [pair], certificates.ca.read_bytes(), require_client_auth=True
@@ -89,36 +102,27 @@ class FakePrefill(WorkerServicer):
 
     # --- the service --------------------------------------------------------------------------
 
-    def Handshake(self, request: pb.Hello, context: Any) -> pb.Hello:
+    def handshake(self, message: bytes, context: Any) -> bytes:
         """Claim to be the same as the caller."""
-        hello = pb.Hello()
-        hello.CopyFrom(request)
-        hello.engine_id, hello.role = self.engine_id, "prefill"
-        return hello
+        hello = decode_hello(message)
+        return encode(msgspec.structs.replace(hello, engine_id=self.engine_id, role="prefill"))
 
-    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WorkerReport]:
+    def watch(self, message: bytes, context: Any) -> Iterator[bytes]:
         """One report, then silence for as long as the caller listens."""
-        yield pb.WorkerReport(sequence=1, snapshot=True, load=pb.Load(state="ready"))
+        yield encode(Report(WorkerLoad(), snapshot=True, sequence=1))
         ended: queue.Queue[None] = queue.Queue()
         context.add_callback(lambda: ended.put(None))
         ended.get()
 
-    def Credits(
-        self, request_iterator: Iterator[pb.CreditRequest], context: Any
-    ) -> Iterator[pb.CreditReply]:
+    def credits(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Grant everything."""
-        for request in request_iterator:
-            if request.WhichOneof("request") == "want":
-                yield pb.CreditReply(request_id=request.want.request_id, granted=True)
+        for call in map(decode_credit_call, messages):
+            if isinstance(call, ClaimCredit):
+                yield encode(CreditReply(call.request_id, True))
 
-    def Generate(self, request_iterator: Iterator[pb.Frame], context: Any) -> Iterator[pb.Frame]:
-        """Not called: no worker sends this to a prefill worker."""
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "a prefill worker")
-        return iter(())
-
-    def Prefill(self, request: pb.PrefillRequest, context: Any) -> Iterator[pb.PrefillReply]:
+    def prefill(self, message: bytes, context: Any) -> Iterator[bytes]:
         """Hand the call to the test and answer what it says."""
-        call = Call(request)
+        call = Call(decode_prefill(message))
 
         def on_end() -> None:
             call.cancelled = True
@@ -128,4 +132,4 @@ class FakePrefill(WorkerServicer):
         self._open.append(call)
         self.calls.put(call)
         while (reply := call.replies.get()) is not None:
-            yield reply
+            yield encode(reply)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pdcluster_worker.kv_transfer import wire
-from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.messages.requests import TransferTarget
 
 MessageT = TypeVar("MessageT")
 
@@ -30,7 +30,9 @@ def receive(sock: socket.socket, decode: Callable[[bytes], MessageT | int]) -> M
     return message
 
 
-def write_blocks(target: pb.Target, block_ids: Sequence[int], block_bytes: int) -> list[str | None]:
+def write_blocks(
+    target: TransferTarget, block_ids: Sequence[int], block_bytes: int
+) -> list[str | None]:
     """Write zeros to these blocks under the target's epoch, a frame each, as a sender would;
     returns why each was refused, None if not.
     """

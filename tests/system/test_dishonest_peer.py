@@ -110,7 +110,7 @@ def test_write_after_the_epoch_ended_is_refused(
     with decode.client.stream(prompt, "local", max_tokens=40) as stream:
         stream.read_tokens(5)
         refusals = write_blocks(
-            call.request.target, call.request.target.block_ids, decode.block_bytes
+            call.prefill.target, call.prefill.target.block_ids, decode.block_bytes
         )
         tokens = stream.read_all()
 
@@ -124,7 +124,7 @@ def test_write_during_the_epoch_is_accepted_once(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
 ) -> None:
     with decode.client.unread(prompts(40), "remote"):
-        target = fake.next_call().request.target
+        target = fake.next_call().prefill.target
         assert write_blocks(target, target.block_ids, decode.block_bytes) == [None] * 3
         assert None not in write_blocks(target, target.block_ids, decode.block_bytes)
 
@@ -133,7 +133,7 @@ def test_write_outside_the_target_is_refused(
     decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
 ) -> None:
     with decode.client.unread(prompts(40), "remote"):
-        target = fake.next_call().request.target
+        target = fake.next_call().prefill.target
         others = set(range(NUM_BLOCKS + 1)) - set(target.block_ids)
         assert None not in write_blocks(target, sorted(others), decode.block_bytes)
 
@@ -151,7 +151,7 @@ def test_claim_of_blocks_that_never_came_means_local_prefill(
     call = fake.next_call()
     (first,) = reference.greedy(prompt, 1)
     call.first_token(first)
-    target = call.request.target
+    target = call.prefill.target
     assert (
         write_blocks(target, target.block_ids[:num_written], decode.block_bytes)
         == [None] * num_written
@@ -171,7 +171,7 @@ def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
     call = fake.next_call()
     call.first_token(reference.greedy(prompt, 1)[0])
     assert (
-        write_blocks(call.request.target, call.request.target.block_ids, decode.block_bytes)
+        write_blocks(call.prefill.target, call.prefill.target.block_ids, decode.block_bytes)
         == [None] * 4
     )
     call.finish(checksum=1)

@@ -17,13 +17,11 @@ from pdcluster_worker.messages.generate import (
     CallEnd,
     CallFailure,
     SubmitCall,
-    decode_reply,
-    encode,
+    decode_replies,
 )
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
-from pdcluster_worker.peers.options import CHANNEL_OPTIONS
-from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
+from pdcluster_worker.messages.peers import PrefillCall, encode
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
+from pdcluster_worker.peers.calls import CHANNEL_OPTIONS, WorkerStub
 from tests.reference import Reference
 from tests.system.certificates import Certificates
 from tests.system.client import answer_of, body
@@ -115,16 +113,13 @@ def _generate_for(
 ) -> CallFailure:
     """Failure of a request that names that engine."""
     spec = encode(RequestSpec("r", prompt, SamplingParams(max_tokens=4, seed=0)))
-    ask = encode(SubmitCall(0, engine_id, "local", msgspec.Raw(spec)))
-    requested: queue.Queue[pb.Frame | None] = (
-        queue.Queue()
-    )  # the stream is open until it is answered
-    requested.put(pb.Frame(items=[ask]))
+    requested: queue.Queue[bytes | None] = queue.Queue()  # the stream is open until it is answered
+    requested.put(encode([SubmitCall(0, engine_id, "local", msgspec.Raw(spec))]))
     with grpc.secure_channel(
         worker.record["grpc_address"], certificates.channel(), options=CHANNEL_OPTIONS
     ) as channel:
-        answers = WorkerStub(channel).Generate(iter(requested.get, None), timeout=10)
-        over = decode_reply(next(iter(answers)).items[0])
+        answers = WorkerStub(channel).generate(iter(requested.get, None), timeout=10)
+        over = decode_replies(next(iter(answers)))[0]
         requested.put(None)
     assert isinstance(over, CallEnd)
     assert over.failure is not None
@@ -135,17 +130,13 @@ def _prefill_for(
     worker: WorkerProcess, engine_id: str, certificates: Certificates, prompt: list[int]
 ) -> grpc.Call:
     """End of a call that names that engine."""
-    request = pb.Request(
-        request_id="r",
-        prompt=prompt,
-        sampling=pb.Sampling(max_tokens=4, repetition_penalty=1, top_p=1),
-    )
-    target = pb.Target(epoch=bytes(16), engine_id="d", addresses=["127.0.0.1:1"], block_ids=[0, 1])
-    message = pb.PrefillRequest(request=request, engine_id=engine_id, target=target)
+    spec = RequestSpec("r", prompt, SamplingParams(max_tokens=4, seed=0))
+    target = TransferTarget(bytes(16), "d", ["127.0.0.1:1"], 0, [0, 1])
+    message = encode(PrefillCall(spec, engine_id, target))
     address = worker.record["grpc_address"]
     with (
         grpc.secure_channel(address, certificates.channel(), options=CHANNEL_OPTIONS) as channel,
         pytest.raises(grpc.RpcError) as caught,
     ):
-        list(WorkerStub(channel).Prefill(message, timeout=10))
+        list(WorkerStub(channel).prefill(message, timeout=10))
     return cast(grpc.Call, caught.value)

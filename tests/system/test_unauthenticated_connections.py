@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 from pdcluster_worker.kv_transfer import wire
-from pdcluster_worker.peers.options import CHANNEL_OPTIONS
-from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.proto.worker_pb2_grpc import WorkerStub
+from pdcluster_worker.peers.calls import CHANNEL_OPTIONS, WorkerStub
 from tests.reference import Reference
 from tests.system.certificates import Certificates, make_certificates
 from tests.system.client import Json, body
@@ -104,13 +102,13 @@ def test_peer_outside_the_ca_is_refused(
             )
         ) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                WorkerStub(channel).Handshake(pb.Hello(engine_id="x"), timeout=SOCKET_SECONDS)
+                WorkerStub(channel).handshake(b"", timeout=SOCKET_SECONDS)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     with (
         closing(grpc.insecure_channel(pair.decode.record["grpc_address"])) as channel,
         pytest.raises(grpc.RpcError),
     ):
-        WorkerStub(channel).Handshake(pb.Hello(engine_id="x"), timeout=SOCKET_SECONDS)
+        WorkerStub(channel).handshake(b"", timeout=SOCKET_SECONDS)
 
 
 def test_mismatched_prefill_workers_are_refused_as_pairs(

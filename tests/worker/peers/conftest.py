@@ -39,8 +39,7 @@ from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.server import start_grpc
-from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex

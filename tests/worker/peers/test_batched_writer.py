@@ -5,10 +5,11 @@ wait.
 import asyncio
 from typing import Any
 
+from msgspec.msgpack import decode
+
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.generate import CancelCall, decode_request
+from pdcluster_worker.messages.generate import CancelCall, decode_requests
 from pdcluster_worker.peers.batched_writer import FRAME_BYTES, FULL, MAX_ITEM_BYTES, BatchedWriter
-from pdcluster_worker.proto import worker_pb2 as pb
 
 
 def none_left_out(item: Any, error: RequestError) -> None:
@@ -23,9 +24,9 @@ class Line:
         self.may_take = asyncio.Event()
         self.may_take.set()
 
-    async def write(self, frame: pb.Frame) -> None:
+    async def write(self, frame: bytes) -> None:
         await self.may_take.wait()
-        self.frames.append([decode_request(item) for item in frame.items])
+        self.frames.append(decode_requests(frame))
 
 
 async def test_items_of_one_moment_are_one_frame_in_order() -> None:
@@ -47,8 +48,8 @@ async def test_items_of_one_moment_are_one_frame_in_order() -> None:
 async def test_a_frame_ends_where_it_is_large() -> None:
     sizes: list[int] = []
 
-    async def write(frame: pb.Frame) -> None:
-        sizes.append(len(frame.items))
+    async def write(frame: bytes) -> None:
+        sizes.append(len(decode(frame)))
 
     out = BatchedWriter(write, none_left_out)
     running = asyncio.create_task(out.run())
@@ -105,8 +106,8 @@ async def test_an_item_too_long_for_a_message_is_left_out_and_the_others_go() ->
     sizes: list[list[int]] = []
     left: list[str] = []
 
-    async def write(frame: pb.Frame) -> None:
-        sizes.append([len(item) for item in frame.items])
+    async def write(frame: bytes) -> None:
+        sizes.append([len(item) for item in decode(frame)])
 
     def left_out(item: bytes, error: RequestError) -> bytes | None:
         left.append(str(error))
@@ -121,7 +122,7 @@ async def test_an_item_too_long_for_a_message_is_left_out_and_the_others_go() ->
     out.put(long)
     await out.written()
 
-    assert sizes == [[3, 3], [9]]
+    assert sizes == [[1, 1], [7]]
     assert len(left) == 2
     assert f"may take {MAX_ITEM_BYTES}" in left[0]
     running.cancel()

@@ -14,13 +14,22 @@ import pytest
 
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Generated, Report, WorkerLoad
+from pdcluster_worker.messages.peers import (
+    ClaimCredit,
+    Generated,
+    OpenCredits,
+    PrefillCall,
+    ReleaseCredit,
+    Report,
+    WatchCall,
+    WorkerLoad,
+    decode_credit_reply,
+    decode_report,
+    encode,
+)
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import open_channel, open_stub
-from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
+from pdcluster_worker.peers.calls import MAX_MESSAGE_BYTES, WorkerStub, open_channel
 from pdcluster_worker.peers.service import WorkerService
-from pdcluster_worker.proto import worker_pb2 as pb
 
 Eventually = Callable[..., Any]
 
@@ -46,7 +55,7 @@ async def d(worker: Any, p: Any, eventually: Eventually) -> Any:
 async def stub(p: Any, credentials: Any) -> AsyncIterator[Any]:
     """Bare calls to `p`, for what no client of ours would send."""
     channel = open_channel(p.record.grpc_address, credentials.channel)
-    yield open_stub(channel)
+    yield WorkerStub(channel)
     await channel.close(None)
 
 
@@ -293,32 +302,44 @@ async def test_refused_pair_cannot_prefill(
     worker: Any, p: Any, stub: Any, spec: Any, target: Any
 ) -> None:
     other = await worker("d", "decode", weights="w2")
-    await stub.Handshake(convert.hello_to_proto(other.hello))
-    request = pb.PrefillRequest(
-        request=convert.request_to_proto(spec()),
-        engine_id=p.handler.engine_id,
-        target=convert.target_to_proto(target),
-    )
+    await stub.handshake(encode(other.hello))
+    call = encode(PrefillCall(spec(), p.handler.engine_id, target))
 
     with pytest.raises(grpc.aio.AioRpcError, match="is refused: weights"):
-        await collect(stub.Prefill(request))
+        await collect(stub.prefill(call))
     with pytest.raises(grpc.aio.AioRpcError, match="is refused: weights"):
-        await collect(stub.Credits(iter([pb.CreditRequest(engine_id=other.hello.engine_id)])))
+        await collect(stub.credits(iter([encode(OpenCredits(other.hello.engine_id))])))
 
 
-async def test_empty_messages_are_invalid(stub: Any, p: Any) -> None:
-    ours = p.handler.engine_id
+@pytest.mark.parametrize(
+    "name", ["handshake", "generate", "prefill", "push_prefix", "credits", "watch"]
+)
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        b"\xa2\xff\xfe",
+        encode({}),
+        encode([{}]),
+        encode({"engine_id": -1}),
+    ],
+    ids=["empty", "no opcode", "cut", "deep", "no text", "no fields", "no tag", "wrong type"],
+)
+async def test_message_that_cannot_be_read_is_invalid_and_loses_nothing(
+    stub: Any, d: Any, p: Any, spec: Any, target: Any, name: str, message: bytes
+) -> None:
+    is_stream = name in ("generate", "push_prefix", "credits")
+    call = getattr(stub, name)(iter([message]) if is_stream else message)
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as caught:
+        await (call if name == "handshake" else collect(call))
 
-    for call in (
-        stub.Generate(iter([pb.Frame(items=[b""])])),
-        stub.Prefill(pb.PrefillRequest(engine_id=ours)),
-        stub.Credits(iter([pb.CreditRequest()])),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(call)
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    with pytest.raises(grpc.aio.AioRpcError, match="engine_id is empty"):
-        await stub.Handshake(pb.Hello())
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    p.handler.needs_credit = False
+    assert len(await collect(d.p.prefill(spec(), target))) == 2
+    assert (d.lost, p.handler.ledger.outstanding_tokens) == ([], 0)
 
 
 # --- credits --------------------------------------------------------------------------------------
@@ -380,22 +401,22 @@ async def test_new_limit_is_pushed(d: Any, p: Any, eventually: Eventually) -> No
 async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
     p: Any, stub: Any, eventually: Eventually
 ) -> None:
-    def claims(request_id: str) -> list[pb.CreditRequest]:
-        return [pb.CreditRequest(engine_id="e", want=pb.Want(request_id=request_id, tokens=60))]
-
-    async def requests(request_id: str) -> Any:
-        for message in claims(request_id):
-            yield message
+    async def calls(request_id: str) -> Any:
+        yield encode(OpenCredits("e"))
+        yield encode(ClaimCredit(request_id, 60, 0))
         await asyncio.Event().wait()
 
-    first = stub.Credits(requests("q1"))
-    assert (await first.read()).granted
-    second = stub.Credits(requests("q2"))
-    assert (await second.read()).granted
+    async def is_granted(call: Any) -> bool:
+        return decode_credit_reply(await call.read()).granted
+
+    first = stub.credits(calls("q1"))
+    assert await is_granted(first)
+    second = stub.credits(calls("q2"))
+    assert await is_granted(second)
 
     first.cancel()
-    third = stub.Credits(requests("q3"))
-    assert (await third.read()).granted
+    third = stub.credits(calls("q3"))
+    assert await is_granted(third)
     assert p.handler.ledger.outstanding_tokens == 60
     second.cancel()
     third.cancel()
@@ -405,14 +426,14 @@ async def test_second_stream_of_a_peer_voids_the_first_and_outlives_it(
 async def test_a_stream_of_credits_may_end_while_its_first_answer_is_written(
     stub: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claim = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=60))
+    claim, release = encode(ClaimCredit("q1", 60, 0)), encode(ReleaseCredit("q2"))
 
     async with asyncio.timeout(60):
         for num_between in range(60):
-            call = stub.Credits()
-            await call.write(pb.CreditRequest(engine_id="e"))
+            call = stub.credits()
+            await call.write(encode(OpenCredits("e")))
             await call.initial_metadata()  # before any answer
-            for message in [claim, *[pb.CreditRequest()] * num_between]:
+            for message in [claim, *[release] * num_between]:
                 await call.write(message)
             await call.done_writing()
             while await call.read() is not grpc.aio.EOF:
@@ -423,10 +444,15 @@ async def test_a_stream_of_credits_may_end_while_its_first_answer_is_written(
 
 
 async def test_impossible_want_ends_the_stream(p: Any, stub: Any) -> None:
-    message = pb.CreditRequest(engine_id="e", want=pb.Want(request_id="q1", tokens=0))
+    calls = [encode(OpenCredits("e")), encode(ClaimCredit("q1", 0, 0))]
 
     with pytest.raises(grpc.aio.AioRpcError, match="wants 0 tokens"):
-        await collect(stub.Credits(iter([message])))
+        await collect(stub.credits(iter(calls)))
+
+
+async def test_claim_before_the_stream_names_its_worker_is_refused(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="must name the engine id"):
+        await collect(stub.credits(iter([encode(ClaimCredit("q1", 1, 0))])))
 
 
 async def test_a_fault_in_taking_a_credit_loses_no_peer_for_good(
@@ -458,9 +484,9 @@ async def test_watch_numbers_its_reports(p: Any, stub: Any) -> None:
         Report(WorkerLoad()),
         Report(WorkerLoad()),
     ]
-    watch = stub.Watch(pb.WatchRequest(engine_id=p.handler.engine_id))
+    watch = stub.watch(encode(WatchCall(p.handler.engine_id)))
 
-    reports = [await watch.read() for _ in range(3)]
+    reports = [decode_report(await watch.read()) for _ in range(3)]
 
     assert [(report.sequence, report.snapshot) for report in reports] == [
         (1, True),
@@ -484,7 +510,7 @@ async def test_prefix_cache_larger_than_a_message_comes_in_parts(
 
 async def test_watch_of_an_old_engine_is_refused(stub: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="older"):
-        await collect(stub.Watch(pb.WatchRequest(engine_id="older")))
+        await collect(stub.watch(encode(WatchCall("older"))))
 
 
 async def test_gap_in_the_watch_brings_a_new_snapshot(
@@ -492,31 +518,21 @@ async def test_gap_in_the_watch_brings_a_new_snapshot(
 ) -> None:
     watches = []
 
-    async def with_gap(_: WorkerService, request: pb.WatchRequest, context: Any) -> None:
+    async def with_gap(_: WorkerService, message: bytes, context: Any) -> None:
         """A subscription that loses its second report, the first time."""
-        watches.append(request.engine_id)
-        await context.write(
-            pb.WorkerReport(
-                sequence=1, snapshot=True, load=pb.Load(state="ready"), blocks_stored=[b"a"]
-            )
-        )
-        await context.write(
-            pb.WorkerReport(
-                sequence=1, load=pb.Load(num_running=99, state="ready"), blocks_removed=[b"a"]
-            )
-        )
+        watches.append(message)
         number = 3 if len(watches) == 1 else 2
-        for _ in range(2):  # a repeated report changes nothing, and is no gap
-            await context.write(
-                pb.WorkerReport(
-                    sequence=number,
-                    load=pb.Load(num_running=number, state="ready"),
-                    blocks_stored=[b"b"],
-                )
-            )
+        last = Report(WorkerLoad(num_running=number), stored=(b"b",), sequence=number)
+        for report in (
+            Report(WorkerLoad(), stored=(b"a",), snapshot=True, sequence=1),
+            Report(WorkerLoad(num_running=99), removed=(b"a",), sequence=1),
+            last,
+            last,  # a repeated report changes nothing, and is no gap
+        ):
+            await context.write(encode(report))
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(WorkerService, "Watch", with_gap)
+    monkeypatch.setattr(WorkerService, "watch", with_gap)
     d, p = await worker("d", "decode"), await worker("p", "prefill")
     d.sees(p)
 

@@ -14,7 +14,7 @@ from pdcluster_worker.errors import ConfigError, PeerError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import PeerEvent, Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
-from pdcluster_worker.peers.server import start_grpc
+from pdcluster_worker.peers.service import start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.tracing import trace_context
 

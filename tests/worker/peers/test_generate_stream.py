@@ -16,16 +16,13 @@ from pdcluster_worker.messages.generate import (
     CallOutput,
     CancelCall,
     SubmitCall,
-    decode_reply,
-    encode,
+    decode_replies,
 )
-from pdcluster_worker.messages.peers import Generated
+from pdcluster_worker.messages.peers import Generated, encode
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers.batched_writer import MAX_ITEM_BYTES
-from pdcluster_worker.peers.calls import open_channel, open_stub
+from pdcluster_worker.peers.calls import MAX_MESSAGE_BYTES, WorkerStub, open_channel
 from pdcluster_worker.peers.generate_service import GenerateService
-from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
-from pdcluster_worker.proto import worker_pb2 as pb
 
 Eventually = Callable[..., Any]
 
@@ -121,13 +118,13 @@ async def test_a_stream_may_end_while_its_first_answer_is_written(
     d: Any, spec: Any, credentials: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     channel = open_channel(d.other.record.grpc_address, credentials.channel)
-    for_another = encode(SubmitCall(0, "another engine", "auto", msgspec.Raw(encode(spec()))))
+    for_another = SubmitCall(0, "another engine", "auto", msgspec.Raw(encode(spec())))
 
     async with asyncio.timeout(60):
         for num_between in range(60):
-            call = open_stub(channel).Generate()
+            call = WorkerStub(channel).generate()
             await call.initial_metadata()  # before any answer
-            for frame in [pb.Frame(items=[for_another]), *[pb.Frame()] * num_between]:
+            for frame in [encode([for_another]), *[encode([])] * num_between]:
                 await call.write(frame)
             await call.done_writing()
             while await call.read() is not grpc.aio.EOF:
@@ -195,18 +192,18 @@ async def test_what_is_no_request_is_refused_alone_or_ends_the_stream(
     d: Any, spec: Any, credentials: Any
 ) -> None:
     channel = open_channel(d.other.record.grpc_address, credentials.channel)
-    call: Any = open_stub(channel).Generate()
+    call: Any = WorkerStub(channel).generate()
     engine = d.other.handler.engine_id
     good = msgspec.Raw(encode(spec(request_id="good")))
 
-    def ask(number: int, encoded: Any) -> bytes:
-        return encode(SubmitCall(number, engine, "auto", encoded))
+    def ask(number: int, encoded: Any) -> SubmitCall:
+        return SubmitCall(number, engine, "auto", encoded)
 
     bad = ask(0, msgspec.Raw(encode({"request_id": "q"})))
-    await call.write(pb.Frame(items=[bad, encode(CancelCall(7)), ask(1, good)]))
+    await call.write(encode([bad, CancelCall(7), ask(1, good)]))
     said: list[CallOutput | CallEnd] = []
     while len(said) < 3:
-        said += map(decode_reply, (await anext(aiter(call))).items)
+        said += decode_replies(await anext(aiter(call)))
     failed = next(each for each in said if isinstance(each, CallEnd))
     assert failed.call == 0
     assert failed.failure is not None
@@ -214,7 +211,7 @@ async def test_what_is_no_request_is_refused_alone_or_ends_the_stream(
     assert [each.call for each in said if isinstance(each, CallOutput)] == [1, 1]
 
     d.other.handler.hold = True
-    await call.write(pb.Frame(items=[ask(2, good), ask(2, good)]))
+    await call.write(encode([ask(2, good), ask(2, good)]))
     with pytest.raises(grpc.aio.AioRpcError, match="call 2 is under way"):
         await collect(call)  # the first of the two may have said something
     await channel.close(None)
@@ -230,12 +227,12 @@ async def test_a_request_ends_when_its_last_token_is_out(
         async def send_initial_metadata(self, metadata: tuple[()]) -> None:
             """The head is out at once."""
 
-        async def write(self, frame: pb.Frame) -> None:
+        async def write(self, frame: bytes) -> None:
             await may_write.wait()
 
-    async def frames() -> AsyncIterator[pb.Frame]:
+    async def frames() -> AsyncIterator[bytes]:
         encoded = msgspec.Raw(encode(spec()))
-        yield pb.Frame(items=[encode(SubmitCall(0, handler.engine_id, "auto", encoded))])
+        yield encode([SubmitCall(0, handler.engine_id, "auto", encoded)])
         await asyncio.Event().wait()
 
     context: Any = Context()
@@ -256,10 +253,9 @@ async def test_a_request_that_is_called_off_before_it_begins_is_forgotten(
     handler, read = d.other.handler, asyncio.Event()
     context: Any = SimpleNamespace(write=None, send_initial_metadata=AsyncMock())
 
-    async def frames() -> AsyncIterator[pb.Frame]:
+    async def frames() -> AsyncIterator[bytes]:
         encoded = msgspec.Raw(encode(spec()))
-        ask = encode(SubmitCall(0, handler.engine_id, "auto", encoded))
-        yield pb.Frame(items=[ask, encode(CancelCall(0))])
+        yield encode([SubmitCall(0, handler.engine_id, "auto", encoded), CancelCall(0)])
         read.set()
         await asyncio.Event().wait()
 

@@ -1,9 +1,9 @@
 """Waits for a prefill worker: their length, and their end."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.serving.decode.prefill_watchdog import NoProgressError, PrefillWatchdog, watch

@@ -1,7 +1,7 @@
-"""Messages on the stream of `Generate`: one worker relays requests, the other runs them.
+"""Items on the stream `generate`, which carries all requests of a pair: a frame is a list of them.
 
-One stream carries all requests of a pair, each under a number of the worker that asks.  What is
-said at one moment travels as one message of many items: the tokens of a step, or a whole answer.
+A request has a number of the calling worker.  A frame holds what is sent at one moment: the tokens
+of a step, or a whole answer.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ class SubmitCall(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The answer is not wanted any more; of a call that has ended a no-op."""
+    """Cancel a call; of one that has ended a no-op."""
 
     call: int
 
@@ -60,7 +60,6 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
     failure: CallFailure | None = None
 
 
-encode = msgspec.msgpack.Encoder().encode
 decode_spec = msgspec.msgpack.Decoder(RequestSpec).decode
-decode_request = msgspec.msgpack.Decoder(SubmitCall | CancelCall).decode
-decode_reply = msgspec.msgpack.Decoder(CallOutput | CallEnd).decode
+decode_requests = msgspec.msgpack.Decoder(list[SubmitCall | CancelCall]).decode
+decode_replies = msgspec.msgpack.Decoder(list[CallOutput | CallEnd]).decode

@@ -1,8 +1,7 @@
-"""The way out of a stream of frames: what is put at one moment goes out as one message.
+"""Frames of a `Generate` stream: items put at one moment go out as one message.
 
-A message costs more than what is in it, and tokens of one step come together.  A frame that is
-being written holds up what comes meanwhile, which is the next frame.  A message above gRPC's limit
-would end the stream with all that is on it, so an item that is too long for one is left out.
+A message costs more than what is in it, and tokens of one step come together.  Items put while a
+frame is written form the next one.
 """
 
 import asyncio
@@ -11,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.generate import encode
-from pdcluster_worker.peers.options import MAX_MESSAGE_BYTES
-from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.messages.peers import encode
+from pdcluster_worker.peers.calls import MAX_MESSAGE_BYTES
 
 FRAME_BYTES = 1 << 20
 """A frame ends with the item that passes this: far below the longest message, and one item may be
@@ -26,18 +24,20 @@ MAX_ITEM_BYTES = MAX_MESSAGE_BYTES - 4 * FRAME_BYTES
 FULL = 1024
 """Items that wait at most before their makers wait too."""
 
+_ARRAY = b"\xdd"  # begins a list in MessagePack, before its length of four bytes
+
 
 class BatchedWriter:
     """One end's frames.
 
-    write:    sends one; waits while the other end takes nothing.
-    left_out: called with an item that is too long to be sent, and its error; returns an item to be
-              sent instead, or None.
+    write:    sends one; waits while the other end reads nothing.
+    left_out: called with an item that is too long to be sent, which would end the stream, and its
+              error; returns an item to be sent instead, or None.
     """
 
     def __init__(
         self,
-        write: Callable[[pb.Frame], Awaitable[Any]],
+        write: Callable[[bytes], Awaitable[Any]],
         left_out: Callable[[Any, RequestError], Any],
     ) -> None:
         self._write = write
@@ -50,7 +50,6 @@ class BatchedWriter:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def put(self, item: Any) -> None:
-        """Send an item with the next frame."""
         self._items.append(item)
         self._num_put += 1
         self._came.set()
@@ -63,7 +62,6 @@ class BatchedWriter:
         return not self._writable.is_set()
 
     async def wait_until_writable(self) -> None:
-        """Wait until frames have gone out."""
         await self._writable.wait()
 
     async def written(self) -> None:
@@ -79,9 +77,9 @@ class BatchedWriter:
             await self._came.wait()
             self._came.clear()
             while self._items:
-                frame, num_taken = self._frame()
-                if frame.items:
-                    await self._write(frame)
+                items, num_taken = self._frame()
+                if items:
+                    await self._write(_ARRAY + len(items).to_bytes(4) + b"".join(items))
                 self._note_written(num_taken)
             self._writable.set()
 
@@ -92,8 +90,8 @@ class BatchedWriter:
             if not future.done():
                 future.set_result(None)
 
-    def _frame(self) -> tuple[pb.Frame, int]:
-        """The next frame, and the number of items taken for it."""
+    def _frame(self) -> tuple[list[bytes], int]:
+        """Items of the next frame, and the number of items taken for it."""
         items: list[bytes] = []
         num_bytes = num_taken = 0
         while self._items and num_bytes < FRAME_BYTES:
@@ -107,11 +105,10 @@ class BatchedWriter:
                 encoded = encode(instead)
             items.append(encoded)
             num_bytes += len(encoded)
-        return pb.Frame(items=items), num_taken
+        return items, num_taken
 
 
 def too_long(num_bytes: int) -> RequestError:
-    """The error of a request that no message between workers holds."""
     return RequestError(
         f"the request or its answer takes {num_bytes} bytes in a message between workers, and may "
         f"take {MAX_ITEM_BYTES}: send a shorter prompt or schema, or ask for fewer logprobs",

@@ -3,8 +3,7 @@
 connecting -> ready -> lost -> (back-off) connecting ...; refused is final for
 this engine id.  While ready the peer's load, its prefix cache and, of a
 prefill worker, its credits are kept by two streams; a break of either loses
-the peer until it has shaken hands again.  Which peers exist is `directory`'s
-business, which one serves a request `dispatch`'s.
+the peer until it has shaken hands again.
 """
 
 import asyncio
@@ -12,33 +11,45 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from functools import partial
+from typing import Literal
 
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Hello, PrefillMode, WorkerLoad
+from pdcluster_worker.messages.peers import (
+    ClaimCredit,
+    Hello,
+    OpenCredits,
+    PrefillCall,
+    PrefillMode,
+    PrefixPushed,
+    PushPrefix,
+    ReleaseCredit,
+    Report,
+    WatchCall,
+    WorkerLoad,
+    decode_credit_reply,
+    decode_hello,
+    decode_report,
+    encode,
+)
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
-from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import Replies, unary
-from pdcluster_worker.peers.channel import PeerChannel
-from pdcluster_worker.peers.generate_client import RemoteStream
-from pdcluster_worker.peers.reconnect import FIRST_BACKOFF_SECONDS, Reconnect
+from pdcluster_worker.peers.calls import Replies, WorkerStub, unary
+from pdcluster_worker.peers.checks import parse_prefill_reply, parse_target
+from pdcluster_worker.peers.generate_client import PeerChannel, RemoteStream
 from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.tasks import run_until_first_ends
+from pdcluster_worker.peers.status import cancelled_locally
+from pdcluster_worker.peers.tasks import FIRST_BACKOFF_SECONDS, Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.routing.event_order import EventOrder, GapCheck
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.tracing import trace_context
 
 logger = logging.getLogger(__name__)
 
-ReplyT = TypeVar("ReplyT")
-OutputT = TypeVar("OutputT")
-
-CreditRequests = asyncio.Queue[pb.CreditRequest | None]
-"""Messages out on a Credits stream; None ends it."""
+CreditCalls = asyncio.Queue[ClaimCredit | ReleaseCredit | None]
+"""Messages out on a stream of credits; None ends it."""
 
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
@@ -90,7 +101,7 @@ class Peer:
         self._local = local
         self._events = events
         self._channel = self._open()
-        self._claims: CreditRequests = asyncio.Queue()
+        self._credit_calls: CreditCalls = asyncio.Queue()
         self._task = asyncio.create_task(self._run(), name=f"peer {self.key}")
 
     @property
@@ -163,13 +174,11 @@ class Peer:
 
     def claim(self, request_id: str, tokens: int, priority: int) -> None:
         """Ask for a credit; answered through `on_credit`, or by `on_lost`."""
-        self._claims.put_nowait(
-            pb.CreditRequest(want=pb.Want(request_id=request_id, tokens=tokens, priority=priority))
-        )
+        self._credit_calls.put_nowait(ClaimCredit(request_id, tokens, priority))
 
     def release(self, request_id: str) -> None:
-        """Give back a want or a grant; a no-op for one that has been used."""
-        self._claims.put_nowait(pb.CreditRequest(release=request_id))
+        """Give back a claim or a credit; a no-op for one that has been used."""
+        self._credit_calls.put_nowait(ReleaseCredit(request_id))
 
     def generate(self, spec: RequestSpec, prefill: PrefillMode) -> RemoteStream:
         """Run a request there; closing the answer cancels it.
@@ -188,28 +197,18 @@ class Peer:
 
         Closing the iterator cancels it.  Raises PeerError, or RequestError as raised there.
         """
-        request = pb.PrefillRequest(
-            request=convert.request_to_proto(spec),
-            engine_id=self.record.engine_id,
-            target=convert.target_to_proto(target),
-            worker_id=self._local.hello.engine_id,
-        )
-        finished = False
+        call = encode(PrefillCall(spec, self.record.engine_id, target, self._local.hello.engine_id))
+        parse = partial(parse_prefill_reply, spec.request_id)
+        has_finished = False
         with self._channel.request() as stub:
+            metadata = trace_context.metadata()
             async with aclosing(
-                Replies(lambda: stub.Prefill(request, metadata=trace_context.metadata()))
-            ) as answers:
-                async for reply in answers:
-                    if reply.WhichOneof("reply") == "done":
-                        finished = True
-                        yield _parsed(convert.done_from_proto, spec.request_id, reply.done)
-                    else:
-                        token = _parsed(
-                            convert.token_from_proto, spec.request_id, reply.first_token
-                        )
-                        finished = token.finish_reason is not None
-                        yield token
-        if not finished:
+                Replies(lambda: stub.prefill(call, metadata=metadata), parse)
+            ) as replies:
+                async for reply in replies:
+                    has_finished = isinstance(reply, PrefillDone) or reply.finish_reason is not None
+                    yield reply
+        if not has_finished:
             raise PeerError("the prefill broke off")
 
     async def push(
@@ -221,30 +220,19 @@ class Peer:
 
         False where it has no room.  Raises PeerError, or RequestError as raised there.
         """
-        written: asyncio.Future[pb.GiveRequest] = asyncio.get_running_loop().create_future()
+        written: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-        async def requests() -> AsyncGenerator[pb.GiveRequest, None]:
-            yield pb.GiveRequest(
-                engine_id=self.record.engine_id,
-                worker_id=self._local.hello.engine_id,
-                request=convert.request_to_proto(spec),
-            )
+        async def messages() -> AsyncGenerator[bytes, None]:
+            yield encode(PushPrefix(self.record.engine_id, self._local.hello.engine_id, spec))
             yield await written
 
         try:
             with self._channel.request() as stub:
-                async with aclosing(Replies(lambda: stub.Give(requests()))) as replies:
-                    async for reply in replies:
-                        target = _parsed(
-                            lambda _, it: convert.target_from_proto(it), "", reply.target
-                        )
-                        first, done = await write(target)
-                        written.set_result(
-                            pb.GiveRequest(
-                                first_token=convert.token_to_proto(first),
-                                done=convert.done_to_proto(done),
-                            )
-                        )
+                async with aclosing(
+                    Replies(lambda: stub.push_prefix(messages()), parse_target)
+                ) as targets:
+                    async for target in targets:
+                        written.set_result(encode(PrefixPushed(*await write(target))))
         finally:
             was_written = written.done() and not written.cancelled()
             written.cancel()  # gRPC waits for the requests of a call that has ended
@@ -279,7 +267,7 @@ class Peer:
                 self._on_broken(e)
             # a fault of ours must not lose this peer: log it, and start over
             except (Exception, asyncio.CancelledError) as e:
-                if _is_cancelled():
+                if cancelled_locally():
                     raise
                 logger.exception("peer failed pod=%s", self.key)
                 self._on_broken(e)
@@ -291,12 +279,7 @@ class Peer:
         Raises PeerError when another engine answers, or none.
         """
         mine = self._local.hello
-        message = await unary(
-            lambda: self._channel.stub.Handshake(
-                convert.hello_to_proto(mine), timeout=HANDSHAKE_SECONDS
-            )
-        )
-        theirs = _parsed(lambda _, hello: convert.hello_from_proto(hello), "", message)
+        theirs = await shake_hands(self._channel.stub, mine)
         if theirs.engine_id != self.record.engine_id:
             raise PeerError(
                 f"engine {theirs.engine_id} answers where engine {self.record.engine_id} is "
@@ -306,7 +289,7 @@ class Peer:
         return self._local.refusals.check(mine, theirs) is None
 
     async def _serve(self) -> None:
-        self._claims = asyncio.Queue()
+        self._credit_calls = asyncio.Queue()
         self._change("ready")
         if self.record.role == "prefill":
             await run_until_first_ends(self._watch(), self._follow_credits())
@@ -314,31 +297,31 @@ class Peer:
             await self._watch()
 
     async def _follow_credits(self) -> None:
-        claims = self._claims
+        calls = self._credit_calls
+
+        async def messages() -> AsyncGenerator[bytes, None]:
+            yield encode(OpenCredits(self._local.hello.engine_id))
+            while (call := await calls.get()) is not None:
+                yield encode(call)
+
         try:
             async with aclosing(
-                Replies(lambda: self._channel.stub.Credits(self._credit_requests(claims)))
-            ) as answers:
-                async for reply in answers:
+                Replies(lambda: self._channel.stub.credits(messages()), decode_credit_reply)
+            ) as replies:
+                async for reply in replies:
                     self._events.on_credit(self, reply.request_id, reply.granted)
         finally:
-            # gRPC keeps waiting for the requests of a call that the other side has ended
-            claims.put_nowait(None)
+            calls.put_nowait(None)  # gRPC waits for the requests of a call that has ended
         raise PeerError("the peer ended the credits stream")
-
-    async def _credit_requests(
-        self, claims: CreditRequests
-    ) -> AsyncGenerator[pb.CreditRequest, None]:
-        yield pb.CreditRequest(engine_id=self._local.hello.engine_id)
-        while (request := await claims.get()) is not None:
-            yield request
 
     async def _watch(self) -> None:
         """Follow reports; after a gap, from a new snapshot."""
-        request = pb.WatchRequest(engine_id=self.record.engine_id)
+        call = encode(WatchCall(self.record.engine_id))
         while True:
             order = EventOrder()
-            async with aclosing(Replies(lambda: self._channel.stub.Watch(request))) as reports:
+            async with aclosing(
+                Replies(lambda: self._channel.stub.watch(call), decode_report)
+            ) as reports:
                 async for report in reports:
                     arrival = order.arrival(report.sequence)
                     if arrival is GapCheck.GET_SNAPSHOT:
@@ -350,14 +333,13 @@ class Peer:
                     raise PeerError("the peer ended the watch")
             await asyncio.sleep(FIRST_BACKOFF_SECONDS)
 
-    def _on_report(self, report: pb.WorkerReport) -> None:
-        load = _parsed(lambda _, load: convert.load_from_proto(load), "", report.load)
-        before, self.load = self._standing, load
+    def _on_report(self, report: Report) -> None:
+        before, self.load = self._standing, report.load
         self._report_change(before)
         if report.snapshot:
-            self._local.index.snapshot(self.key, report.blocks_stored)
+            self._local.index.snapshot(self.key, report.stored)
         else:
-            self._local.index.apply(self.key, report.blocks_stored, report.blocks_removed)
+            self._local.index.apply(self.key, report.stored, report.removed)
 
     @property
     def _standing(self) -> tuple[bool, bool]:
@@ -384,16 +366,8 @@ class Peer:
         self._events.on_change(self)
 
 
-def _is_cancelled() -> bool:
-    """Return whether the running task is to end; False where the cancellation of something else
-    came out here.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _parsed(parse: Callable[[str, ReplyT], OutputT], request_id: str, message: ReplyT) -> OutputT:
-    try:
-        return parse(request_id, message)
-    except ValueError as e:
-        raise PeerError(f"the peer sent an impossible answer: {e}") from e
+async def shake_hands(stub: WorkerStub, hello: Hello) -> Hello:
+    """Exchange facts.  Raises PeerError, RequestError."""
+    return await unary(
+        lambda: stub.handshake(encode(hello), timeout=HANDSHAKE_SECONDS), decode_hello
+    )

@@ -15,15 +15,8 @@ from collections.abc import Mapping
 from pdcluster_worker.config.worker import Role
 from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers import convert
-from pdcluster_worker.peers.calls import open_channel, open_stub, unary
-from pdcluster_worker.peers.client import (
-    HANDSHAKE_SECONDS,
-    NO_EVENTS,
-    LocalWorker,
-    Peer,
-    PeerEvents,
-)
+from pdcluster_worker.peers.calls import WorkerStub, open_channel
+from pdcluster_worker.peers.client import NO_EVENTS, LocalWorker, Peer, PeerEvents, shake_hands
 from pdcluster_worker.peers.records import WorkerRecord
 
 _DECODING: tuple[Role, ...] = ("decode", "mixed")
@@ -146,10 +139,7 @@ class Directory:
         """
         channel = open_channel(record.grpc_address, self._local.credentials.channel)
         try:
-            hello = convert.hello_to_proto(self._local.hello)
-            answer = await unary(
-                lambda: open_stub(channel).Handshake(hello, timeout=HANDSHAKE_SECONDS)
-            )
+            answer = await shake_hands(WorkerStub(channel), self._local.hello)
         except WorkerError:
             return False
         finally:

@@ -17,7 +17,6 @@ from itertools import cycle
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.peers.etcd import Etcd, EtcdError, EtcdListing, KeyEvent
 from pdcluster_worker.peers.membership import Membership
-from pdcluster_worker.peers.reconnect import Reconnect
 from pdcluster_worker.peers.records import (
     WorkerRecord,
     decode_record,
@@ -25,7 +24,7 @@ from pdcluster_worker.peers.records import (
     pod_of,
     worker_key,
 )
-from pdcluster_worker.peers.tasks import run_until_first_ends
+from pdcluster_worker.peers.tasks import Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import EtcdCredentials
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import CALL_SECONDS
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
-from pdcluster_worker.peers.reconnect import Reconnect
+from pdcluster_worker.peers.tasks import Reconnect
 from pdcluster_worker.peers.tls import EtcdCredentials
 from pdcluster_worker.system.native_dtype import DType, slow_note
 

@@ -2,38 +2,85 @@
 
 A call of its own for each request would cost more than all else that is done for it.  The stream
 opens with the first request; its break fails every request on it, and the next one opens another.
-What a peer sends is checked here, item by item.
 """
 
 import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import grpc
 import msgspec
 from msgspec.structs import replace
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import CallEnd, CancelCall, SubmitCall, decode_reply, encode
-from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.generate import (
+    CallEnd,
+    CallOutput,
+    CancelCall,
+    SubmitCall,
+    decode_replies,
+)
+from pdcluster_worker.messages.peers import Generated, PrefillMode, encode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
-from pdcluster_worker.peers.calls import Replies
-from pdcluster_worker.peers.checks import checked_token, losses
-from pdcluster_worker.peers.peer_events import sanitize_events
+from pdcluster_worker.peers.calls import Replies, WorkerStub, open_channel
+from pdcluster_worker.peers.checks import checked_token, losses, sanitize_events
 from pdcluster_worker.peers.status import error_of_failure
 from pdcluster_worker.peers.tasks import run_until_first_ends
-from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.tracing import trace_context
 
 if TYPE_CHECKING:
-    import grpc
-
-    FramesCall = grpc.aio.StreamStreamCall[pb.Frame, pb.Frame]
+    FramesCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _CLOSED = "the connection to the peer was closed"
+
+
+class PeerChannel:
+    """The channel to one worker, with all requests that are under way on it.
+
+    credentials: what it shows, for as long as it lives.
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
+        self.credentials = credentials
+        self._channel = open_channel(address, credentials)
+        self.stub = WorkerStub(self._channel)
+        self.generating = GenerateClient(self.stub.generate, self._count)
+        self._num_requests = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    @contextmanager
+    def request(self) -> Iterator[WorkerStub]:
+        """The stub for a request, which `idle` waits for."""
+        self._count(1)
+        try:
+            yield self.stub
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._num_requests += change
+        if self._num_requests:
+            self._is_idle.clear()
+        else:
+            self._is_idle.set()
+
+    async def idle(self) -> None:
+        """Wait until the last request has ended: by itself, with the worker, or with the
+        connection, which keepalive pings watch.
+        """
+        while self._num_requests:
+            await self._is_idle.wait()
+
+    async def close(self) -> None:
+        """End every call on it."""
+        await self.generating.close()
+        await self._channel.close(None)
 
 
 class GenerateClient:
@@ -48,13 +95,11 @@ class GenerateClient:
         self._stream: _CallStream | None = None
 
     def open(self) -> "_CallStream":
-        """The stream; a new one after a break."""
         if self._stream is None or self._stream.has_ended:
             self._stream = _CallStream(self._start, self._count)
         return self._stream
 
     async def close(self) -> None:
-        """End every request."""
         if self._stream is not None:
             await self._stream.close()
 
@@ -73,7 +118,6 @@ class _CallStream:
 
     @property
     def has_ended(self) -> bool:
-        """True after a break."""
         return self._task.done()
 
     def enter(self, answer: "RemoteStream") -> int:
@@ -89,14 +133,13 @@ class _CallStream:
             self._count(-1)
 
     async def close(self) -> None:
-        """End it."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._fail(PeerError(_CLOSED))  # a task that is cancelled before it begins runs no line
 
     async def _run(self) -> None:
         error: Exception = PeerError(_CLOSED)
-        replies = Replies(self._begin)
+        replies = Replies(self._begin, decode_replies)
         try:
             await run_until_first_ends(self._read(replies), self.out.run())
         except Exception as e:
@@ -117,23 +160,19 @@ class _CallStream:
         self._call = self._start()
         return self._call
 
-    async def _write(self, frame: pb.Frame) -> None:
+    async def _write(self, frame: bytes) -> None:
         assert self._call is not None, "the first read comes before the first write"
         await self._call.write(frame)
 
-    async def _read(self, replies: Replies[pb.Frame]) -> None:
+    async def _read(self, replies: Replies[list[CallOutput | CallEnd]]) -> None:
         async for frame in replies:
-            for item in frame.items:
-                self._take(item)
+            for reply in frame:
+                self._take(reply)
         raise PeerError("the peer ended the stream")
 
-    def _take(self, item: bytes) -> None:
-        try:
-            reply = decode_reply(item)
-        except msgspec.DecodeError as e:
-            raise PeerError(f"the peer sent an impossible answer: {e}") from e
+    def _take(self, reply: CallOutput | CallEnd) -> None:
         answer = self._answers.get(reply.call)
-        if answer is None:  # it was called off meanwhile
+        if answer is None:  # it was cancelled meanwhile
             return
         if not isinstance(reply, CallEnd):
             answer.take(reply.generated)
@@ -144,7 +183,7 @@ class _CallStream:
 
 
 class RemoteStream(AsyncIterator[Generated]):
-    """The tokens of one request; closing it calls the request off.
+    """The tokens of one request; closing it cancels the request.
 
     The request is sent when its first token is waited for.  Raises PeerError, or RequestError as
     raised there.
@@ -157,7 +196,7 @@ class RemoteStream(AsyncIterator[Generated]):
         spec: RequestSpec,
         prefill: PrefillMode,
     ) -> None:
-        """worker: the pod and the engine that are asked."""
+        """worker: the pod and its engine."""
         self._client = client
         self._pod, self._engine_id = worker
         self._spec = spec
@@ -187,11 +226,10 @@ class RemoteStream(AsyncIterator[Generated]):
         return item
 
     async def aclose(self) -> None:
-        """Call it off; of one that has ended a no-op."""
+        """Cancel it; of one that has ended a no-op."""
         self._cancel()
 
     def take(self, generated: Generated) -> None:
-        """The next token, as the peer sent it."""
         try:
             checked_token(self._spec.request_id, generated.token)
         except ValueError as e:
@@ -206,7 +244,6 @@ class RemoteStream(AsyncIterator[Generated]):
             self._end()
 
     def fail(self, error: Exception) -> None:
-        """It has ended by an error."""
         self._put(error)
         self._end()
 

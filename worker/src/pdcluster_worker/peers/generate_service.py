@@ -1,8 +1,8 @@
 """Requests of one other worker on one stream of `Generate`, run by the handler.
 
-Each has a task; the tokens of all of them go out together.  Guarantees: a request that is called
-off, or whose stream ends, closes the handler's iterator at once; an error of one request is said
-under its number and touches no other.  A worker that reads nothing makes all of them wait.
+Each has a task; the tokens of all of them go out together.  Guarantees: a request that is
+cancelled, or whose stream ends, closes the handler's iterator at once; an error ends its own
+request alone.  A worker that reads nothing makes all of them wait.
 """
 
 import asyncio
@@ -18,16 +18,15 @@ from pdcluster_worker.messages.generate import (
     CallOutput,
     CancelCall,
     SubmitCall,
-    decode_request,
+    decode_requests,
     decode_spec,
 )
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
 from pdcluster_worker.peers.checks import checked_request
-from pdcluster_worker.peers.status import Context, RefusalError, failure_of, send_head
+from pdcluster_worker.peers.status import Context, RefusalError, failure_of, parsed, send_head
 from pdcluster_worker.peers.tasks import run_until_first_ends
-from pdcluster_worker.proto import worker_pb2 as pb
 from pdcluster_worker.tracing import trace_context
 
 _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
@@ -57,8 +56,8 @@ class GenerateService:
         self._out = BatchedWriter(context.write, self._not_sent)
         self._running: dict[int, asyncio.Task[None]] = {}
 
-    async def serve(self, frames: AsyncIterator[pb.Frame]) -> None:
-        """Run what is asked until the stream ends.  Raises RequestError for what is no request."""
+    async def serve(self, frames: AsyncIterator[bytes]) -> None:
+        """Run requests until the stream ends.  Raises RequestError for what is no request."""
         await send_head(self._context)
         try:
             await run_until_first_ends(self._read(frames), self._out.run())
@@ -68,27 +67,21 @@ class GenerateService:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _read(self, frames: AsyncIterator[pb.Frame]) -> None:
+    async def _read(self, frames: AsyncIterator[bytes]) -> None:
         async for frame in frames:
-            for item in frame.items:
+            for item in parsed(decode_requests, frame):
                 self._take(item)
 
-    def _take(self, item: bytes) -> None:
-        try:
-            requested = decode_request(item)
-        except msgspec.DecodeError as e:
-            raise RequestError(f"an item of a frame cannot be read: {e}") from e
-        if isinstance(requested, CancelCall):
-            if (task := self._running.get(requested.call)) is not None:
+    def _take(self, item: SubmitCall | CancelCall) -> None:
+        if isinstance(item, CancelCall):
+            if (task := self._running.get(item.call)) is not None:
                 task.cancel()
-        elif requested.call in self._running:
-            raise RequestError(
-                f"call {requested.call} is under way: give each call a number of its own"
-            )
+        elif item.call in self._running:
+            raise RequestError(f"call {item.call} is under way: give each call a number of its own")
         else:
-            task = self._running[requested.call] = asyncio.create_task(self._run(requested))
-            # not within it: one that is called off before it begins runs no line of it
-            task.add_done_callback(lambda _: self._running.pop(requested.call))
+            task = self._running[item.call] = asyncio.create_task(self._run(item))
+            # not within it: one that is cancelled before it begins runs no line of it
+            task.add_done_callback(lambda _: self._running.pop(item.call))
 
     def _not_sent(self, item: CallOutput | CallEnd, error: RequestError) -> CallEnd:
         """The call's end, in place of an item that is too long; what follows finds no reader."""
@@ -111,7 +104,7 @@ class GenerateService:
         if submit.engine_id != engine_id:
             raise RefusalError(refusal_of_engine(submit.engine_id, engine_id))
         trace_context.receive(submit.context.items())
-        spec, is_whole = _spec_of(submit.spec), False
+        spec, is_whole = parsed(_parse_spec, submit.spec), False
         mode = _MODES.get(submit.prefill)
         if mode is None:
             raise RequestError(f"prefill is {submit.prefill!r}: must be one of {', '.join(_MODES)}")
@@ -127,16 +120,11 @@ class GenerateService:
 
 
 def refusal_of_engine(requested: str, local: str) -> str:
-    """Words for a call that is meant for another engine."""
     return (
         f"the call is meant for engine {requested}, but this is engine {local}: "
         "look the worker up again"
     )
 
 
-def _spec_of(encoded: msgspec.Raw) -> RequestSpec:
-    """Read a request.  Raises RequestError 400 for values that no worker of ours would send."""
-    try:
-        return checked_request(decode_spec(encoded))
-    except (msgspec.DecodeError, ValueError) as e:
-        raise RequestError(str(e)) from e
+def _parse_spec(encoded: msgspec.Raw) -> RequestSpec:
+    return checked_request(decode_spec(encoded))

@@ -1,9 +1,8 @@
-"""The gRPC service that other workers of the revision call; `dispatch` is behind it.
+"""The gRPC service that other workers of the revision call.
 
 It refuses what is not meant for this engine, what has no credit and what no
 worker of ours would send, and ends the handler's iterator the moment a call is
-cancelled.  What a request's tokens are is the handler's business; which want is
-granted a credit is the ledger's.
+cancelled.
 """
 
 import asyncio
@@ -11,19 +10,35 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from pdcluster_worker.errors import RequestError
+import grpc
+from msgspec.structs import replace
+
+from pdcluster_schema.addresses import join_address
+from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import PrefillDone
-from pdcluster_worker.messages.peers import Hello, Report
+from pdcluster_worker.messages.peers import (
+    ClaimCredit,
+    CreditReply,
+    Hello,
+    OpenCredits,
+    PrefillReply,
+    ReleaseCredit,
+    Report,
+    decode_credit_call,
+    decode_hello,
+    decode_watch,
+    encode,
+)
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
-from pdcluster_worker.peers import convert
+from pdcluster_worker.peers.calls import SERVER_OPTIONS, method_handlers
+from pdcluster_worker.peers.checks import parse_prefill, parse_prefix_pushed, parse_push_prefix
 from pdcluster_worker.peers.credit_server import Answers, CreditServer
 from pdcluster_worker.peers.generate_service import Generates, GenerateService, refusal_of_engine
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.status import Context, RefusalError, answering, send_head
-from pdcluster_worker.proto import worker_pb2 as pb
-from pdcluster_worker.proto.worker_pb2_grpc import WorkerServicer
+from pdcluster_worker.peers.status import Context, RefusalError, answering, parsed, send_head
+from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.tracing import trace_context
 
@@ -31,9 +46,6 @@ MAX_HASHES = 1 << 15
 """Bound of one report: 1.1 MB with SHA-256, some 20 ms in the event loops of both sides."""
 
 logger = logging.getLogger(__name__)
-
-MessageT = TypeVar("MessageT")
-ValueT = TypeVar("ValueT")
 
 
 class WorkerHandler(Generates, Protocol):
@@ -72,12 +84,12 @@ class WorkerHandler(Generates, Protocol):
         ...
 
 
-class WorkerService(WorkerServicer):
-    """One per worker.  `credit_server` is where grants that come without a peer's call (a new
-    limit, `resume`) are pushed.
+class WorkerService:
+    """One per worker: the methods of `calls.WorkerStub`.
 
-    The calls are coroutines that write to their context, which gRPC allows and
-    the generated types do not know: a generator that is cancelled between two
+    credit_server: for grants that come without a peer's call (a new limit, `resume`).
+
+    The calls are coroutines that write to their context: a generator that is cancelled between two
     answers would be closed only when it is collected, with its handler.
     """
 
@@ -106,29 +118,25 @@ class WorkerService(WorkerServicer):
         async with answering(context):
             yield
 
-    async def Handshake(self, request: pb.Hello, context: Context) -> pb.Hello:
+    async def handshake(self, message: bytes, context: Context) -> bytes:
         """Note a mismatch, and answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
         async with self._answering(context):
-            self._refusals.check(mine, _parsed(convert.hello_from_proto, request))
-        return convert.hello_to_proto(mine)
+            self._refusals.check(mine, parsed(decode_hello, message))
+        return encode(mine)
 
-    async def Generate(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.Frame], context: Context
-    ) -> None:
-        """Run what one peer asks for, until its stream ends."""
+    async def generate(self, frames: AsyncIterator[bytes], context: Context) -> None:
         async with self._answering(context):
-            await GenerateService(self._handler, context).serve(request_iterator)
+            await GenerateService(self._handler, context).serve(frames)
 
-    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> None:  # type: ignore[override]
-        """Stream the first token and the end of a remote prefill."""
+    async def prefill(self, message: bytes, context: Context) -> None:
         async with self._answering(context):
-            self._check_engine(request.engine_id)
+            call = parsed(parse_prefill, message)
+            self._check_engine(call.engine_id)
             trace_context.receive(context.invocation_metadata())
-            spec = _parsed(convert.request_from_proto, request.request)
-            target = _parsed(convert.target_from_proto, request.target)
+            spec, target = call.spec, call.target
             # a worker of several engines has one name for credits
-            peer = request.worker_id or target.engine_id
+            peer = call.worker_id or target.engine_id
             self._check_pair(peer)
             if not self._handler.needs_credit:
                 await self._prefill(peer, spec, target, context)
@@ -149,81 +157,75 @@ class WorkerService(WorkerServicer):
         async with aclosing(self._handler.prefill(peer, spec, target)) as replies:
             async for reply in replies:
                 if isinstance(reply, PrefillDone):
-                    await context.write(pb.PrefillReply(done=convert.done_to_proto(reply)))
+                    await context.write(encode(PrefillReply(done=reply)))
                 else:
                     # The engine has room again: credits are for computing, the transfer goes on
-                    # beside it.
+                    # at the same time.
                     self.credit_server.finish(peer, spec.request_id)
-                    await context.write(pb.PrefillReply(first_token=convert.token_to_proto(reply)))
+                    await context.write(encode(PrefillReply(first_token=reply)))
 
-    async def Give(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.GiveRequest], context: Context
-    ) -> None:
+    async def push_prefix(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """Take the KV of a prefix from a decode worker."""
         async with self._answering(context):
-            requests = aiter(request_iterator)
-            first = await anext(requests, pb.GiveRequest())
-            self._check_engine(first.engine_id)
-            self._check_pair(first.worker_id)
-            spec = _parsed(convert.request_from_proto, first.request)
+            messages = aiter(messages)
+            call = parsed(parse_push_prefix, await anext(messages, b""))
+            self._check_engine(call.engine_id)
+            self._check_pair(call.worker_id)
 
             async def given() -> tuple[Token, PrefillDone]:
-                second = await anext(requests, None)
-                if second is None:
+                message = await anext(messages, None)
+                if message is None:
                     raise RequestError("the giver broke off")
-                token = partial(convert.token_from_proto, spec.request_id)
-                done = partial(convert.done_from_proto, spec.request_id)
-                return _parsed(token, second.first_token), _parsed(done, second.done)
+                pushed = parsed(partial(parse_prefix_pushed, call.spec.request_id), message)
+                return pushed.first_token, pushed.done
 
-            async with aclosing(self._handler.receive_prefix(spec, given)) as targets:
+            async with aclosing(self._handler.receive_prefix(call.spec, given)) as targets:
                 async for target in targets:
-                    await context.write(pb.GiveReply(target=convert.target_to_proto(target)))
+                    await context.write(encode(target))
 
-    async def Credits(  # type: ignore[override]
-        self, request_iterator: AsyncIterator[pb.CreditRequest], context: Context
-    ) -> None:
-        """Serve one decode worker's wants until its stream ends."""
+    async def credits(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        """Serve one decode worker's claims until its stream ends."""
         async with self._answering(context):
-            first = await anext(aiter(request_iterator), pb.CreditRequest())
-            peer = first.engine_id
-            if not peer:
+            messages = aiter(messages)
+            first = parsed(decode_credit_call, await anext(messages, b""))
+            if not isinstance(first, OpenCredits):
                 raise RequestError(
-                    "the first message of Credits must name the engine id of the decode worker"
+                    "the first message of a credits stream must name the engine id of the decode "
+                    "worker"
                 )
+            peer = first.engine_id
             self._check_pair(peer)
             await send_head(context)
             answers = self.credit_server.open(peer)
             writer = asyncio.create_task(_write_answers(answers, context))
             try:
-                self._on_credit_request(peer, first)
-                async for request in request_iterator:
-                    self._on_credit_request(peer, request)
+                async for message in messages:
+                    self._on_credit_call(peer, parsed(decode_credit_call, message))
             finally:
                 self.credit_server.close(peer, answers)
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
+    async def watch(self, message: bytes, context: Context) -> None:
         """Stream numbered reports until cancelled."""
         async with self._answering(context):
-            self._check_engine(request.engine_id)
+            self._check_engine(parsed(decode_watch, message).engine_id)
             sequence = 0
             async with aclosing(self._handler.watch()) as reports:
                 async for report in reports:
                     for part in report.parts(MAX_HASHES):
                         sequence += 1
-                        await context.write(convert.report_to_proto(sequence, part))
+                        await context.write(encode(replace(part, sequence=sequence)))
 
-    def _on_credit_request(self, peer: str, request: pb.CreditRequest) -> None:
-        match request.WhichOneof("request"):
-            case "want":
-                claim = request.want
+    def _on_credit_call(self, peer: str, call: OpenCredits | ClaimCredit | ReleaseCredit) -> None:
+        match call:
+            case ClaimCredit():
                 try:
-                    self.credit_server.claim(peer, claim.request_id, claim.tokens, claim.priority)
+                    self.credit_server.claim(peer, call.request_id, call.tokens, call.priority)
                 except ValueError as e:
                     raise RequestError(str(e)) from e
-            case "release":
-                self.credit_server.release(peer, request.release)
+            case ReleaseCredit():
+                self.credit_server.release(peer, call.request_id)
 
     def _check_engine(self, engine_id: str) -> None:
         if engine_id != self._handler.engine_id:
@@ -237,13 +239,26 @@ class WorkerService(WorkerServicer):
 
 async def _write_answers(answers: Answers, context: Context) -> None:
     while True:
-        request_id, granted = await answers.get()
-        await context.write(pb.CreditReply(request_id=request_id, granted=granted))
+        await context.write(encode(CreditReply(*await answers.get())))
 
 
-def _parsed(parse: Callable[[MessageT], ValueT], message: MessageT) -> ValueT:
-    """Read a message of a peer.  Raises RequestError 400 for impossible values."""
+async def start_grpc(
+    service: WorkerService, host: str, port: int, credentials: Credentials
+) -> tuple[grpc.aio.Server, int]:
+    """Listen on `port` (0: any free one); returns the server, to be ended by its
+    `stop(grace_seconds)`, and the port.
+
+    Raises ConfigError when the address cannot be used.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((method_handlers(service),))
+    address = join_address(host, port)
     try:
-        return parse(message)
-    except ValueError as e:
-        raise RequestError(str(e)) from e
+        bound_port = server.add_secure_port(address, credentials.server())
+    except RuntimeError as e:
+        raise ConfigError(
+            f"listen.grpc: {address} cannot be used: taken or not ours; choose another port, or 0 "
+            "for any"
+        ) from e
+    await server.start()
+    return server, bound_port

@@ -9,9 +9,9 @@ asyncio API raises CancelledError also when the *other* side cancelled a call:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import msgspec
@@ -21,6 +21,9 @@ from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.generate import CallFailure
 
 logger = logging.getLogger(__name__)
+
+MessageT = TypeVar("MessageT")
+ValueT = TypeVar("ValueT")
 
 _ERROR_KEY = "pdcluster-error-bin"
 # characters: gRPC allows 8 KiB of metadata in all, and may send one as 12 bytes
@@ -74,6 +77,14 @@ async def answering(context: Context) -> AsyncIterator[None]:
     except Exception:
         logger.exception("call failed")
         await context.abort(grpc.StatusCode.INTERNAL, _INTERNAL)
+
+
+def parsed(parse: Callable[[MessageT], ValueT], message: MessageT) -> ValueT:
+    """Read a message of a peer.  Raises RequestError 400 for one that no worker of ours sends."""
+    try:
+        return parse(message)
+    except (ValueError, RecursionError) as e:
+        raise RequestError(f"a message between workers cannot be read: {e}") from e
 
 
 async def send_head(context: Context) -> None:

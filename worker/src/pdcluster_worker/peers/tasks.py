@@ -1,19 +1,40 @@
-"""Several coroutines that stand and fall together.
-
-As asyncio.TaskGroup, but the error of a part comes out as it is, and a
-cancellation is never lost: Python 3.11's TaskGroup forgets one that arrives
-while a part fails, and leaves the task looking cancelled after a failure.
-"""
+"""Tasks of a connection: several that end together, and the back-off before it is made again."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from pdcluster_worker.backoff import Backoff
+
+FIRST_BACKOFF_SECONDS = 0.1
+LAST_BACKOFF_SECONDS = 2.0
+
+
+class Reconnect:
+    """Back-off of one connection: `begin` before each attempt, `pause` after it."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
+        self._began = self._clock()
+
+    def begin(self) -> None:
+        self._began = self._clock()
+
+    async def pause(self, *, has_served: bool = False) -> None:
+        """Wait before the next attempt; a connection that served for a while is no reason to wait
+        long.
+        """
+        if has_served and self._clock() - self._began > LAST_BACKOFF_SECONDS:
+            self._backoff.reset()
+        await asyncio.sleep(self._backoff.next_seconds())
+
 
 async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
     """Run all parts; when one ends or this task is cancelled, cancel the others and wait for them.
 
-    Raises what the first raised.
+    Raises what the first raised.  Python 3.11's TaskGroup loses a cancellation that arrives while a
+    part fails, and leaves the task looking cancelled after a failure.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:

@@ -31,8 +31,7 @@ from pdcluster_worker.peers.records import (
     workers_prefix,
 )
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.server import start_grpc
-from pdcluster_worker.peers.service import WorkerService
+from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.broker import CreditBroker

@@ -1,5 +1,6 @@
 """Every value survives the wire, and no impossible one gets in."""
 
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -10,7 +11,19 @@ from msgspec.structs import replace
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Hello, WorkerLoad
+from pdcluster_worker.messages.peers import (
+    Hello,
+    PeerEvent,
+    PrefillCall,
+    PrefillReply,
+    PrefixPushed,
+    PushPrefix,
+    Report,
+    WorkerLoad,
+    decode_hello,
+    decode_report,
+    encode,
+)
 from pdcluster_worker.messages.requests import (
     PromptLogprob,
     RequestSpec,
@@ -18,8 +31,12 @@ from pdcluster_worker.messages.requests import (
     Token,
     TransferTarget,
 )
-from pdcluster_worker.peers import checks, convert
-from pdcluster_worker.proto import worker_pb2 as pb
+from pdcluster_worker.peers import checks
+from pdcluster_worker.peers.checks import MAX_CHARACTERS, MAX_EVENTS, MAX_FACTS, sanitize_events
+
+SPEC = RequestSpec("q", [1], SamplingParams(max_tokens=1, seed=0))
+TARGET = TransferTarget(bytes(16), "e", ["h:1"], 0, [1])
+DONE = PrefillDone("q", 1, 0.5)
 
 naturals = st.integers(0, 2**31 - 1)
 longs = st.integers(0, 2**63 - 1)
@@ -108,74 +125,77 @@ geometries = st.builds(
 )
 
 
+@given(st.builds(PrefillCall, specs, names, targets, names))
+def test_prefill_survives_the_wire(call: PrefillCall) -> None:
+    assert checks.parse_prefill(encode(call)) == call
+
+
 @given(specs)
-def test_request_survives_the_wire(spec: RequestSpec) -> None:
-    assert convert.request_from_proto(_sent(convert.request_to_proto(spec))) == spec
+def test_push_of_a_prefix_survives_the_wire(spec: RequestSpec) -> None:
+    call = PushPrefix("p", "d", spec)
+    assert checks.parse_push_prefix(encode(call)) == call
 
 
 @given(targets)
 def test_target_survives_the_wire(target: TransferTarget) -> None:
-    assert convert.target_from_proto(_sent(convert.target_to_proto(target))) == target
+    assert checks.parse_target(encode(target)) == target
 
 
 @given(tokens)
 def test_token_survives_the_wire(token: Token) -> None:
-    assert convert.token_from_proto("q", _sent(convert.token_to_proto(token))) == token
+    assert checks.parse_prefill_reply("q", encode(PrefillReply(first_token=token))) == token
 
 
 @given(
-    st.builds(PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals)
+    tokens,
+    st.builds(
+        PrefillDone, st.just("q"), longs, reals, st.none() | st.integers(0, 2**64 - 1), reals
+    ),
 )
-def test_prefill_done_survives_the_wire(done: PrefillDone) -> None:
-    assert convert.done_from_proto("q", _sent(convert.done_to_proto(done))) == done
+def test_prefill_done_survives_the_wire(token: Token, done: PrefillDone) -> None:
+    assert checks.parse_prefill_reply("q", encode(PrefillReply(done=done))) == done
+    pushed = PrefixPushed(token, done)
+    assert checks.parse_prefix_pushed("q", encode(pushed)) == pushed
 
 
 @given(
     st.builds(
         Hello,
-        names,
-        st.text(),
-        geometries,
-        st.text(),
-        st.text(),
-        st.integers(1, 8),
-        st.text(),
-        st.text(),
-        naturals,
-        naturals,
-        naturals,
+        *(names, st.text(), geometries, st.text(), st.text(), st.integers(1, 8)),
+        *(st.text(), st.text(), naturals, naturals, naturals, st.booleans()),
     )
 )
 def test_hello_survives_the_wire(hello: Hello) -> None:
-    assert convert.hello_from_proto(_sent(convert.hello_to_proto(hello))) == hello
+    assert decode_hello(encode(hello)) == hello
 
 
 @given(
     st.builds(
         WorkerLoad,
         *(naturals, naturals, longs, naturals, longs, naturals, naturals, st.text(), longs),
-        *(st.floats(min_value=0, allow_infinity=False), longs),
+        *(st.floats(min_value=0, max_value=1e300), longs),
     )
 )
 def test_load_survives_the_wire(load: WorkerLoad) -> None:
-    assert convert.load_from_proto(_sent(convert.load_to_proto(load))) == load
+    report = Report(load, (b"a",), (b"b",), True, 7)
+    assert decode_report(encode(report)) == report
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "value"),
     [
-        ({"longest_step_seconds": float("inf")}, "longest_step_seconds is not a finite number"),
-        ({"longest_step_seconds": float("nan")}, "longest_step_seconds is not a finite number"),
-        ({"longest_step_seconds": -0.5}, "longest_step_seconds is negative"),
-        ({"credit_tokens": -1}, "credit_tokens is negative"),
-        ({"num_running": -1}, "num_running is negative"),
-        ({"free_blocks": -1}, "free_blocks is negative"),
+        ("longest_step_seconds", float("inf")),
+        ("longest_step_seconds", float("nan")),
+        ("longest_step_seconds", -0.5),
+        ("busy_ratio", float("nan")),
+        ("credit_tokens", -1),
+        ("num_running", -1),
+        ("free_blocks", -1),
     ],
 )
-def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> None:
-    """A step without an end would be endless patience with that peer."""
-    with pytest.raises(ValueError, match=message):
-        convert.load_from_proto(pb.Load(**change))
+def test_impossible_load_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"\$\.load\.{name}"):
+        decode_report(encode(Report(replace(WorkerLoad(), **{name: value}))))
 
 
 @pytest.mark.parametrize(
@@ -185,20 +205,16 @@ def test_impossible_load_is_refused(change: dict[str, Any], message: str) -> Non
         ({"prompt": []}, "prompt is empty"),
         ({"prompt": [1, -1]}, "prompt holds a negative"),
         ({"output": [-1]}, "output holds a negative"),
+        ({"cache_salt": b"short"}, "cache_salt has 5 bytes"),
+        ({"priority": 1 << 32}, "priority is not of 32 bits"),
         ({"ttft_slo_seconds": 0.0}, "ttft_slo_seconds is not a time"),
         ({"deadline_seconds": float("inf")}, "deadline_seconds is not a time"),
         ({"tpot_slo_seconds": float("inf")}, "tpot_slo_seconds is not a time"),
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {
-        "request_id": "q",
-        "prompt": [1],
-        "sampling": pb.Sampling(max_tokens=1),
-    }
-
     with pytest.raises(ValueError, match=message):
-        convert.request_from_proto(pb.Request(**(values | change)))
+        checks.parse_push_prefix(encode(PushPrefix("p", "d", replace(SPEC, **change))))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +222,7 @@ def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> 
     [
         {"max_tokens": 0},
         {"max_tokens": -5},
+        {"max_tokens": 1 << 31},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"top_p": float("inf")},
@@ -214,29 +231,29 @@ def test_impossible_request_is_refused(change: dict[str, Any], message: str) -> 
         {"repetition_penalty": -1.0},
         {"presence_penalty": float("nan")},
         {"top_k": -1},
+        {"top_k": 1 << 31},
         {"min_tokens": -1},
         {"logprobs": -1},
         {"prompt_logprobs": -1},
         {"logit_bias": {1: float("nan")}},
         {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1 << 31: 1.0}},
         {"stop_token_ids": [-1]},
+        {"stop_token_ids": [1 << 31]},
         {"eos_token_ids": [-1]},
+        {"constraint": Constraint("regex", 131_073 * "a")},
     ],
+    ids=str,
 )
 def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
-    sampling = pb.Sampling(**({"max_tokens": 1} | change))
+    spec = replace(SPEC, sampling=replace(SPEC.sampling, **change))
     with pytest.raises(ValueError, match=next(iter(change))):
-        convert.request_from_proto(pb.Request(request_id="q", prompt=[1], sampling=sampling))
+        checks.parse_prefill(encode(PrefillCall(spec, "p", TARGET)))
 
 
-@pytest.mark.parametrize("name", ["top_k", "max_tokens", "stop_token_ids", "logit_bias", "seed"])
-def test_numbers_of_more_bits_than_ours_are_refused(name: str) -> None:
-    """MessagePack carries them, where the engine computes with 32 bits."""
-    long = 1 << 64 if name == "seed" else 1 << 31
-    value = {"stop_token_ids": [long], "logit_bias": {long: 1.0}}.get(name, long)
-    sampling = replace(SamplingParams(max_tokens=1, seed=0), **{name: value})
-    with pytest.raises(ValueError, match=name):
-        checks.checked_request(RequestSpec("q", [1], sampling))
+def test_seed_of_more_than_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="seed"):
+        checks.checked_request(replace(SPEC, sampling=replace(SPEC.sampling, seed=1 << 64)))
 
 
 @pytest.mark.parametrize(
@@ -253,57 +270,58 @@ def test_numbers_of_more_bits_than_ours_are_refused(name: str) -> None:
     ],
 )
 def test_impossible_target_is_refused(change: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {
-        "epoch": bytes(16),
-        "engine_id": "e",
-        "addresses": ["h:1"],
-        "block_ids": [1],
-    }
-
+    target = replace(TARGET, **change)
     with pytest.raises(ValueError, match=message):
-        convert.target_from_proto(pb.Target(**(values | change)))
-
-
-@pytest.mark.parametrize("message", [pb.Token(token_id=-1), pb.Token(finish_reason="tired")])
-def test_impossible_token_is_refused(message: pb.Token) -> None:
-    with pytest.raises(ValueError, match=r"token_id|finish_reason"):
-        convert.token_from_proto("q", message)
-
-
-def test_impossible_end_of_a_prefill_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_bytes"):
-        convert.done_from_proto("q", pb.PrefillDone(num_bytes=-1))
-
-
-def test_hello_of_a_worker_that_knows_no_ranks_is_of_one() -> None:
-    assert convert.hello_from_proto(pb.Hello(engine_id="e")).tensor_parallel_size == 1
-    sized = convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=4))
-    assert convert.hello_from_proto(convert.hello_to_proto(sized)).tensor_parallel_size == 4
-    stock = convert.hello_from_proto(pb.Hello(engine_id="e", restarts_grammar=True))
-    assert convert.hello_from_proto(convert.hello_to_proto(stock)) == stock != sized
-    with pytest.raises(ValueError, match="tensor_parallel_size is negative"):
-        convert.hello_from_proto(pb.Hello(engine_id="e", tensor_parallel_size=-1))
-
-
-@pytest.mark.parametrize("name", ["max_model_len", "vocab_size", "max_batched_tokens"])
-def test_hello_of_a_negative_limit_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is negative"):
-        convert.hello_from_proto(pb.Hello(engine_id="e", **{name: -1}))
+        checks.parse_target(encode(target))
+    with pytest.raises(ValueError, match=message):
+        checks.parse_prefill(encode(PrefillCall(SPEC, "p", target)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("reply", "message"),
     [
-        ({"kind": "poem"}, "constraint of kind 'poem' is unknown"),
-        ({"kind": "regex", "text": 131_073 * "a"}, "constraint has 131073 characters, over 131072"),
+        (PrefillReply(), "are missing"),
+        (PrefillReply(first_token=Token("q", -1)), "token_id"),
+        (PrefillReply(first_token=Token("another", 1)), "of another request"),
+        (PrefillReply(first_token=Token("q", 1, finish_reason="tired")), "finish_reason"),
+        (PrefillReply(done=PrefillDone("q", -1, 0.0)), "num_bytes"),
+        (PrefillReply(done=PrefillDone("q", 1, float("nan"))), "seconds is not a finite"),
+        (PrefillReply(done=PrefillDone("another", 1, 0.0)), "of another request"),
     ],
 )
-def test_a_constraint_that_no_ingress_sends_is_refused(wrong: dict[str, Any], words: str) -> None:
-    message = convert.sampling_to_proto(SamplingParams(max_tokens=1, seed=0))
-    message.constraint.CopyFrom(pb.Constraint(**wrong))
+def test_impossible_answer_of_a_prefill_is_refused(reply: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checks.parse_prefill_reply("q", encode(reply))
 
-    with pytest.raises(ValueError, match=words):
-        convert.request_from_proto(pb.Request(request_id="q", prompt=[1], sampling=message))
+
+def test_texts_of_a_transfer_are_bounded() -> None:
+    done = replace(DONE, transport="t" * 999, transport_note="n" * 9999)
+    pushed = checks.parse_prefix_pushed("q", encode(PrefixPushed(Token("q", 1), done)))
+
+    assert pushed.done.transport == "t" * 32
+    assert len(pushed.done.transport_note) <= 400
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("engine_id", ""),
+        ("tensor_parallel_size", 0),
+        ("max_model_len", -1),
+        ("vocab_size", -1),
+        ("max_batched_tokens", -1),
+    ],
+)
+def test_impossible_hello_is_refused_by_name(name: str, value: Any) -> None:
+    hello = Hello("e", "decode", KVGeometry(1, 1, 1, 1, "float32"), "w", "r1")
+    with pytest.raises(ValueError, match=name):
+        decode_hello(encode(replace(hello, **{name: value})))
+
+
+def test_constraint_of_an_unknown_kind_is_refused() -> None:
+    sampling = replace(SPEC.sampling, constraint=Constraint("poem"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'poem'.*constraint\.kind"):
+        checks.parse_push_prefix(encode(PushPrefix("p", "d", replace(SPEC, sampling=sampling))))
 
 
 def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
@@ -313,10 +331,25 @@ def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
     assert len(checks.losses(1000 * good)) == 8
 
 
-def test_hello_without_an_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="engine_id"):
-        convert.hello_from_proto(pb.Hello())
+def test_numbers_without_an_end_are_left_out() -> None:
+    facts = {"cost": nan, "rate": inf, "share": 0.5, "queue": 2, "is_last": True}
+    notes = sanitize_events(
+        [PeerEvent("late", inf, {}), PeerEvent("offload", 0.5, facts)], 10.0, "d1"
+    )
+
+    assert notes == (PeerEvent("offload", 10.5, {"share": 0.5, "queue": 2, "is_last": True}, "d1"),)
 
 
-def _sent(message: Any) -> Any:
-    return type(message).FromString(message.SerializeToString())
+def test_number_and_length_of_what_a_peer_says_are_bounded() -> None:
+    said = [
+        PeerEvent("n" * 9999, 0.0, {"n" * 9999: "t" * 9999}),
+        PeerEvent("many", 0.0, {f"f{number}": number for number in range(2 * MAX_FACTS)}),
+    ]
+    first, second, *others = sanitize_events([*said, *[PeerEvent("", 0.0, {})] * 999], 0.0, "d1")
+
+    assert (first.name, first.facts) == (
+        "n" * MAX_CHARACTERS,
+        {"n" * MAX_CHARACTERS: "t" * MAX_CHARACTERS},
+    )
+    assert len(second.facts) == MAX_FACTS
+    assert len(others) == MAX_EVENTS - 2

@@ -1,1 +1,0 @@
-"""Generated from worker/proto by 'make proto'; never edited."""
