@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.cluster_status import plan_status
 from pdcluster_api.plan.desired import desired_state
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
@@ -15,7 +16,6 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
 )
 from pdcluster_api.plan.result import ClusterPlan, StatusPlan
-from pdcluster_api.plan.status.plan import plan_status
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
