@@ -2,6 +2,8 @@
 of prefill.
 """
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import generate_latest
 
@@ -10,7 +12,7 @@ from pdcluster_api.plan.autoscale.signals import Signal, signals_of
 from pdcluster_api.plan.autoscale.totals import read_pool
 from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample
 from pdcluster_operator.scrape.page import parse_page
-from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_operator.scrape.windows import worker_sample
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
@@ -24,7 +26,7 @@ def utilization(report: str) -> Signal:
         metrics = Metrics()
         metrics.watch_gpu(DeviceFacts("cuda", "B200"), parse_report(text).use)
         page = parse_page(generate_latest(metrics.registry))
-        samples.append(worker_sample(pod, Reading(1.0, page), None))
+        samples.append(worker_sample(pod, replace(page, at=1.0), None))
     facts = PoolFacts("prefill", "big", "B200", 2, 2, 2)
     sample = PoolSample(1.0, tuple(samples))
     totals = read_pool(facts, [sample], [sample])

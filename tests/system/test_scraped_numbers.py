@@ -7,14 +7,15 @@ The pages come over HTTP from real processes; the parser and the rates are the o
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_operator.scrape.page import parse_page
-from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_operator.scrape.page import MetricsPage, parse_page
+from pdcluster_operator.scrape.windows import worker_sample
 from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
@@ -30,11 +31,10 @@ LIMITS = named(
 NUM_TARGET_LABELS = 10
 
 
-def reading(worker: WorkerProcess) -> Reading:
+def reading(worker: WorkerProcess) -> MetricsPage:
     """One scrape, as the operator takes it."""
-    return Reading(
-        time.monotonic(), parse_page(worker.client.http.get("/metrics").raise_for_status().content)
-    )
+    body = worker.client.http.get("/metrics").raise_for_status().content
+    return replace(parse_page(body), at=time.monotonic())
 
 
 def gauges(worker: WorkerProcess) -> WorkerSample:

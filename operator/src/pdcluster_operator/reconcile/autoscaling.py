@@ -31,8 +31,7 @@ from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import scrape_round
-from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.scraper import Scraper, scrape_round
 from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema import labels
@@ -41,14 +40,6 @@ from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _PendingDecision:
-    """A decision on its way to a reconcile.  made_on: see `_version`"""
-
-    outcome: Outcome
-    made_on: object
 
 
 @dataclass
@@ -72,7 +63,8 @@ class AutoscaleState:
     leaving: frozenset[str] = frozenset()
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    _pending: _PendingDecision | None = None
+    _pending: Outcome | None = None
+    _pending_version: object = None
     _unschedulable_since: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -92,7 +84,7 @@ class AutoscaleState:
 
     def put(self, outcome: Outcome, observed: Observed) -> None:
         """Keep a decision, made on this state, for the next reconcile."""
-        self._pending = _PendingDecision(outcome, _version(observed))
+        self._pending, self._pending_version = outcome, _version(observed)
 
     def drop(self) -> None:
         """Drop the decision that waits: a newer one is being made."""
@@ -101,9 +93,7 @@ class AutoscaleState:
     def pop(self) -> Outcome | None:
         """Return the decision that waits, once; None = there is none that is still valid."""
         pending, self._pending = self._pending, None
-        if pending is None or pending.made_on != _version(self.observed):
-            return None
-        return pending.outcome
+        return pending if self._pending_version == _version(self.observed) else None
 
     def waits(self, observed: Observed, now: float) -> Mapping[str, float]:
         """Seconds for which each unschedulable pod has been so, by name."""

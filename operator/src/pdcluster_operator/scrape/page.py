@@ -35,6 +35,7 @@ class MetricsPage:
     grow from the worker's start.  A field without a default has to be on every page, so a metric
     that older workers do not have is optional.
 
+    at: when it was read, in seconds of a clock that never jumps
     gpu_utilization_ratio: mean of the worker's GPUs; None = it has none, or their driver does not
                            say
     prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
@@ -56,6 +57,7 @@ class MetricsPage:
     time_per_output_token_seconds_sum: float
     gpu_utilization_ratio: float | None = None
     prompt_tokens_created: float | None = None
+    at: float = 0.0
 
 
 # Field of Page, which is the name of a metric without its prefix -> the most that is believed.

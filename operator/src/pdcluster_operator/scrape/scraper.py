@@ -7,18 +7,22 @@ rounds.  Cancelling a round closes what it had open.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Self
 
 import aiohttp
 from yarl import URL
 
+from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.page import MetricsPage, PageError, parse_page
-from pdcluster_operator.scrape.values import Miss, Reason, ScrapeResult, ScrapeTarget
+from pdcluster_operator.scrape.values import ClusterKey, Miss, Reason, ScrapeResult, ScrapeTarget
+from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema.text import one_line
 
+logger = logging.getLogger(__name__)
 _PATH = "/metrics"
 # less than the workers keep an idle connection, so that this side closes first
 _KEPT_SECONDS = 60.0
@@ -137,3 +141,32 @@ def _metrics_url(address: str) -> URL | None:
 def _error_text(error: Exception) -> str:
     """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
     return one_line(str(error), _MAX_REASON) or type(error).__name__
+
+
+async def scrape_round(
+    scraper: Scraper,
+    metrics: ScrapeMetrics,
+    windows: Windows,
+    targets: Sequence[ScrapeTarget],
+    stale_after: int,
+) -> None:
+    """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
+
+    One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
+    """
+    results = await scraper.scrape(targets)
+    before = windows.stale().keys() & {target.pod for target in targets}
+    windows.add(scraper.clock(), results, stale_after)
+    metrics.count(results)
+    _log_changes(windows.cluster, before, windows.stale())
+
+
+def _log_changes(cluster: ClusterKey, before: Set[str], after: Mapping[str, Miss]) -> None:
+    name = "/".join(cluster)
+    for pod, miss in after.items():
+        if pod not in before:
+            logger.warning(
+                "worker stale cluster=%s pod=%s reason=%s: %s", name, pod, miss.reason, miss.message
+            )
+    for pod in sorted(before - after.keys()):
+        logger.info("worker no longer stale cluster=%s pod=%s", name, pod)

@@ -10,12 +10,62 @@ times MAX_ROUNDS.
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
-from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_operator.scrape.page import MetricsPage
 from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeResult, ScrapeTarget
 from pdcluster_schema.workload import PoolKey
+
+_GAUGES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "prefill_queue_requests",
+    "prefill_queue_tokens",
+    "kv_cache_usage_ratio",
+    "engine_busy_ratio",
+    "gpu_utilization_ratio",
+)
+_COUNTERS = tuple(
+    field.name
+    for field in fields(MetricsPage)
+    if field.name not in (*_GAUGES, "prompt_tokens_created", "at")
+)
+
+
+def worker_sample(pod: str, now: MetricsPage, before: MetricsPage | None) -> WorkerSample:
+    """Sample of the worker at `now`; rates and means since `before`, None = there is none."""
+    gauges = {name: getattr(now, name) for name in _GAUGES}
+    if before is None or not _is_same_process(now, before):
+        return WorkerSample(pod, **gauges)
+    grown = {name: getattr(now, name) - getattr(before, name) for name in _COUNTERS}
+    seconds = now.at - before.at
+    return WorkerSample(
+        pod,
+        **gauges,
+        request_rate=grown["time_to_first_token_seconds_count"] / seconds,
+        prompt_token_rate=grown["prompt_tokens_total"] / seconds,
+        prefill_token_rate=grown["prefill_tokens_total"] / seconds,
+        prefill_busy_rate=grown["prefill_seconds_total"] / seconds,
+        generation_token_rate=grown["generation_tokens_total"] / seconds,
+        time_to_first_token_seconds=_mean(
+            grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]
+        ),
+        time_per_output_token_seconds=_mean(
+            grown["time_per_output_token_seconds_sum"], grown["time_per_output_token_seconds_count"]
+        ),
+    )
+
+
+def _is_same_process(now: MetricsPage, before: MetricsPage) -> bool:
+    if now.at <= before.at or now.prompt_tokens_created != before.prompt_tokens_created:
+        return False
+    return all(getattr(now, name) >= getattr(before, name) for name in _COUNTERS)
+
+
+def _mean(total: float, count: float) -> float | None:
+    return total / count if count > 0 else None
+
 
 MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
@@ -29,7 +79,7 @@ class _WorkerWindow:
     """
 
     address: str
-    reading: Reading | None = None
+    page: MetricsPage | None = None
     sample: WorkerSample | None = None
     num_misses: int = 0
     miss: Miss | None = None
@@ -40,16 +90,16 @@ class _WorkerWindow:
         if isinstance(result.result, Miss):
             self._count(result.result, stale_after)
             return
-        now = Reading(result.at, result.result)
-        self.sample = worker_sample(result.target.pod, now, self.reading)
-        self.reading, self.num_misses, self.miss, self.is_stale = now, 0, None, False
+        now = replace(result.result, at=result.at)
+        self.sample = worker_sample(result.target.pod, now, self.page)
+        self.page, self.num_misses, self.miss, self.is_stale = now, 0, None, False
 
     def _count(self, miss: Miss, stale_after: int) -> None:
         self.num_misses += 1
         self.miss = miss
         self.is_stale = self.num_misses > stale_after
         if self.is_stale:  # a mean over the whole gap would pass for a rate of now
-            self.reading = self.sample = None
+            self.page = self.sample = None
 
 
 @dataclass
@@ -116,9 +166,7 @@ class Windows:
             for place, worker in self._workers.items()
             if place[:2] == pool and place[2] not in self._leaving
         ]
-        return max(
-            (worker.reading.at for worker in staying if worker.reading is not None), default=None
-        )
+        return max((worker.page.at for worker in staying if worker.page is not None), default=None)
 
     def _add_samples(self, at: float) -> None:
         pools = {place[:2] for place in self._workers}

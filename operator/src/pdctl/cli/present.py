@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_api.plan.autoscale.bounds import bounds_of
+from pdcluster_api.plan.autoscale.capacity import bounds_of
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded

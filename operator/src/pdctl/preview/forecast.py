@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict, is_on
+from pdcluster_api.plan.autoscale.capacity import bounds_of, conflict, is_on
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts
 from pdcluster_api.plan.cluster import sizes_of

@@ -10,8 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.rounds import scrape_round
-from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper
+from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper, scrape_round
 from pdcluster_operator.scrape.values import ScrapeTarget
 from pdcluster_operator.scrape.windows import Windows
 from tests.operator.pdcluster_operator.scrape.worker_servers import (

@@ -1,10 +1,12 @@
 """Two pages of one worker to rates and means, across restarts."""
 
+from dataclasses import replace
+
 import pytest
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_operator.scrape.page import parse_page
-from pdcluster_operator.scrape.sample import Reading, worker_sample
+from pdcluster_operator.scrape.page import MetricsPage, parse_page
+from pdcluster_operator.scrape.windows import worker_sample
 from tests.operator.pdcluster_operator.scrape.pages import page_of
 from tests.worker_pages import WorkerPages
 
@@ -30,18 +32,18 @@ GAUGES = {
 UNKNOWN = WorkerSample("w", **GAUGES)
 
 
-def reading(at: float, *, created: float | None = 1.0, **counters: float) -> Reading:
-    return Reading(at, page_of(created=created, **GAUGES, **counters))
+def reading(at: float, *, created: float | None = 1.0, **counters: float) -> MetricsPage:
+    return replace(page_of(created=created, **GAUGES, **counters), at=at)
 
 
 def test_sample_of_a_working_worker():
     worker = WorkerPages()
     worker.serve(requests=7, ttft_seconds=9.0)
-    before = Reading(100.0, parse_page(worker.text()))
+    before = replace(parse_page(worker.text()), at=100.0)
     worker.serve(requests=10, ttft_seconds=0.25, tpot_seconds=0.125)
     worker.set(num_requests_running=2)
 
-    sample = worker_sample("w", Reading(105.0, parse_page(worker.text())), before)
+    sample = worker_sample("w", replace(parse_page(worker.text()), at=105.0), before)
 
     assert sample == WorkerSample(
         "w",

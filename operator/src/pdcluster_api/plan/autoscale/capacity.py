@@ -8,15 +8,20 @@ its neighbours above are healthy and stay.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.pools import Pool
-from pdcluster_api.plan.autoscale.trace import DecisionTrace
+from pdcluster_api.plan.autoscale.values import DecisionTrace
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_schema import conditions
-from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.autoscale import AutoscaleSpec, ScheduleSpec
+from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.values import MAX_REPLICAS
 
 
 def backoff_until(
@@ -98,3 +103,61 @@ def capacity_problems(
         if fault is not None and (missing.get(pool.role) or _num_refused(pool)):
             message = f"{pool.facts.gpu}: pods of {pool.name} cannot be created: {fault}"
             yield Problem(conditions.CAPACITY_SHORT, message)
+
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_DAY_MINUTES = 24 * 60
+
+
+def bounds_of(
+    role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime
+) -> tuple[int, int, str]:
+    """(min, max, source of the bounds) of a pool at a time."""
+    low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
+    for schedule in schedules:
+        if (schedule.role, schedule.pool) == (role, pool.name) and is_on(schedule, wall):
+            low = low if schedule.min_replicas is None else schedule.min_replicas
+            high = high if schedule.max_replicas is None else schedule.max_replicas
+            source = f"schedule {schedule.name}"
+    return low, MAX_REPLICAS if high is None else high, source
+
+
+def conflict(name: str, low: int, high: int) -> Problem | None:
+    """Problem of bounds that exclude each other; None = they do not.  name: role/pool."""
+    if low <= high:
+        return None
+    message = (
+        f"{name}: minReplicas is {low} and maxReplicas is {high}: {high} counts; lower minReplicas "
+        "or raise maxReplicas"
+    )
+    return Problem(conditions.BOUNDS_CONFLICT, message)
+
+
+def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
+    """Return whether a schedule is on.
+
+    An end before the start is on the next day; equal ones mean the whole day.
+    """
+    local = wall.astimezone(_zone(schedule.time_zone))
+    minute = local.hour * 60 + local.minute
+    start, end = _minute(schedule.start), _minute(schedule.end)
+    length = (end - start) % _DAY_MINUTES or _DAY_MINUTES
+    if start <= minute < start + length:
+        return _starts_on(schedule, local)
+    return minute + _DAY_MINUTES < start + length and _starts_on(
+        schedule, local - timedelta(days=1)
+    )
+
+
+def _starts_on(schedule: ScheduleSpec, local: datetime) -> bool:
+    return not schedule.days or _DAYS[local.weekday()] in schedule.days
+
+
+def _minute(text: str) -> int:
+    hours, minutes = text.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)

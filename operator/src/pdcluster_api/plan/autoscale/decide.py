@@ -12,19 +12,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pdcluster_api.plan.autoscale import rules
+from pdcluster_api.plan.autoscale.allocate import fit
 from pdcluster_api.plan.autoscale.base import base_of
-from pdcluster_api.plan.autoscale.bounds import bounds_of, conflict
-from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.capacity import backoff_until, capacity_problems, probe_capacity
-from pdcluster_api.plan.autoscale.fit import fit
-from pdcluster_api.plan.autoscale.pools import Pool, Vector, num_ready_left
+from pdcluster_api.plan.autoscale.capacity import (
+    backoff_until,
+    bounds_of,
+    capacity_problems,
+    conflict,
+    probe_capacity,
+)
+from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, num_ready_left
 from pdcluster_api.plan.autoscale.ratio import measured_weights, worker_weight
 from pdcluster_api.plan.autoscale.safety import Recommendation, RoleState, recommend
 from pdcluster_api.plan.autoscale.signals import signals_of
 from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
 from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
-from pdcluster_api.plan.autoscale.trace import DecisionTrace
-from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolFacts, Windows
+from pdcluster_api.plan.autoscale.values import (
+    Clock,
+    DecisionTrace,
+    Memory,
+    Outcome,
+    PoolFacts,
+    Windows,
+)
 from pdcluster_api.plan.observed.decision import DecisionInput, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_schema import conditions
@@ -203,9 +213,15 @@ def _recommend(
             DecisionInput(role.name, name, float(number)) for name, number in numbers.items()
         ]
     missing = own.missing + (0 if ingress is own else ingress.missing)
-    role = replace(role, signals=signals, workers=own.workers, silent=own.missing, missing=missing)
-    headroom = spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0
-    recommended = recommend(role, headroom=headroom, tolerance=spec.autoscale.tolerance)
+    role = replace(
+        role,
+        signals=signals,
+        workers=own.workers,
+        silent=own.missing,
+        missing=missing,
+        headroom=spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0,
+    )
+    recommended = recommend(role, spec.autoscale.tolerance)
     if own.failing:
         message = (
             f"{role.name}: {own.failing} of {own.workers} ready workers give no numbers that can "

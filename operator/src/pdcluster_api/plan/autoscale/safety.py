@@ -32,6 +32,7 @@ class RoleState:
     workers: of the role that give numbers, or should
     silent:  those of them that do not
     missing: workers whose part of a signal is missing, those of another role included
+    headroom: share of its need that it has more
     """
 
     name: str
@@ -43,6 +44,15 @@ class RoleState:
     workers: int = 0
     silent: int = 0
     missing: int = 0
+    headroom: float = 0.0
+
+    def with_headroom(self, tight: Signal | None) -> float:
+        """Workers that the signal which asks for most asks for; None = none asks."""
+        return _need(tight) * (1.0 + self.headroom)
+
+    def needed(self, tight: Signal | None) -> int:
+        """Whole workers, headroom included."""
+        return max(1, ceil_workers(self.with_headroom(tight)))
 
 
 @dataclass(frozen=True)
@@ -57,34 +67,16 @@ class Recommendation:
     goes_on: bool = False
 
 
-@dataclass(frozen=True)
-class _Need:
-    """Workers that the signals ask for.  tight: the signal that asks for most; None = none asks"""
-
-    plain: float
-    headroom: float
-    tight: Signal | None
-
-    @property
-    def with_headroom(self) -> float:
-        return self.plain * (1.0 + self.headroom)
-
-    @property
-    def desired(self) -> int:
-        """Whole workers, headroom included."""
-        return max(1, ceil_workers(self.with_headroom))
-
-    def sum(self) -> str:
-        """`engine_busy_ratio 3 x 0.9 / 0.8`."""
-        return "none is busy" if self.tight is None else f"{self.tight.name} {self.tight.sum}"
+def _need(tight: Signal | None) -> float:
+    return 0.0 if tight is None else tight.need
 
 
-def _need_of(signals: Sequence[Signal], headroom: float) -> _Need:
-    tight = max(signals, key=lambda signal: signal.need, default=None)
-    return _Need(0.0 if tight is None else tight.need, headroom, tight)
+def _need_text(tight: Signal | None) -> str:
+    """`engine_busy_ratio 3 x 0.9 / 0.8`."""
+    return "none is busy" if tight is None else f"{tight.name} {tight.sum}"
 
 
-def recommend(role: RoleState, *, headroom: float, tolerance: float) -> Recommendation:
+def recommend(role: RoleState, tolerance: float) -> Recommendation:
     """Recommend a size for a role that has workers."""
     if role.ready == 0:
         return _recommend_without_ready(role)
@@ -95,12 +87,10 @@ def recommend(role: RoleState, *, headroom: float, tolerance: float) -> Recommen
             f"none of {role.ready} ready workers gives numbers that can be used",
         )
     over = [signal for signal in role.signals if signal.is_over(tolerance)]
-    need = _need_of(
-        [signal for signal in role.signals if signal.is_load or signal in over], headroom
-    )
-    lifted = (
-        need.with_headroom > (role.requested - role.lost) * (1.0 + tolerance) and headroom > 0.0
-    )
+    counted = [signal for signal in role.signals if signal.is_load or signal in over]
+    tight = max(counted, key=lambda signal: signal.need, default=None)
+    served = (role.requested - role.lost) * (1.0 + tolerance)
+    lifted = role.with_headroom(tight) > served and role.headroom > 0.0
     if (over or lifted) and (queue := being_worked_off(role.signals, tolerance)) is not None:
         seconds = (
             f"it falls by {short(queue.falls)} a second and is under it in "
@@ -108,7 +98,7 @@ def recommend(role: RoleState, *, headroom: float, tolerance: float) -> Recommen
         )
         return replace(_held(role, rules.NEED, f"{queue.describe()}, but {seconds}"), goes_on=True)
     if over or lifted:
-        return _growth(role, over, need)
+        return _growth(role, over, tight)
     under = all(signal.is_under() for signal in role.signals)
     if under and role.missing:
         return _held(
@@ -117,7 +107,7 @@ def recommend(role: RoleState, *, headroom: float, tolerance: float) -> Recommen
             f"{role.missing} ready workers give no numbers that can be used: none is taken away",
         )
     if under and all(signal.is_under(tolerance) for signal in role.signals):
-        return _shrinkage(role, need)
+        return _shrinkage(role, tight)
     near = [
         signal
         for signal in role.signals
@@ -142,10 +132,11 @@ def _recommend_without_ready(role: RoleState) -> Recommendation:
     )
 
 
-def _growth(role: RoleState, over: Sequence[Signal], need: _Need) -> Recommendation:
-    plain = max(1, ceil_workers(need.plain)) + role.lost
-    goal = need.desired + role.lost
-    why = _describe(over) if over else f"{short(need.plain)} workers are busy up to their threshold"
+def _growth(role: RoleState, over: Sequence[Signal], tight: Signal | None) -> Recommendation:
+    need = _need(tight)
+    plain = max(1, ceil_workers(need)) + role.lost
+    goal = role.needed(tight) + role.lost
+    why = _describe(over) if over else f"{short(need)} workers are busy up to their threshold"
     lost = f", and {role.lost} that are asked for will not come" if role.lost else ""
     if goal <= role.requested:
         if goal <= role.ready:
@@ -165,8 +156,8 @@ def _growth(role: RoleState, over: Sequence[Signal], need: _Need) -> Recommendat
     if plain > role.requested:
         text = (
             f"{over[0].describe()}: {over[0].sum}"
-            if over == [need.tight]
-            else f"{why}; {need.sum()}"
+            if over == [tight]
+            else f"{why}; {_need_text(tight)}"
         )
         steps.append(
             DecisionStep(
@@ -174,13 +165,13 @@ def _growth(role: RoleState, over: Sequence[Signal], need: _Need) -> Recommendat
                 role.name,
                 role.requested,
                 plain,
-                f"{text} = {short(need.plain)}, needs {ceil_workers(need.plain)}{lost}",
+                f"{text} = {short(need)}, needs {ceil_workers(need)}{lost}",
             )
         )
     if goal > plain:
         text = (
-            f"{goal - plain} above the need: {need.sum()}, x {1.0 + need.headroom:g} = "
-            f"{short(need.with_headroom)}"
+            f"{goal - plain} above the need: {_need_text(tight)}, x {1.0 + role.headroom:g} = "
+            f"{short(role.with_headroom(tight))}"
         )
         steps.append(
             DecisionStep(rules.HEADROOM, role.name, max(role.requested, plain), goal, text)
@@ -188,28 +179,29 @@ def _growth(role: RoleState, over: Sequence[Signal], need: _Need) -> Recommendat
     return Recommendation(goal, tuple(steps))
 
 
-def _shrinkage(role: RoleState, need: _Need) -> Recommendation:
-    tight = max(role.signals, key=lambda signal: safe_workers(signal, role.workers))
-    safe = safe_workers(tight, role.workers)
-    plain, goal = _least(role, need.desired), _least(role, max(need.desired, safe))
+def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
+    need, needed = _need(tight), role.needed(tight)
+    busiest = max(role.signals, key=lambda signal: safe_workers(signal, role.workers))
+    safe = safe_workers(busiest, role.workers)
+    plain, goal = _least(role, needed), _least(role, max(needed, safe))
     if plain >= role.requested:
         return Recommendation(role.requested)
-    headroom = f", x {1.0 + need.headroom:g} for headroom" if need.headroom and need.plain else ""
+    headroom = f", x {1.0 + role.headroom:g} for headroom" if role.headroom and need else ""
     unready = (
         ""
         if role.ready >= role.requested
         else f"; {role.ready} of {role.requested} are ready, and any of them could go"
     )
     why = (
-        f"{_describe(role.signals)}; {need.sum()} = {short(need.plain)}{headroom}, needs "
-        f"{need.desired}{unready}"
+        f"{_describe(role.signals)}; {_need_text(tight)} = {short(need)}{headroom}, needs "
+        f"{needed}{unready}"
     )
     steps = [DecisionStep(rules.NEED, role.name, role.requested, plain, why)]
     if goal > plain:
-        load = tight.peak * role.workers / (safe - 1)
+        load = busiest.peak * role.workers / (safe - 1)
         sum_ = (
-            f"{short(tight.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under "
-            f"{short(tight.up)}"
+            f"{short(busiest.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under "
+            f"{short(busiest.up)}"
         )
         steps.append(
             DecisionStep(
@@ -217,7 +209,7 @@ def _shrinkage(role: RoleState, need: _Need) -> Recommendation:
                 role.name,
                 plain,
                 goal,
-                f"{tight.name} of the busiest worker with fewer than {safe}: {sum_}",
+                f"{busiest.name} of the busiest worker with fewer than {safe}: {sum_}",
             )
         )
     return Recommendation(goal, tuple(steps))

@@ -8,8 +8,7 @@ an operator that has just started, or has not decided for a while.
 """
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.trace import DecisionTrace
-from pdcluster_api.plan.autoscale.values import Memory
+from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory
 from pdcluster_schema.autoscale import AutoscaleSpec
 
 Recommendations = tuple[tuple[float, int], ...]

@@ -12,7 +12,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from pdcluster_api.plan.observed.decision import ScalingDecision
+from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
+from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_schema.workload import PoolKey
 
 
@@ -211,3 +212,18 @@ class Outcome:
     decision: ScalingDecision
     memory: Memory
     changed: bool = False
+
+
+@dataclass
+class DecisionTrace:
+    """Inputs, steps and problems, in the order in which they come about."""
+
+    inputs: list[DecisionInput] = field(default_factory=list)
+    steps: list[DecisionStep] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def step(self, rule: str, subject: str, sizes: tuple[int, int], why: str) -> None:
+        """Note that a rule took a role or pool from one size to another, if it did."""
+        before, after = sizes
+        if before != after:
+            self.steps.append(DecisionStep(rule, subject, before, after, why))

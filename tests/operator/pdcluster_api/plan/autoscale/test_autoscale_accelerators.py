@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool
+from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Budget, Pool
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
 from pdcluster_schema.autoscale import BudgetSpec
 from pdcluster_schema.pdcluster import PDClusterSpec

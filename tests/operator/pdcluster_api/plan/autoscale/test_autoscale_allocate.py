@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale.allocate import Allocation
-from pdcluster_api.plan.autoscale.budget import Budget
-from pdcluster_api.plan.autoscale.pools import ALL, Pool, Vector
+from pdcluster_api.plan.autoscale.pools import ALL, Budget, Pool, Vector
 from pdcluster_api.plan.autoscale.ratio import Band, capacity
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_schema.workload import PoolKey

@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from pdcluster_api.plan.autoscale import explain, ratio, signals, slo, totals
+from pdcluster_api.plan.autoscale import explain, ratio, signals, totals
 
 
 @pytest.mark.parametrize(
     "module",
-    [explain, ratio, signals, slo, totals],
+    [explain, ratio, signals, totals],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_examples_hold(module: ModuleType):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.slo import decode_need, prefill_need
+from pdcluster_api.plan.autoscale.signals import decode_need, prefill_need
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,

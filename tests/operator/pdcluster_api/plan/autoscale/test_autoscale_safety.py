@@ -73,7 +73,7 @@ def test_one_busy_worker_keeps_a_role_that_is_idle_on_average():
 def test_of_workers_that_are_taken_away_as_many_as_can_be_are_thought_ready():
     role = RoleState("decode", requested=5, ready=3, signals=[share(0.1, 0.1)], workers=3)
 
-    recommended = recommend(role, headroom=0.0, tolerance=0.1)
+    recommended = recommend(role, 0.1)
 
     # of the five two are not ready: any two that go may be of the three
     assert recommended.workers == 3

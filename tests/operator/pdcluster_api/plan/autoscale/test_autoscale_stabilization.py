@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.stabilization import stabilize
-from pdcluster_api.plan.autoscale.trace import DecisionTrace
-from pdcluster_api.plan.autoscale.values import Memory, PoolSample
+from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory, PoolSample
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (

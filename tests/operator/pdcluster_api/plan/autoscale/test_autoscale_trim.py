@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcluster_api.plan.autoscale.base import trim
 from pdcluster_api.plan.autoscale.pools import ALL, WORKERS, Pool, Vector, by_role, num_ready_left
-from pdcluster_api.plan.autoscale.trim import trim
 from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_pools
 
 
