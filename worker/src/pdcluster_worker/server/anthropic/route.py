@@ -6,8 +6,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_worker.server.anthropic.chat_request import NAMES, chat_of
+from pdcluster_worker.server.anthropic.formatter import MessagesFormatter
 from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
-from pdcluster_worker.server.anthropic.writer import MessagesWriter
 from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
@@ -48,17 +48,15 @@ async def _answer(
 ) -> Response:
     chat, prepared = await _prepared(serving, body, context)
     message_id = f"msg_{context.request_id}"
-    writer = MessagesWriter(message_id, body.model, context.request_id)
-    prompts, rules = [prepared.prompt], prepared.rules
     return respond(
         serving,
         chat,
         prepared.sampling_request,
-        prompts,
-        writer,
+        [prepared.prompt],
+        MessagesFormatter(message_id, body.model, context.request_id),
         response_id=message_id,
         context=context,
-        rules=rules,
+        rules=prepared.rules,
         names=NAMES,
     )
 

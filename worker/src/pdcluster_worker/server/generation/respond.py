@@ -14,12 +14,13 @@ from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.generation.cache_salt import cache_salt
 from pdcluster_worker.server.generation.chat_answer import PLAIN, AnswerRules
 from pdcluster_worker.server.generation.choice import TextRules
+from pdcluster_worker.server.generation.formatter import Formatter
 from pdcluster_worker.server.generation.generation import (
     Generation,
     GenerationRequest,
     ServingContext,
 )
-from pdcluster_worker.server.generation.response import GenerationResponse, Writer
+from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest, specs_for
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.http.request_context import RequestContext
@@ -115,7 +116,7 @@ def respond(
     request: Generate,
     sampling_request: SamplingRequest,
     prompts: list[list[int]],
-    writer: Writer,
+    formatter: Formatter,
     *,
     response_id: str,
     context: RequestContext,
@@ -168,5 +169,5 @@ def respond(
         specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param
     )
     return GenerationResponse(
-        Generation(serving, plan), writer, context.request_id, stream=bool(request.stream)
+        Generation(serving, plan), formatter, context.request_id, stream=bool(request.stream)
     )

@@ -10,16 +10,15 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
 from pdcluster_worker.server.generation.generation import Generation
-from pdcluster_worker.server.generation.usage import Usage
-from pdcluster_worker.server.http import sse
-from pdcluster_worker.server.http.response_writes import DIRECT_WRITER
+from pdcluster_worker.server.http.direct_writer import DIRECT_WRITER
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.streams import Mapped, Reader
 
@@ -29,43 +28,15 @@ PREFILL_HEADER = "x-pdcluster-prefill"
 DEGRADED_HEADER = "x-pdcluster-degraded"
 
 
-class Writer(Protocol):
-    """The bytes of one API's answer to one request."""
-
-    def begin(self, usage: Usage) -> bytes:
-        """Events before the first delta's; usage: of the prompt, known with its first token."""
-        ...
-
-    def of(self, delta: Delta) -> bytes | None:
-        """The events of one delta; None when it shows nothing."""
-        ...
-
-    def end(self, usage: Usage) -> bytes:
-        """The last events of a good end."""
-        ...
-
-    def failed(self, error: RequestError) -> bytes:
-        """The event of a failure after the first one."""
-        ...
-
-    def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
-        """The whole answer as JSON; `choices` are in the order of their indices."""
-        ...
-
-    def refused(self, error: RequestError) -> Response:
-        """The answer in place of the whole one."""
-        ...
-
-
 class GenerationResponse(Response):
     """Runs the generation while it answers."""
 
     def __init__(
-        self, generation: Generation, writer: Writer, request_id: str, *, stream: bool
+        self, generation: Generation, formatter: Formatter, request_id: str, *, stream: bool
     ) -> None:
         super().__init__()
         self._generation = generation
-        self._writer = writer
+        self._formatter = formatter
         self._streams = stream
         self._request_id = request_id
 
@@ -89,17 +60,17 @@ class GenerationResponse(Response):
                 async for delta in deltas:
                     choices[delta.index].append(delta)
             except RequestError as e:
-                await self._writer.refused(e)(scope, receive, send)
+                await self._formatter.refused(e)(scope, receive, send)
                 return
-        body = self._writer.whole(choices, self._generation.usage())
+        body = self._formatter.whole(choices, self._generation.usage())
         await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
 
     async def _stream(self, send: Send, direct_writer: Reader[bytes] | None) -> None:
-        writer = self._writer
+        formatter = self._formatter
         async with aclosing(self._generation.deltas()) as deltas:
             first = await anext(deltas)
             headers = Response(
-                headers={**self._answer_headers(sse.MEDIA_TYPE), "cache-control": "no-cache"}
+                headers={**self._answer_headers(MEDIA_TYPE), "cache-control": "no-cache"}
             ).raw_headers
             await send(
                 {
@@ -109,18 +80,18 @@ class GenerationResponse(Response):
                 }
             )
             try:
-                await _send(send, writer.begin(self._generation.usage()))
-                await _send(send, writer.of(first))
+                await _send(send, formatter.begin(self._generation.usage()))
+                await _send(send, formatter.of(first))
                 if direct_writer is not None:
                     # an empty part would be the body's end
                     events: Mapped[Delta, bytes]
-                    events = Mapped(lambda delta: writer.of(delta) or None, direct_writer)
+                    events = Mapped(lambda delta: formatter.of(delta) or None, direct_writer)
                     self._generation.follow(events)
                 async for delta in deltas:
-                    await _send(send, writer.of(delta))
-                end = writer.end(self._generation.usage())
+                    await _send(send, formatter.of(delta))
+                end = formatter.end(self._generation.usage())
             except Exception as e:
-                end = writer.failed(self._shown(e))
+                end = formatter.failed(self._shown(e))
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _shown(self, error: Exception) -> RequestError:

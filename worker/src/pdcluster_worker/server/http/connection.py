@@ -19,15 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import unacked_responses
 from pdcluster_worker.server.http.connection_limit import TOO_MANY_CONNECTIONS, OpenConnections
+from pdcluster_worker.server.http.direct_writer import DIRECT_WRITER, DirectWriter
 from pdcluster_worker.server.http.early_response import ANSWERED
 from pdcluster_worker.server.http.half_closed import HalfClosed
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
 from pdcluster_worker.server.http.raw_http import date_header, error_answer, without_offer
-from pdcluster_worker.server.http.response_writes import (
-    DIRECT_WRITER,
-    DirectWriter,
-    ResponseHead,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +171,6 @@ class HttpConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before and self.scope["method"] == "POST":
-            ResponseHead(self.cycle, self.loop)
             self.scope["state"][DIRECT_WRITER] = DirectWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:

@@ -1,9 +1,6 @@
-"""POST /v1/chat/completions: messages to a prompt, deltas to OpenAI's chat shapes."""
+"""POST /v1/chat/completions: messages to a prompt, and how the answer is read."""
 
-import time
 from dataclasses import dataclass
-
-from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import Constraint
@@ -20,27 +17,12 @@ from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.tool_choice import tool_use
-from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
-from pdcluster_worker.server.openai import logprobs
-from pdcluster_worker.server.openai.chat_messages import added_by, message_of
+from pdcluster_worker.server.openai.chat_formatter import ChatFormatter
 from pdcluster_worker.server.openai.conversation import template_input
-from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.openai.protocol import (
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatLogprobs,
-    ChatReply,
-    ChatUsageChunk,
-    ServedExtension,
-    served,
-)
-from pdcluster_worker.server.openai.response_extras import ResponseExtras
-from pdcluster_worker.server.openai.writer import OpenAIWriter
+from pdcluster_worker.server.openai.response_extras import extras_of
 from pdcluster_worker.server.schemas.requests import ChatRequest
-from pdcluster_worker.server.text.events import Delta, assembled
 
 
 async def complete(
@@ -50,28 +32,16 @@ async def complete(
     check_servable(request, 1, serving)
     prepared = await off_loop(context.num_body_bytes, prepare, serving, request)
     response_id = f"chatcmpl-{context.request_id}"
-    has_usage = bool(request.stream_options and request.stream_options.include_usage)
-    shown = ResponseExtras(
-        TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
-        [prepared.prompt],
-        request.n or 1,
-        has_token_ids=bool(request.return_token_ids),
-        prompt_logprobs=request.prompt_logprobs,
-    )
-    shape = ChatShape(
-        response_id, int(time.time()), request.model, shown, bool(request.logprobs), has_usage
-    )
-    writer, rules = OpenAIWriter(shape, request.stream_options), prepared.rules
-    prompts, sampling_request = [prepared.prompt], prepared.sampling_request
+    extras = extras_of(request, serving.tokenizer, [prepared.prompt])
     return respond(
         serving,
         request,
-        sampling_request,
-        prompts,
-        writer,
+        prepared.sampling_request,
+        [prepared.prompt],
+        ChatFormatter(response_id, request, extras),
         response_id=response_id,
         context=context,
-        rules=rules,
+        rules=prepared.rules,
     )
 
 
@@ -118,89 +88,3 @@ def _sampling_request(request: ChatRequest, constraint: Constraint | None) -> Sa
         prompt_logprobs=request.prompt_logprobs,
         constraint=constraint,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatShape:
-    """Builds chat completions and their chunks."""
-
-    response_id: str
-    created: int
-    model: str
-    shown: ResponseExtras
-    has_logprobs: bool
-    has_usage: bool
-
-    def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
-        """One event; None when the token adds nothing to see."""
-        added = added_by(delta)
-        if added is None:
-            return None
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=added,
-            logprobs=self._logprobs([delta]),
-            finish_reason=delta.finish_reason,
-            token_ids=self.shown.token_ids([delta]),
-        )
-        chunk = self._chunk([choice], usage, served([delta]))
-        chunk.prompt_token_ids = self.shown.prompt_token_ids(0) if delta.is_first else None
-        return chunk
-
-    def usage_chunk(self, usage: Usage) -> BaseModel:
-        """The event with the usage and no choices."""
-        return self._chunk([], usage)
-
-    def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
-        """The whole answer."""
-        self.shown.note([deltas[0] for deltas in choices])
-        return ChatReply(
-            id=self.response_id,
-            created=self.created,
-            model=self.model,
-            choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
-            usage=usage,
-            pdcluster=served([delta for deltas in choices for delta in deltas]),
-            prompt_logprobs=self.shown.of_prompt(0),
-            prompt_token_ids=self.shown.prompt_token_ids(0),
-        )
-
-    def _choice(self, index: int, deltas: list[Delta]) -> ChatChoice:
-        answer = assembled(deltas)
-        return ChatChoice(
-            index=index,
-            message=message_of(answer),
-            logprobs=self._logprobs(deltas),
-            finish_reason=answer.finish_reason,
-            token_ids=self.shown.token_ids(deltas),
-        )
-
-    def _logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
-        if not self.has_logprobs:
-            return None
-        return logprobs.for_chat(
-            [scored for delta in deltas for scored in delta.scored], self.shown.names
-        )
-
-    def _chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        usage: Usage | None,
-        part: ServedExtension | None = None,
-    ) -> ChatChunk:
-        if self.has_usage:
-            return ChatUsageChunk(
-                id=self.response_id,
-                created=self.created,
-                model=self.model,
-                choices=choices,
-                usage=usage,
-                pdcluster=part,
-            )
-        return ChatChunk(
-            id=self.response_id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            pdcluster=part,
-        )

@@ -1,22 +1,20 @@
 """POST /v1/completions: text or token prompts in, deltas to OpenAI's completion shapes."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.formatter import Usage
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest, check_token_ids
 from pdcluster_worker.server.generation.structured import constraint_of
-from pdcluster_worker.server.generation.usage import Usage
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
-from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.formatter import OpenAIFormatter
 from pdcluster_worker.server.openai.protocol import (
     CompletionChoice,
     CompletionChunk,
@@ -24,11 +22,9 @@ from pdcluster_worker.server.openai.protocol import (
     CompletionLogprobs,
     CompletionReply,
     CompletionUsageChunk,
-    ServedExtension,
     served,
 )
-from pdcluster_worker.server.openai.response_extras import ResponseExtras
-from pdcluster_worker.server.openai.writer import OpenAIWriter
+from pdcluster_worker.server.openai.response_extras import ResponseExtras, extras_of
 from pdcluster_worker.server.schemas.fields import Prompt
 from pdcluster_worker.server.schemas.requests import CompletionRequest
 from pdcluster_worker.server.text.events import AnswerReason, Delta, assembled
@@ -45,27 +41,20 @@ async def complete(
         context.num_body_bytes, _prepared, serving, request
     )
     response_id = f"cmpl-{context.request_id}"
-    has_usage = bool(request.stream_options and request.stream_options.include_usage)
-    shown = ResponseExtras(
-        TokenNames(serving.tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
+    extras = extras_of(
+        request,
+        serving.tokenizer,
         prompts,
-        request.n or 1,
-        has_token_ids=bool(request.return_token_ids),
-        prompt_logprobs=request.prompt_logprobs,
         echo=texts,
         echo_logprobs=request.logprobs or 0,
         hides_output=request.max_tokens == 0,
     )
-    shape = CompletionShape(
-        response_id, int(time.time()), request.model, shown, request.logprobs is not None, has_usage
-    )
-    writer = OpenAIWriter(shape, request.stream_options)
     return respond(
         serving,
         request,
         sampling_request,
         prompts,
-        writer,
+        CompletionFormatter(response_id, request, extras),
         response_id=response_id,
         context=context,
     )
@@ -123,21 +112,18 @@ def _tokenized(serving: ServingContext, prompts: list[Prompt]) -> list[list[int]
     return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionShape:
-    """Builds text completions and their chunks."""
+class CompletionFormatter(OpenAIFormatter):
+    chunk_kinds = (CompletionChunk, CompletionUsageChunk)
 
-    response_id: str
-    created: int
-    model: str
-    shown: ResponseExtras
-    has_logprobs: bool
-    has_usage: bool
+    def __init__(
+        self, response_id: str, request: CompletionRequest, extras: ResponseExtras
+    ) -> None:
+        super().__init__(response_id, request, extras)
+        self._has_logprobs = request.logprobs is not None
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
-        """One event; None when the token adds nothing to see."""
-        shown, index = self.shown, delta.index
-        shown.note([delta])
+        extras, index = self.extras, delta.index
+        extras.note([delta])
         text = self._text([delta])
         if not (text or delta.scored or delta.finish_reason or delta.degraded or delta.made):
             return None
@@ -146,26 +132,22 @@ class CompletionShape:
             text=text,
             logprobs=self._logprobs([delta]),
             finish_reason=delta.finish_reason and self._reason(delta.finish_reason),
-            prompt_token_ids=shown.prompt_token_ids(index) if delta.is_first else None,
-            token_ids=shown.token_ids([delta]),
+            prompt_token_ids=extras.prompt_token_ids(index) if delta.is_first else None,
+            token_ids=extras.token_ids([delta]),
         )
-        return self._chunk([choice], usage and self._usage(usage), served([delta]))
-
-    def usage_chunk(self, usage: Usage) -> BaseModel:
-        """The event with the usage and no choices."""
-        return self._chunk([], self._usage(usage))
+        return self.new_chunk([choice], usage, served([delta]))
 
     def reply(self, choices: list[list[Delta]], usage: Usage) -> BaseModel:
-        """The whole answer."""
-        self.shown.note([deltas[0] for deltas in choices])
         return CompletionReply(
-            id=self.response_id,
-            created=self.created,
-            model=self.model,
+            **self.head,
             choices=[self._choice(index, deltas) for index, deltas in enumerate(choices)],
-            usage=self._usage(usage),
+            usage=usage,
             pdcluster=served([delta for deltas in choices for delta in deltas]),
         )
+
+    def shown_usage(self, usage: Usage) -> Usage:
+        """A token that was made to compute the prompt, and is not shown, does not count."""
+        return usage.with_completion(0) if self.extras.hides_output else usage
 
     def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:
         return CompletionChoice(
@@ -173,59 +155,29 @@ class CompletionShape:
             text=self._text(deltas),
             logprobs=self._logprobs(deltas),
             finish_reason=self._reason(assembled(deltas).finish_reason),
-            prompt_logprobs=self.shown.of_prompt(index),
-            prompt_token_ids=self.shown.prompt_token_ids(index),
-            token_ids=self.shown.token_ids(deltas),
+            prompt_logprobs=self.extras.of_prompt(index),
+            prompt_token_ids=self.extras.prompt_token_ids(index),
+            token_ids=self.extras.token_ids(deltas),
         )
 
     def _text(self, deltas: Sequence[Delta]) -> str:
         first = deltas[0]
-        before = self.shown.text_before(first.index) if first.is_first else ""
+        before = self.extras.text_before(first.index) if first.is_first else ""
         return (
             before
-            if self.shown.hides_output
+            if self.extras.hides_output
             else before + "".join([delta.text for delta in deltas])
         )
 
     def _logprobs(self, deltas: Sequence[Delta]) -> CompletionLogprobs | None:
-        if not self.has_logprobs:
+        if not self._has_logprobs:
             return None
-        shown, first = self.shown, deltas[0]
-        before = shown.logprobs_before(first.index) if first.is_first else []
-        made = [] if shown.hides_output else [scored for delta in deltas for scored in delta.scored]
-        own = logprobs.for_completion(made, shown.names, shift=len(shown.text_before(first.index)))
+        extras, first = self.extras, deltas[0]
+        before = extras.logprobs_before(first.index) if first.is_first else []
+        made = [scored for delta in deltas for scored in delta.scored]
+        shift = len(extras.text_before(first.index))
+        own = logprobs.for_completion([] if extras.hides_output else made, extras.names, shift)
         return logprobs.joined([*before, own])
 
     def _reason(self, reason: AnswerReason) -> AnswerReason:
-        return "length" if self.shown.hides_output else reason
-
-    def _usage(self, usage: Usage) -> Usage:
-        """The client's: a token that was made to compute the prompt, and is not shown, does not
-        count.
-        """
-        if not self.shown.hides_output:
-            return usage
-        return usage.with_completion(0)
-
-    def _chunk(
-        self,
-        choices: list[CompletionChunkChoice],
-        usage: Usage | None,
-        part: ServedExtension | None = None,
-    ) -> CompletionChunk:
-        if self.has_usage:
-            return CompletionUsageChunk(
-                id=self.response_id,
-                created=self.created,
-                model=self.model,
-                choices=choices,
-                usage=usage,
-                pdcluster=part,
-            )
-        return CompletionChunk(
-            id=self.response_id,
-            created=self.created,
-            model=self.model,
-            choices=choices,
-            pdcluster=part,
-        )
+        return "length" if self.extras.hides_output else reason

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.generation.formatter import Usage
 from pdcluster_worker.server.text.events import AnswerReason, Delta
 
 

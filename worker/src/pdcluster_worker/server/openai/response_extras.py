@@ -8,11 +8,13 @@ with the first token of its first choice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.openai.protocol import CompletionLogprobs, PromptTokenLogprob
+from pdcluster_worker.server.schemas.requests import Generate
 from pdcluster_worker.server.text.detokenizer import Detokenizer
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -89,6 +91,19 @@ class ResponseExtras:
 
     def _prompt(self, index: int) -> int:
         return index // self.n
+
+
+def extras_of(
+    request: Generate, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], **echo: Any
+) -> ResponseExtras:
+    return ResponseExtras(
+        TokenNames(tokenizer, as_ids=bool(request.return_tokens_as_token_ids)),
+        prompts,
+        request.n or 1,
+        has_token_ids=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs,
+        **echo,
+    )
 
 
 def text_offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:

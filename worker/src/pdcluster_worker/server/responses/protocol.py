@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdcluster_worker.server.generation.blocks import Block
-from pdcluster_worker.server.generation.usage import Usage
+from pdcluster_worker.server.generation.formatter import Usage
 from pdcluster_worker.server.openai.protocol import TokenLogprob
 from pdcluster_worker.server.responses.schemas import Item, NamedTool, ResponsesRequest
 

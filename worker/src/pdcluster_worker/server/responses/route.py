@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
-from pdcluster_worker.server.http import sse
 from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.off_loop import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
@@ -23,6 +23,7 @@ from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import protocol
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
+from pdcluster_worker.server.responses.formatter import Begun, ResponsesFormatter
 from pdcluster_worker.server.responses.schemas import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -30,7 +31,6 @@ from pdcluster_worker.server.responses.schemas import (
     ResponsesRequest,
 )
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
-from pdcluster_worker.server.responses.writer import Begun, ResponsesWriter
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
 PATH = "/v1/responses"
@@ -102,7 +102,7 @@ async def cancel(store: ResponseStore, request: Request) -> Response:
 
 
 def _json(body: dict[str, Any]) -> Response:
-    return Response(sse.to_json(body), media_type="application/json")
+    return Response(to_json(body), media_type="application/json")
 
 
 async def _answer(
@@ -133,7 +133,6 @@ async def _answer(
 
     response = await off_loop(size, protocol.response, body, response_id, int(time.time()))
     begun = Begun(response, request_id, keep, TokenNames(serving.tokenizer))
-    prompts, rules, writer = [prepared.prompt], prepared.rules, ResponsesWriter(begun)
     sampling_request = replace(
         prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
     )
@@ -141,11 +140,11 @@ async def _answer(
         serving,
         chat,
         sampling_request,
-        prompts,
-        writer,
+        [prepared.prompt],
+        ResponsesFormatter(begun),
         response_id=response_id,
         context=context,
-        rules=rules,
+        rules=prepared.rules,
         names=NAMES,
     )
 

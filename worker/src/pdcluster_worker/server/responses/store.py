@@ -16,7 +16,7 @@ from typing import Any
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.responses.schemas import Item
 
 MAX_RESPONSES = 4096
@@ -48,7 +48,7 @@ def bytes_of(value: dict[str, Any] | list[dict[str, Any]]) -> int:
     """Memory that a response, or a list of items, takes, about: small items weigh more than their
     JSON.
     """
-    text = sse.to_json(value)
+    text = to_json(value)
     return len(text) + _OBJECT_BYTES * text.count(b'{"')
 
 

@@ -1,6 +1,4 @@
-"""Answers of the Responses API as bytes: one response as JSON, or its typed events in their order,
-numbered from 0.
-"""
+"""Answers of the Responses API: one response as JSON, or its typed events, numbered from 0."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +13,10 @@ from pdcluster_worker.server.generation.blocks import (
     Block,
     BlockEnded,
     BlockGrew,
-    Blocks,
     BlockStarted,
     Change,
 )
-from pdcluster_worker.server.generation.usage import Usage
-from pdcluster_worker.server.http import sse
+from pdcluster_worker.server.generation.formatter import BlockFormatter, Usage, named_event
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.logprobs import TokenNames
 from pdcluster_worker.server.responses import protocol
@@ -44,37 +40,28 @@ class Begun:
     names: TokenNames
 
 
-class ResponsesWriter:
-    """See `generation.response.Writer`."""
+class ResponsesFormatter(BlockFormatter):
+    """A `Formatter`."""
 
     def __init__(self, begun: Begun) -> None:
+        super().__init__()
         self._begun = begun
-        self._blocks = Blocks()
         self._logprobs: dict[int, list[Json]] = {}  # of the tokens of each text
         self._unplaced: list[Json] = []  # of tokens whose text has yet to come
-        self._unsaid: list[Json] = []  # of tokens whose text comes with the next event
-        self._last: Delta | None = None
+        self._unshown: list[Json] = []  # of tokens whose text comes with the next event
         self._num_events = 0
 
     def begin(self, usage: Usage) -> bytes:
-        """See `Writer`."""
         body = self._begun.body
-        return self._event("response.created", response=body) + self._event(
-            "response.in_progress", response=body
-        )
-
-    def of(self, delta: Delta) -> bytes | None:
-        """See `Writer`."""
-        return b"".join(self._change(change) for change in self._take(delta))
+        created = self._event("response.created", response=body)
+        return created + self._event("response.in_progress", response=body)
 
     def end(self, usage: Usage) -> bytes:
-        """See `Writer`."""
-        events = b"".join(self._change(change) for change in self._blocks.end())
+        events = self._events(self._blocks.end())
         body = self._finished(usage)
         return events + self._event(f"response.{body['status']}", response=body)
 
     def failed(self, error: RequestError) -> bytes:
-        """See `Writer`."""
         shown = openai_errors.reply(error).error
         code = shown.code or "server_error"
         event = self._event("error", code=code, message=shown.message, param=shown.param)
@@ -87,21 +74,11 @@ class ResponsesWriter:
         }
         return event + self._event("response.failed", response=body)
 
-    def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
-        """See `Writer`."""
-        (deltas,) = choices
-        for delta in deltas:
-            self._take(delta)
-        self._blocks.end()
-        return sse.to_json(self._finished(usage))
-
     def refused(self, error: RequestError) -> Response:
-        """See `Writer`."""
         return openai_errors.response(error)
 
     def _take(self, delta: Delta) -> list[Change]:
-        self._last = delta
-        changes = self._blocks.feed(delta.parts)
+        changes = super()._take(delta)
         if delta.scored:
             self._unplaced += [
                 protocol.logprob(entry)
@@ -121,9 +98,9 @@ class ResponsesWriter:
             ),
             None,
         )
-        self._unsaid, self._unplaced = self._unplaced, []
+        self._unshown, self._unplaced = self._unplaced, []
         if grown is not None:
-            self._logprobs.setdefault(grown.index, []).extend(self._unsaid)
+            self._logprobs.setdefault(grown.index, []).extend(self._unshown)
 
     def _finished(self, usage: Usage) -> Json:
         """The whole response, which is kept."""
@@ -178,7 +155,7 @@ class ResponsesWriter:
     def _grew(self, block: Block, text: str) -> bytes:
         match block.kind:
             case "text":
-                held_logprobs, self._unsaid = self._unsaid, []
+                held_logprobs, self._unshown = self._unshown, []
                 return self._event(
                     "response.output_text.delta",
                     **self._place(block),
@@ -235,4 +212,4 @@ class ResponsesWriter:
     def _event(self, kind: str, **fields: Any) -> bytes:
         number = self._num_events
         self._num_events += 1
-        return sse.named_event(kind, {"type": kind, "sequence_number": number, **fields})
+        return named_event(kind, {"type": kind, "sequence_number": number, **fields})
