@@ -32,7 +32,8 @@ kubernetes: $(KUBERNETES)/.ready ## build the Kubernetes that tests and the test
 $(KUBERNETES)/.ready: scripts/kubernetes.sh | .venv/.ready
 	@scripts/kubernetes.sh $(KUBERNETES)
 
-charts: setup ## after a change of the CRDs, the sample cluster or pdctl: the chart's copies, docs/reference.md and docs/cli.md
+charts: setup ## after a change of schema/, the sample cluster or pdctl: the CRDs, the chart's copies, docs/reference.md and docs/cli.md
+	@$(PYTHON) scripts/crds.py
 	@$(PYTHON) scripts/chart_copies.py
 	@$(PYTHON) scripts/reference.py
 	@$(PYTHON) scripts/cli_page.py

@@ -28,6 +28,7 @@ run words .venv/bin/python scripts/check_words.py
 run names .venv/bin/python scripts/check_names.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
+run crds .venv/bin/python scripts/crds.py --check
 run charts .venv/bin/python scripts/chart_copies.py --check
 run reference .venv/bin/python scripts/reference.py --check
 run cli .venv/bin/python scripts/cli_page.py --check

@@ -16,8 +16,9 @@ PAGE = Path("docs/reference.md")
 CRDS = ("pdcluster", "pdpoolscaler")
 HEAD = """# Reference
 
-Every field of a PDCluster and of its scalers.  Made from the CRDs by `make charts`: a change
-belongs in `crds/`.  A section that is like an earlier one is not repeated.
+Every field of a PDCluster and of its scalers.  Made by `make charts` from the CRDs, and these from
+the types in `schema/`, where a change belongs.  A section that is like an earlier one is not
+repeated.
 """
 
 Schema = Mapping[str, Any]

@@ -5,7 +5,6 @@ the statuses that are planned.
 from typing import Any
 
 import pytest
-from tests.operator.object_cases import at, minimal
 
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
 from pdcluster_api.plan.status.invalid import plan_invalid
@@ -15,6 +14,7 @@ from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId
 from tests.apiserver.objects import Json, Objects
 from tests.operator.pdcluster_api.plan.clusters import plan_all
+from tests.schema.object_cases import at, minimal
 
 NOW = "2026-01-02T03:04:05Z"
 

@@ -11,7 +11,7 @@ import yaml
 from pdcluster_api.manifests.objects import OWNER_API_VERSION, Owner
 from pdcluster_api.manifests.scaler import KIND, render_scaler
 from pdcluster_schema.labels import GROUP, SEEN_REPLICAS
-from pdcluster_schema.sections import PoolSpec, RolesSpec
+from pdcluster_schema.sections import RolesSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = yaml.safe_load((CRDS / "pdpoolscaler.yaml").read_text())
@@ -47,20 +47,10 @@ def test_scale_reads_and_writes_fields_of_the_schema() -> None:
     assert scale["specReplicasPath"] == ".spec.replicas"
 
 
-def test_scaler_bounds_are_those_of_a_pool() -> None:
+def test_scaler_roles_are_those_of_a_cluster() -> None:
     roles = [field.alias for field in RolesSpec.model_fields.values()]
-    low, high = (
-        getattr(limit, name)
-        for limit, name in zip(
-            PoolSpec.model_fields["replicas"].metadata, ("ge", "le"), strict=True
-        )
-    )
 
     assert SPEC["properties"]["role"]["enum"] == roles
-    assert (
-        SPEC["properties"]["replicas"]["minimum"],
-        SPEC["properties"]["replicas"]["maximum"],
-    ) == (low, high)
 
 
 @pytest.mark.parametrize("path", sorted(CRDS.glob("*.yaml")), ids=lambda path: path.name)

@@ -1,23 +1,16 @@
-"""A stock engine's fields in the CRD and in the model: the same patterns, and a place for every
-field of the engine.
-"""
+"""A stock engine's fields: a place for every field of the engine."""
 
 import re
-from pathlib import Path
 
 import msgspec
-import yaml
 
 from pdcluster_api.manifests import vllm
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.vllm_engine import (
     FIELD_OF_FLAG,
-    FLAG_PATTERN,
     FLAGS_OF_FIELDS,
-    LONG_FLAGS,
     OWNED_FLAGS,
-    OWNED_VARIABLES,
     PDCLUSTER_ONLY,
     VLLM_ONLY,
 )
@@ -25,47 +18,6 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.vllm import OURS_ALONE as WORKER_OURS_ALONE
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 from tests.schema.object_cases import vllm as stock
-
-ROOT = Path(__file__).parents[2]
-SPEC = yaml.safe_load((ROOT / "crds" / "pdcluster.yaml").read_text())["spec"]["versions"][0][
-    "schema"
-]["openAPIV3Schema"]["properties"]["spec"]
-ENGINE = SPEC["properties"]["engine"]["properties"]
-
-
-def rules_of(schema: dict[str, object]) -> list[str]:
-    found = schema["x-kubernetes-validations"]
-    assert isinstance(found, list)
-    return [rule["rule"] for rule in found]
-
-
-def test_both_refuse_the_same_flags_and_variables() -> None:
-    assert rules_of(ENGINE["args"]["items"]) == [
-        f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
-        f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",
-        f"!self.matches('{FLAG_PATTERN}') || !'{LONG_FLAGS}'.contains("
-        f"' ' + self.replace('_', '-').find('{FLAG_PATTERN}'))",
-    ]
-    assert f"!self.matches('{OWNED_VARIABLES}')" in rules_of(
-        ENGINE["env"]["items"]["properties"]["name"]
-    )
-    said = ENGINE["args"]["items"]["x-kubernetes-validations"][1]["message"]
-    assert all(field in said for field in FIELD_OF_FLAG.values())
-
-
-def test_both_refuse_the_same_fields() -> None:
-    rules = [
-        rule["rule"] for rule in SPEC["x-kubernetes-validations"] if ".?image." in rule["rule"]
-    ]
-    ours = [
-        rule["rule"] for rule in SPEC["x-kubernetes-validations"] if ".?device." in rule["rule"]
-    ]
-    refused = [rule for rule in ours if ".?speculation.hasValue()" in rule]
-
-    assert len(refused) == 4
-    for rule in refused:
-        assert re.findall(r"\bengine\.\?(\w+)\.hasValue", rule) == list(PDCLUSTER_ONLY)
-    assert all(f".?{field}.hasValue()" in rules[0] for field in VLLM_ONLY)
 
 
 def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:

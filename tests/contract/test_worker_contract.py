@@ -29,8 +29,8 @@ from pdcluster_operator.reconcile.key_secret import is_key
 from pdcluster_schema import etcd_keys, values
 from pdcluster_schema.engine import MAX_ENGINES, EngineSpec
 from pdcluster_schema.load import load, parse
+from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.ranks import MAX_RANKS
-from pdcluster_schema.sections import ModelSpec
 from pdcluster_schema.vllm_engine import VLLM_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig

@@ -963,7 +963,7 @@ BAD = [
     InvalidObject(
         at("spec.discovery.etcd.endpoints", ["http://etcd:2379"]),
         "spec.discovery.etcd.endpoints[0]: 'http://etcd:2379' is not host:port; write it like "
-        "127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
+        "etcd.example:2379 or [fd00::1]:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[0]",
     ),
     *(
@@ -982,7 +982,7 @@ BAD = [
     InvalidObject(
         at("spec.discovery.etcd.endpoints", ["etcd:65535", "etcd:65536"]),
         "spec.discovery.etcd.endpoints[1]: 'etcd:65536' is not host:port; write it like "
-        "127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
+        "etcd.example:2379 or [fd00::1]:2379, with a port of 1 to 65535",
         "spec.discovery.etcd.endpoints[1]",
     ),
     InvalidObject(

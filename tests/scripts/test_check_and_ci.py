@@ -131,6 +131,7 @@ CHECKS = {
     "names": "python scripts/check_names",
     "sizes": "python scripts/check_sizes",
     "duplicates": "python scripts/check_duplicates",
+    "crds": "python scripts/crds",
     "charts": "python scripts/chart_copies",
     "reference": "python scripts/reference",
     "cli": "python scripts/cli_page",

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
+from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.rules import rule, spelled
 from pdcluster_schema.section import Many, SpecSection
 from pdcluster_schema.values import (
@@ -26,40 +27,43 @@ from pdcluster_schema.values import (
 
 
 class PrefillScalingSpec(SpecSection):
-    """Thresholds of prefill: it scales up when any signal is over its threshold, and down when
-    all are under theirs.
-
-    queue_up, queue_down:             requests of the whole prefill queue
-    backlog_up_seconds:               seconds that the queue's tokens take at the measured prefill
-                                      rate; None = not looked at
-    utilization_up, utilization_down: share of time in an engine step, or of the GPU where there is
-                                      one
-    ttft_seconds:                     target for the mean time to first token; None = no target
-    headroom:                         share of workers kept above the measured need
+    """Thresholds at which prefill scales up (any signal over its own) and down (all under
+    theirs).
     """
 
     queue_up: Positive = 8
+    """Requests of the whole prefill queue over which it grows."""
     queue_down: Natural = 2
+    """Requests of the whole prefill queue at which it may shrink."""
     backlog_up_seconds: Seconds | None = None
+    """Seconds that the queue's tokens take at the measured prefill rate, over which it grows; by
+    default not looked at.
+    """
     utilization_up: Ratio = 0.80
+    """Share of time in an engine step, or of the GPU where there is one, over which it grows."""
     utilization_down: Ratio = 0.40
+    """The same, at which it may shrink."""
     ttft_seconds: Seconds | None = None
+    """Target for the mean time to first token in seconds; by default none."""
     headroom: Ratio = 0.0
+    """Share of workers kept above the measured need."""
 
 
 class DecodeScalingSpec(SpecSection):
-    """Thresholds of decode (or mixed).
-
-    queue_up, queue_down:       requests that wait in its engines, in all
-    kv_usage_up, kv_usage_down: share of KV blocks that hold live tokens
-    tpot_seconds:               target for the mean time per output token; None = no target
+    """Thresholds at which decode (or mixed) scales up (any signal over its own) and down (all under
+    theirs).
     """
 
     queue_up: Positive = 16
+    """Requests that wait in its engines, in all, over which it grows."""
     queue_down: Natural = 4
+    """Requests that wait in its engines, in all, at which it may shrink."""
     kv_usage_up: Ratio = 0.75
+    """Share of KV blocks that hold live tokens over which it grows."""
     kv_usage_down: Ratio = 0.30
+    """The same, at which it may shrink."""
     tpot_seconds: Seconds | None = None
+    """Target for the mean time per output token in seconds; by default none."""
 
 
 Window = Annotated[int, Field(ge=0, le=3600)]
@@ -67,46 +71,55 @@ Window = Annotated[int, Field(ge=0, le=3600)]
 
 
 class ScaleUpSpec(SpecSection):
-    """Speed at which a role grows.
-
-    window_seconds: how long every decision must have agreed
-    max_step:       most workers of a role in one decision; 0 = no limit.  4, as the HPA's own
-                    default, so that wrong numbers cost little before a user looks
-    """
+    """Rate at which a role scales up."""
 
     window_seconds: Window = 0
+    """Seconds for which every decision must have agreed."""
     max_step: Natural = 4
+    """Most workers of a role in one decision, so that wrong metrics add few workers before an alert
+    is seen; 0 = no limit.
+    """
 
 
 class ScaleDownSpec(SpecSection):
-    """Speed at which a role shrinks; as in ScaleUpSpec."""
+    """Rate at which a role scales down."""
 
     window_seconds: Window = 300
+    """Seconds for which every decision must have agreed."""
     max_step: Natural = 1
+    """Most workers of a role in one decision; 0 = no limit."""
 
 
 class RatioSpec(SpecSection):
-    """Bounds of prefill capacity over decode capacity, each weighted by its accelerators; None
-    = no bound.
+    """Bounds of prefill capacity over decode capacity; a worker weighs what all its accelerators
+    do.
     """
 
     min: Above0 | None = None
+    """Least prefill capacity for each unit of decode capacity; by default no bound."""
     max: Above0 | None = None
+    """Most prefill capacity for each unit of decode capacity; by default no bound."""
 
 
 class BudgetSpec(SpecSection):
     """Most accelerators of all pools together, pods that still end included; a worker counts with
-    all it has, one without any as one, a router as none.
-
-    per_gpu: by type, as in pools[].gpu.
+    all it has (gpusPerReplica, or one for each rank), one without any as one, a router as none. It
+    bounds the autoscaler; what a BlueGreen roll out needs beyond it is in the condition
+    RolloutOverBudget before it starts.
     """
 
     total: AcceleratorCount | None = None
-    per_gpu: dict[str, AcceleratorCount] = Field(default_factory=dict)
+    """Most of all types together; by default no limit."""
+    per_gpu: Annotated[dict[str, AcceleratorCount], Crd(maxProperties=64)] = Field(
+        default_factory=dict
+    )
+    """Most by type, as in the gpu of pools; a type that is not named has no limit."""
 
 
 TimeOfDay = Annotated[
-    str, spelled(r"([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day", "write HH:MM, as in 08:30")
+    str,
+    Crd(maxLength=5),
+    spelled(r"([01][0-9]|2[0-3]):[0-5][0-9]", "a time of day", "write HH:MM, as in 08:30"),
 ]
 
 
@@ -122,21 +135,33 @@ def _time_zone(name: str) -> str:
 
 
 class ScheduleSpec(SpecSection):
-    """Other bounds of a pool at some hours: one of them at least.
-
-    start, end: HH:MM in time_zone; an end before the start is on the next day
-    days:       on which it starts; none = every day
-    """
+    """Other bounds of one pool at some hours."""
 
     name: Name
+    """Name in decisions."""
     role: Literal["prefill", "decode", "mixed"]
+    """Role of the pool."""
     pool: Name
+    """One of that role's pools."""
     start: TimeOfDay
+    """HH:MM in timeZone, from which on it counts."""
     end: TimeOfDay
-    days: Annotated[tuple[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], ...], Many] = ()
-    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    """HH:MM in timeZone, until which it counts; before the start = on the next day, the same = for
+    a whole day.
+    """
+    days: Annotated[
+        tuple[Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"], ...],
+        Many,
+        Crd(maxItems=7, list_type="atomic"),
+    ] = ()
+    """Days on which it starts; by default every day."""
+    time_zone: Annotated[str, Crd(minLength=1, maxLength=64), AfterValidator(_time_zone)] = "UTC"
+    """Name in the tz database, such as Europe/Berlin; an unknown one makes the object InvalidSpec.
+    """
     min_replicas: Replicas | None = None
+    """Bound in place of the pool's; by default the pool's own."""
     max_replicas: Replicas | None = None
+    """Bound in place of the pool's; by default the pool's own."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -153,33 +178,48 @@ class ScheduleSpec(SpecSection):
 
 
 class AutoscaleSpec(SpecSection):
-    """Mode and rules of scaling by metrics.
-
-    mode:                  Off = `kubectl scale`; Advise = as Off, and decisions are shown; On = the
-                           autoscaler alone
-    interval_seconds:      between two scrapes, and two decisions
-    stale_after:           scrapes in a row that a worker may miss
-    tolerance:             differences within this share of a threshold do nothing
-    cost:                  relative price of one accelerator by type; of equal ones the pool that
-                           stands first is the cheaper
-    capacity_seconds:      how long a pod may be unschedulable before its request is given back
-    backoff_seconds:       how long a GPU type without room is left alone
+    """Autoscaling of the pools by metrics of the workers. A change takes effect at once and makes
+    no new revision.
     """
 
     mode: Literal["Off", "Advise", "On"] = "Off"
+    """Off = `kubectl scale` and the pools' replicas; Advise = as Off, and status.autoscaling shows
+    what would be done; On = the autoscaler alone, from the present replicas on; every pool then
+    needs maxReplicas, or budget.total is given.
+    """
     interval_seconds: Annotated[int, Field(ge=5, le=3600)] = 5
+    """Seconds between two scrapes of the workers, and two decisions."""
     stale_after: Annotated[int, Field(ge=1, le=100)] = 3
+    """Scrapes in a row that a worker may miss and still count with its last numbers."""
     prefill: PrefillScalingSpec = PrefillScalingSpec()
     decode: DecodeScalingSpec = DecodeScalingSpec()
     scale_up: ScaleUpSpec = ScaleUpSpec()
     scale_down: ScaleDownSpec = ScaleDownSpec()
     tolerance: Ratio = 0.10
+    """Differences within this share of a threshold do nothing."""
     ratio: RatioSpec = RatioSpec()
     budget: BudgetSpec = BudgetSpec()
-    schedules: Annotated[tuple[ScheduleSpec, ...], Many] = ()
-    cost: dict[str, Above0] = Field(default_factory=dict)
+    schedules: Annotated[
+        tuple[ScheduleSpec, ...],
+        Many,
+        Crd(
+            Cel(
+                "self.all(s, self.exists_one(t, t.name == s.name))",
+                "two schedules have the same name: give each a name of its own",
+            ),
+            maxItems=32,
+            list_type="atomic",
+        ),
+    ] = ()
+    """Other bounds of pools at some hours; of several that are on, the last counts."""
+    cost: Annotated[dict[str, Above0], Crd(maxProperties=64)] = Field(default_factory=dict)
+    """Relative price of one accelerator by type, whatever number a worker has, 1 where none is
+    given; the cheapest pool grows first, the dearest shrinks first.
+    """
     capacity_seconds: WholeSeconds = 120
+    """Seconds that a pod may be unschedulable before its request is given back."""
     backoff_seconds: WholeSeconds = 600
+    """Seconds that a type of accelerator without room is left alone."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

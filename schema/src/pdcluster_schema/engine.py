@@ -5,12 +5,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.crd.keywords import Crd
 from pdcluster_schema.quantity import Quantity
 from pdcluster_schema.rules import rule
 from pdcluster_schema.scheduling import ChunkScheduleSpec, SchedulerName
 from pdcluster_schema.section import Many, SpecSection
 from pdcluster_schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
 from pdcluster_schema.vllm_engine import (
+    ARGUMENT_RULES,
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_VARIABLES,
@@ -37,47 +39,53 @@ A step of a few hundred tokens reads the weights as long as it computes.
 BY_DEVICE = frozenset({"max_batched_tokens", "max_sequences", "kv_cache_memory"})
 """Fields of which the default, given, is another value than none on an accelerator."""
 
-Argument = Annotated[Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_argument)]
+Argument = Annotated[
+    Text, Field(max_length=MAX_ARGUMENT), AfterValidator(check_argument), Crd(*ARGUMENT_RULES)
+]
 """A flag of a stock engine, or the value of one."""
 
 
 class PrefillDelayerSpec(SpecSection):
-    """Time for which new prompts are held back so that they are prefilled together.
-
-    max_delay_passes:          steps of the engine for which a prompt is held back, less one
-    token_usage_low_watermark: below that share of used KV blocks none is held back; None = off
-    queue_min_ratio:           prompts wait until so many do, as a share of the requests that run;
-                               None = off
+    """Holds new prompts of prefill and mixed workers back for some steps, so that they are
+    prefilled together; by default none is.
     """
 
     enabled: bool = True
+    """Hold prompts back. Default true."""
     max_delay_passes: Annotated[int, Field(ge=1, le=10_000)] = 30
+    """Steps of the engine for which a prompt is held back at most, less one. Default 30."""
     max_delay_milliseconds: Annotated[int, Field(ge=1, le=600_000)] = 5000
+    """Time for which a prompt is held back at most. Default 5000."""
     token_usage_low_watermark: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of used KV blocks below which no prompt is held back; by default there is none."""
     queue_min_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Prompts wait until so many do, as a share of the requests that run; by default they do not.
+    """
 
 
 class SpeculationSpec(SpecSection):
-    """Tokens that are guessed and verified by the next step, on decode and mixed workers.
-
-    method:                Off = none are; ngram = from the request's own tokens; draft = by a
-                           smaller model
-    draft_model:           folder of that model as the workers see it, or below the root of
-                           spec.model.pvc; for draft
-    num_tokens:            most drafts of one request in a step
-    prompt_lookup_max, prompt_lookup_min: most and fewest last tokens that a match is looked for
-                                          with
-    adaptive:              a request is not drafted while its drafts are measured not to pay
-    disable_above_running: with more running requests nothing is drafted; None = no such bound
+    """Guesses tokens of decode and mixed workers' requests, which the next step of the model
+    verifies together; answers stay the same. By default no token is guessed.
     """
 
     method: Literal["Off", "ngram", "draft"] = "ngram"
+    """Off = no token is guessed; ngram = from what followed the request's last tokens where they
+    stood before; draft = by a smaller model. Default ngram.
+    """
     draft_model: Text | None = None
+    """Folder of the smaller model of the same vocabulary, as the workers see it, or below the root
+    of model.pvc.
+    """
     num_tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """Most tokens that are guessed for one request in a step. Default 3."""
     prompt_lookup_max: Positive = 5
+    """Most last tokens that a match is looked for with. Default 5."""
     prompt_lookup_min: Positive = 3
+    """Fewest last tokens that a match is looked for with. Default 3."""
     adaptive: bool = True
+    """Stop guessing for a request while its guesses are measured not to pay. Default true."""
     disable_above_running: Positive | None = None
+    """No token is guessed while more requests than this run; by default there is no such bound."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -103,92 +111,133 @@ class SpeculationSpec(SpecSection):
 
 
 class EngineSpec(SpecSection):
-    """Sizes of the engine.
-
-    On a role, only the values that are given count: they go over those of `spec.engine`.
-
-    type:                  our own engine, or a stock one beside our server process; of the whole
-                           cluster, and of no role alone
-    image:                 of the stock engine, unmodified; on Kubernetes it has to be given
-    command:               program of the stock engine; its flags follow.  None = vllm serve
-    args:                  more flags for it
-    env:                   more environment variables for it
-    device:                what it computes on; auto = cuda where the pool has an accelerator, else
-                           cpu
-    block_size:            tokens of one KV block
-    max_batched_tokens:    token budget of one step; on an accelerator 8192 unless it is given
-    max_sequences:         most requests in one step; on an accelerator 256 unless it is given
-    max_model_len:         longest prompt + output in tokens; None = the model's own limit
-    kv_cache_memory:       bytes for KV blocks (512Mi in YAML); ignored when num_blocks is given
-    device_memory_share:   of a GPU's memory, for weights, KV blocks and steps together; takes the
-                           place of kv_cache_memory there; None = 0.9 on an accelerator where
-                           neither kv_cache_memory nor num_blocks is given
-    num_blocks:            KV blocks; None = as many as the memory for them holds
-    threads:               CPU threads of the model; 0 = from the machine
-    data_parallel_size:    engine processes of one worker, which share its threads, KV memory and
-                           bandwidth
-    transport:             that moves KV blocks between workers that both have it; auto = nixl, else
-                           ucx, where there is an RDMA device, else tcp
-    transfer_bandwidth:    most bytes per second of KV that a worker sends; 0 = no limit
-    verify_transfers:      send and compare a checksum of every KV transfer
-    fence_timeout_seconds: a fence older than this is reported; its blocks stay quarantined
-    admission_watermark:   share of the KV blocks left free by an admission beside others
-    batch_invariant:       a request's bits do not depend on what else is computed, on CPUs of one
-                           kind
-    scheduler:             which requests share a step, and how prompts are cut
-    scheduling_policy:     fcfs = by arrival; priority = lower first, ties by arrival; preemptive =
-                           so too, and a waiting request takes the seat and the blocks of a running
-                           one of lower priority
-    long_prefill_token_threshold: most tokens of one prompt in a step while others want some too;
-                           0 = no such limit; for continuous
-    chunked_prefill:       a prompt may be computed in parts; for continuous
-    tbt_slo_milliseconds:  time between two tokens that steps are kept within by their size; for
-                           sarathi
-    chunk_schedule:        chunk sizes by how far a prompt is; for sarathi
-    tensor_parallel_size:   rank processes that share each layer; on GPUs, one accelerator each
-    pipeline_parallel_size: stages of layers, each of so many ranks
-    prefill_delayer:       of prefill and mixed workers; None = prompts are not held back
-    speculation:           of decode and mixed workers; None = no token is guessed
-    """
+    """The engine of every worker; a role's own engine goes over it, value by value."""
 
     type: Literal["pdcluster", "vllm"] = "pdcluster"
+    """Engine of every worker: pdcluster = our own; vllm = an unmodified vLLM beside our server
+    process (docs/engines.md). Of the whole cluster, so in spec.engine alone. Default pdcluster.
+    """
     image: Text | None = None
+    """Image of the stock engine, unmodified, such as vllm/vllm-openai:v0.32.0; pullPolicy and
+    pullSecrets are those of spec.image. For type vllm, which needs it; pdctl up does not read it.
+    """
     command: Annotated[tuple[Text, ...], Many, Field(min_length=1, max_length=16)] | None = None
+    """Program of the stock engine; the model's folder and all flags follow it. By default vllm
+    serve, as the image or, for pdctl up, the PATH has it. For type vllm.
+    """
     args: Annotated[tuple[Argument, ...], Many, Field(max_length=MAX_ARGUMENTS)] | None = None
+    """More flags of the stock engine, such as --enforce-eager; flags that a field stands for, and
+    those that PDCluster sets, are refused. A role's take the place of all of spec.engine's. For
+    type vllm.
+    """
     env: (
         Annotated[
             tuple[EnvSpec, ...],
             Many,
+            Crd(list_type="map", list_map_keys=["name"]),
             Field(max_length=MAX_VARIABLES),
             AfterValidator(check_variables),
         ]
         | None
     ) = None
+    """More environment variables of the stock engine; values of Secrets go through a podTemplate's
+    container named engine. A role's take the place of all of spec.engine's. For type vllm.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to compute on; auto = cuda where the pool has an accelerator, else cpu. A worker that
+    cannot have it does not become ready and says why; cpu on a pool with an accelerator leaves that
+    idle. Default auto.
+    """
     block_size: Positive = 16
+    """Tokens of one KV block. Default 16."""
     max_batched_tokens: Annotated[int, Field(ge=1, le=1 << 24)] = 256
+    """Token budget of one step. Default 256; 8192 for workers that compute on an accelerator."""
     max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = 64
+    """Most requests in one step. Default 64; 256 (at most maxBatchedTokens) for workers that
+    compute on an accelerator.
+    """
     max_model_len: Positive | None = None
+    """Longest prompt + output in tokens; a worker whose KV blocks do not hold it is refused at
+    start. By default the model's own limit, or what the KV blocks hold where that is less.
+    """
     prefix_caching: bool = True
+    """Keep the KV blocks of ended requests for equal prompt prefixes. Default true."""
     kv_cache_memory: Quantity = 1 << 30
+    """Memory for KV blocks of one worker, in bytes or as a quantity such as 512Mi; ignored when
+    numBlocks is given. Default 1Gi; on an accelerator deviceMemoryShare counts unless this is
+    given.
+    """
     device_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of a GPU's memory, such as 0.9, that a worker takes for weights, KV blocks and steps
+    together; KV blocks get what the others leave of it, in place of kvCacheMemory. Without effect
+    on a CPU and where numBlocks is given. Default 0.9 for workers that compute on an accelerator,
+    unless kvCacheMemory or numBlocks is given.
+    """
     num_blocks: Positive | None = None
+    """KV blocks of one worker; by default as many as kvCacheMemory, or deviceMemoryShare, holds."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
+    """CPU threads of the model; 0 = from the CPU limit; under pdctl up a share of the machine and
+    idle cores of its other engines. Default 0.
+    """
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
+    """Engine processes of one worker, behind its one address. They share its threads, KV memory,
+    blocks and transferBandwidth; each loads the weights and has maxBatchedTokens and maxSequences
+    of its own. One that dies is started again while the others keep serving. Default 1.
+    """
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
+    """Transport of KV blocks between workers. nixl and ucx need an image with that extra
+    (docs/kv-blocks.md) and carry over RDMA or shared memory what they can; auto = nixl, else ucx,
+    on machines with an RDMA device, and tcp on others, where it is faster. A pair that the
+    transport does not connect uses tcp, and status.disaggregation says why. Default auto.
+    """
     transfer_bandwidth: Annotated[int, Field(ge=0, le=MAX_BANDWIDTH)] = 0
+    """Most bytes per second of KV that a worker sends; 0 = no limit. Default 0."""
     verify_transfers: bool = False
+    """Send and compare a checksum of every KV transfer. Default false."""
     fence_timeout_seconds: Seconds = 30.0
+    """Seconds after which a fence is reported overdue; its blocks stay quarantined. Default 30."""
     batch_invariant: bool = False
+    """A request's tokens do not depend, bit by bit, on what else is computed, cached or not, here
+    or remotely, on CPUs of one kind. Needs the compiled kernels and a model that our own decoder
+    runs. Default false.
+    """
     scheduler: SchedulerName = "continuous"
+    """Choice of the requests that share a step, and of the cuts of prompts (docs/scheduling.md).
+    prefill-first, orca and request-level compute a prompt in one step, which needs maxBatchedTokens
+    of at least the context's length. Default continuous.
+    """
     scheduling_policy: Literal["fcfs", "priority", "preemptive"] = "priority"
+    """Order of requests: fcfs = the one that arrived first; priority = the one with the lowest
+    priority, then by arrival; preemptive = so too, and a waiting request takes the seat and the KV
+    blocks of a running one of lower priority, which begins again later with its output kept.
+    Default priority.
+    """
     long_prefill_token_threshold: Natural = 0
+    """Most tokens of one prompt in a step while other prompts want some too; 0 = no such limit. For
+    scheduler continuous. Default 0.
+    """
     chunked_prefill: bool = True
+    """A prompt may be computed in parts. false needs maxBatchedTokens of at least the context's
+    length. For scheduler continuous. Default true.
+    """
     tbt_slo_milliseconds: Milliseconds | None = None
+    """Time between two tokens of an answer that steps are kept within, by the tokens they hold: at
+    most maxBatchedTokens, which is the number without it. For scheduler sarathi.
+    """
     chunk_schedule: ChunkScheduleSpec | None = None
     admission_watermark: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the KV blocks, such as 0.05, that stays free when a request is admitted while others
+    hold blocks: room for those to grow into, so that fewer are preempted. Schedulers sarathi and
+    prefill-first leave 1 % at least. Default 0.
+    """
     tensor_parallel_size: Ranks = 1
+    """Rank processes that share each layer, on GPUs with an accelerator each; it must divide the
+    model's KV heads, attention heads and intermediate size. Of prefill and decode one may be a
+    multiple of the other. Default 1.
+    """
     pipeline_parallel_size: Ranks = 1
+    """Stages that the model's layers are divided into, each of tensorParallelSize ranks. Default 1.
+    """
     prefill_delayer: PrefillDelayerSpec | None = None
     speculation: SpeculationSpec | None = None
 

@@ -11,54 +11,36 @@ from pydantic.alias_generators import to_camel
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
 from pdcluster_schema.autoscale import AutoscaleSpec
+from pdcluster_schema.discovery import DiscoverySpec
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.metadata import Metadata
+from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.ranks import gpus_per_replica, misfit
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
-from pdcluster_schema.rules import rule, spelled
+from pdcluster_schema.rules import rule
 from pdcluster_schema.scheduling import scheduling_fault
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import (
     MAX_ACCELERATORS,
     ROUTER,
     AcceleratorSpec,
-    DiscoverySpec,
-    ImageSpec,
-    ModelSpec,
     NetworkPolicySpec,
     PoolSpec,
     RolesSpec,
     RolloutSpec,
     ServiceSpec,
 )
-from pdcluster_schema.values import Name, PodTemplate, SizeOfSpec
+from pdcluster_schema.values import PodTemplate, SizeOfSpec
 from pdcluster_schema.vllm_engine import engine_faults
 
 KIND = "PDCluster"
 
 
-class Metadata(SpecSection):
-    """Name and namespace of the object; labels and annotations are the user's own."""
-
-    name: Name
-    namespace: Annotated[
-        str,
-        spelled(
-            r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
-            "a namespace",
-            "use at most 63 lower-case letters, digits and '-'",
-        ),
-    ] = "default"
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-
-
 class PDClusterSpec(SpecSection):
-    """The model and its servers.  accelerators: types by name, on top of and over those of
-    accelerators.yaml.
-    """
+    """Desired state of the cluster."""
 
     model: ModelSpec
     roles: RolesSpec
@@ -67,6 +49,9 @@ class PDClusterSpec(SpecSection):
     accelerators: Annotated[dict[str, AcceleratorSpec], Field(max_length=MAX_ACCELERATORS)] = Field(
         default_factory=dict
     )
+    """Types of accelerator by the name that a pool's gpu takes, in addition to and in the place of
+    those that the operator knows.
+    """
     routing: RoutingSpec = RoutingSpec()
     qos: QosSpec = QosSpec()
     discovery: DiscoverySpec = DiscoverySpec()
@@ -76,6 +61,11 @@ class PDClusterSpec(SpecSection):
     rollout: RolloutSpec = RolloutSpec()
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     pod_template: PodTemplate = Field(default_factory=dict)
+    """Metadata and spec of a pod, merged strategically over what the operator renders: lists of
+    named things by their names. A role's goes over that of spec; the container engine, device
+    claims and the runtime class of accelerators in that of spec leave routers out. At most 32 KiB
+    as JSON each, and the whole spec 128 KiB.
+    """
 
     @model_validator(mode="after")
     def _gpu_known(self) -> Self:

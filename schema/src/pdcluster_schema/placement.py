@@ -10,16 +10,22 @@ from pdcluster_schema.values import Text
 
 
 class PlacementSpec(SpecSection):
-    """Keep all workers of a revision on nodes with one value of a label, such as a rack.
-
-    min_transfer_gbps: 10**9 bytes per second, below which KVTransferVerified is False
+    """Keep all workers of a revision where KV moves fast, on nodes with one value of a label, such
+    as a rack or an NVLink domain; and how fast it has to move.
     """
 
     domain_label: Text | None = None
+    """Key of that label; by default workers may be on any nodes."""
     mode: Literal["Required", "Preferred"] = "Preferred"
+    """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere.
+    """
     min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
         default=None, alias="minTransferGBps"
     )
+    """Floor in 10^9 bytes per second: the condition KVTransferVerified is False while a verified
+    transfer is slower; by default any rate will do. A verification moves some MiB, which is slower
+    than a long prompt. A change makes no new revision.
+    """
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:

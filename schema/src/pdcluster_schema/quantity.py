@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.rules import rule
 
 _SUFFIXES = {
@@ -41,4 +42,21 @@ def parse_quantity(value: object) -> object:
     return math.ceil(Decimal(match[1]) * _SUFFIXES[match[2] or ""])
 
 
-Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=1)]
+_CEL = "^([0-9]*[1-9][0-9]*([.][0-9]+)?|[0-9]+[.][0-9]*[1-9][0-9]*)(k|M|G|T|Ki|Mi|Gi|Ti)?$"
+Quantity = Annotated[
+    int,
+    BeforeValidator(parse_quantity),
+    Field(ge=1),
+    Crd(
+        Cel(
+            f"type(self) == int ? self > 0 : self.matches('{_CEL}')",
+            "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as "
+            "512Mi; more than 0",
+        ),
+        int_or_string=True,
+        maxLength=32,
+        type=None,
+        format=None,
+        minimum=None,
+    ),
+]

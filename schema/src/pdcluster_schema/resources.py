@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
+from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.rules import rule
 from pdcluster_schema.section import SpecSection
 
@@ -28,7 +29,19 @@ def _amount(value: object) -> int | str:
     )
 
 
-Amount = Annotated[int | str, PlainValidator(_amount)]
+Amount = Annotated[
+    int | str,
+    PlainValidator(_amount),
+    Crd(
+        Cel(
+            "type(self) == int ? self >= 0 : "
+            "self.matches('^[0-9]+([.][0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$')",
+            "not an amount: write a whole number, or a quantity in quotes such as 500m, 1.5 or "
+            "16Gi",
+        ),
+        maxLength=32,
+    ),
+]
 """Amount of a resource, as in a container."""
 
 
@@ -48,8 +61,10 @@ class ResourcesSpec(SpecSection):
     pool's gpu.
     """
 
-    requests: dict[str, Amount] = Field(default_factory=dict)
-    limits: dict[str, Amount] = Field(default_factory=dict)
+    requests: Annotated[dict[str, Amount], Crd(maxProperties=32)] = Field(default_factory=dict)
+    """Amounts by name of the resource, such as cpu in cores and memory in bytes."""
+    limits: Annotated[dict[str, Amount], Crd(maxProperties=32)] = Field(default_factory=dict)
+    """Amounts by name of the resource, such as cpu in cores and memory in bytes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

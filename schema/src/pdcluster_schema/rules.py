@@ -1,10 +1,12 @@
 """A broken rule, in the form that `schema.load` turns into a Fault."""
 
 import re
+from dataclasses import dataclass
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from pdcluster_schema.crd.keywords import Crd, matches
 from pdcluster_schema.quick_json import encoded
 
 
@@ -15,9 +17,17 @@ def rule(reason: str, fix: str, *, at: str = "") -> PydanticCustomError:
     return PydanticCustomError("rule", "{reason}", {"reason": reason, "fix": fix, "at": at})
 
 
-def spelled(pattern: str, what: str, fix: str) -> AfterValidator:
-    """A validator of text that must match the whole pattern.  what: completes `'...'
-    is not ...`.
+@dataclass(frozen=True)
+class Spelled(AfterValidator):
+    """A validator of text, and the same for the API server."""
+
+    crd: Crd
+
+
+def spelled(pattern: str, what: str, fix: str) -> Spelled:
+    """A validator of text that must match the whole pattern, of Python's syntax and RE2's.
+
+    what: completes `'...' is not ...`
     """
     compiled = re.compile(pattern, re.ASCII)
 
@@ -26,7 +36,7 @@ def spelled(pattern: str, what: str, fix: str) -> AfterValidator:
             raise rule(f"{value!r} is not {what}", fix)
         return value
 
-    return AfterValidator(check)
+    return Spelled(check, matches(pattern, what, fix))
 
 
 def check_size(value: object, most: int, fix: str) -> None:

@@ -29,17 +29,18 @@ WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "
 
 
 class ChunkScheduleSpec(SpecSection):
-    """Chunk sizes of a prompt: high at its start, low where its context is long.
-
-    low, high:  tokens of a step that computes the last part of a prompt, and the first
-    stages:     how many sizes from high to low, in equal steps
-    max_tokens: of the longest prompt, which the stages divide evenly
+    """Chunk sizes by how far a prompt is; by default they only follow the budget. For scheduler
+    sarathi.
     """
 
     low: Positive
+    """Tokens of a step that computes the last part of a prompt."""
     high: Positive
+    """Tokens of a step that computes the first part of a prompt."""
     stages: Annotated[int, Field(ge=1, le=64)]
+    """Number of sizes from high to low, in equal steps."""
     max_tokens: Positive
+    """Tokens of the longest prompt, which the stages divide evenly."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

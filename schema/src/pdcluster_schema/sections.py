@@ -1,9 +1,5 @@
-"""The sections of a PDCluster spec: frozen models, camelCase in YAML, strict types, no unknown
-field.
-
-A section exists here only when something reads it.  Units are in the names or
-the docstrings; the CRD (`crds/pdcluster.yaml`) says the same to the API
-server, and `tests/contract` holds the two together.
+"""The sections of a PDCluster spec that have no file of their own: roles and pools, accelerators,
+service, rollout and network policy.  A section exists only when something reads it.
 """
 
 from collections import Counter
@@ -12,17 +8,15 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.crd.keywords import Crd
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.quantity import Quantity
 from pdcluster_schema.resources import ResourcesSpec
-from pdcluster_schema.rules import rule, spelled
+from pdcluster_schema.rules import rule
 from pdcluster_schema.section import Many, SpecSection
 from pdcluster_schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
 from pdcluster_schema.values import (
     MAX_SECONDS,
     MAX_WORKERS,
-    ChatTemplate,
-    Endpoint,
     HardwareNumber,
     Name,
     ObjectName,
@@ -37,136 +31,58 @@ from pdcluster_schema.values import (
 MAX_POOLS = 16
 """Pools of all roles together."""
 ROUTER: Final = "router"  # the one role without an engine
-MAX_ENDPOINTS = 16
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
 
 
-class PvcSpec(SpecSection):
-    """A volume that holds model folders; `model.path` is then below its root."""
-
-    claim_name: ObjectName
-
-
-class HuggingFaceSpec(SpecSection):
-    """A repository of the Hugging Face hub, downloaded before a worker starts.
-
-    revision:     a commit, tag or branch
-    token_secret: a Secret whose key `HF_TOKEN` or `token` reads a gated or private repository
-    """
-
-    repo: Annotated[
-        str,
-        Field(max_length=200),
-        spelled(
-            r"[\w.-]+(/[\w.-]+)?",
-            "a repository",
-            "write it like HuggingFaceTB/SmolLM2-135M-Instruct",
-        ),
-    ]
-    revision: Text = "main"
-    token_secret: ObjectName | None = None
-
-
-class ModelSpec(SpecSection):
-    """The model, and its Hugging Face folder: a path (in the image or on a volume) or the hub.
-
-    name:       what clients call it; `pdctl up` looks for its folder by this name in its cache
-    path:       its folder as the workers see it, or below the volume's root; `~` and relative paths
-                without a volume are for `pdctl` only
-    dtype:      of weights and KV; auto = bfloat16 where the first worker's device computes it
-                natively, else float32
-    chat_template: Jinja text in place of the model's own chat template, or `chatml-tools`, which is
-                   for requests with tools
-    tool_parser, reasoning_parser: how the model writes calls of tools, and its reasoning; auto = as
-                                   its chat template says
-    node_cache: folder of the node that keeps downloads for the next pod there; without it each pod
-                downloads for itself
-    """
-
-    name: Text
-    path: Text | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    chat_template: ChatTemplate | None = None
-    tool_parser: Literal[
-        "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
-    ] = "auto"
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
-    pvc: PvcSpec | None = None
-    hugging_face: HuggingFaceSpec | None = None
-    node_cache: (
-        Annotated[
-            str,
-            Field(max_length=4096),
-            spelled(r"/[^\n]+", "an absolute path", "write it like /var/cache/models"),
-        ]
-        | None
-    ) = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.path is None) == (self.hugging_face is None):
-            raise rule(
-                "needs either path or huggingFace, and not both",
-                "give the one that the model comes from",
-            )
-        if self.pvc is not None and self.path is None:
-            raise rule(
-                "a volume needs the model's path in it", "give path, or leave pvc out", at="pvc"
-            )
-        if self.node_cache is not None and self.hugging_face is None:
-            raise rule(
-                "keeps downloads, and nothing is downloaded",
-                "give huggingFace, or leave nodeCache out",
-                at="nodeCache",
-            )
-        return self
-
-
-class ImageSpec(SpecSection):
-    """The worker image.  name: None = the one that the operator was installed with, kept for the
-    life of a revision.
-    """
-
-    name: Text | None = None
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    pull_secrets: Annotated[tuple[ObjectName, ...], Many] = ()
-
-
 class AcceleratorSpec(SpecSection):
-    """A type of accelerator that accelerators.yaml does not have, or in the place of one that it
-    has.  Numbers are per accelerator, as in that file; None = not known.
-
-    resource:    what a pod asks for, as in nvidia.com/gpu; None = nothing but cpu and memory
-    node_labels: labels of the nodes that carry it
-    memory_bytes:    its memory
-    bandwidth_bytes: bytes per second of its memory
-    bf16_flops, fp8_flops, fp4_flops: dense operations per second
-    """
+    """One type of accelerator; it keeps its resource and nodeLabels as long as it is defined."""
 
     resource: Annotated[Text, Field(max_length=MAX_RESOURCE)] | None = None
+    """Resource that a pod requests, as in nvidia.com/gpu; by default only cpu and memory."""
     node_labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that carry it."""
     memory_bytes: HardwareNumber | None = None
+    """Memory of one, in bytes; with bandwidthBytes the decode capacity that autoscale.ratio counts.
+    By default not known.
+    """
     bandwidth_bytes: HardwareNumber | None = None
+    """Bytes per second of its memory; by default not known, and it weighs as one H100."""
     bf16_flops: HardwareNumber | None = None
+    """Dense BF16 operations per second, for the prefill capacity, and over bandwidthBytes the
+    default of prefillLengthThreshold. By default not known.
+    """
     fp8_flops: HardwareNumber | None = None
+    """Dense FP8 operations per second, of engines that compute in FP8; by default those of
+    bf16Flops.
+    """
     fp4_flops: HardwareNumber | None = None
+    """Dense FP4 operations per second, of engines that compute in FP4; by default those of
+    bf16Flops.
+    """
 
 
 class PoolSpec(SpecSection):
-    """Replicas of one role on one type of accelerator; min and max bound every later change of
-    `replicas`.
-
-    gpus_per_replica: accelerators of one worker; None = one for each rank of its engine
-    """
+    """Replicas of one role on one type of accelerator."""
 
     name: Name
-    gpu: str = "cpu"
+    """Unique within the role."""
+    gpu: Annotated[str, Crd(maxLength=63)] = "cpu"
+    """Type of accelerator; B200, B300, GB200, GB300, H100, H200, cpu or one of spec.accelerators.
+    """
     gpus_per_replica: Ranks | None = None
+    """Accelerators of one worker, which autoscale counts and pods request; by default one for each
+    rank, tensorParallelSize times pipelineParallelSize of the engine.
+    """
     replicas: Replicas
+    """Workers to run, of all pools together at most 4096. A change is a request to scale, like one
+    through /scale of the pool's PDPoolScaler.
+    """
     min_replicas: Replicas | None = None
+    """Fewest workers that replicas may ever be."""
     max_replicas: Replicas | None = None
+    """Most workers that replicas may ever be."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -193,14 +109,22 @@ class PoolSpec(SpecSection):
 
 
 class RoleSpec(SpecSection):
-    """One role: its pools, its own engine values over `spec.engine`, and its pod template merged
-    over `spec.podTemplate`.
-    """
+    """The workers of one role."""
 
-    pools: Annotated[tuple[PoolSpec, ...], Many]
+    pools: Annotated[
+        tuple[PoolSpec, ...],
+        Many,
+        Crd(minItems=1, maxItems=MAX_POOLS, list_type="map", list_map_keys=["name"]),
+    ]
+    """Replicas by type of accelerator; at most 16 pools in all roles together."""
     engine: EngineSpec = EngineSpec()
     resources: ResourcesSpec = ResourcesSpec()
     pod_template: PodTemplate = Field(default_factory=dict)
+    """Metadata and spec of a pod, merged strategically over what the operator renders: lists of
+    named things by their names. A role's goes over that of spec; the container engine, device
+    claims and the runtime class of accelerators in that of spec leave routers out. At most 32 KiB
+    as JSON each, and the whole spec 128 KiB.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -224,11 +148,9 @@ class RoleSpec(SpecSection):
 
 
 class RolesSpec(SpecSection):
-    """Either prefill and decode, or mixed (both phases in one worker: the baseline); before either,
-    routers.
-
-    router: workers without an engine that take the requests of clients; None = decode or mixed
-            workers take them
+    """Either prefill and decode, or mixed. With router workers without an engine take the requests
+    of clients, and keep models listed while the others are at zero; where none is asked for, decode
+    or mixed workers take them.
     """
 
     prefill: RoleSpec | None = None
@@ -283,107 +205,53 @@ class RolesSpec(SpecSection):
         return {name: role for name, role in roles.items() if role is not None}
 
 
-class StorageSpec(SpecSection):
-    """A volume for each member of the cluster's etcd.  retain: keep it when the PDCluster is
-    deleted.
-    """
-
-    size: Quantity
-    class_name: Text | None = None
-    retain: bool = False
-
-
-class EtcdSpec(SpecSection):
-    """The etcd that holds the workers' leased records: given endpoints, or one that is run for this
-    cluster.
-
-    endpoints:  host:port of an etcd to use; none = one is run
-    tls_secret: a Secret with ca.crt, and tls.crt and tls.key if the etcd asks for a client
-                certificate; with endpoints only
-    replicas:   members of the one that is run
-    image:      of the one that is run; None = the operator's setting
-    storage:    None = kept in memory and written again by the workers after a restart
-    """
-
-    endpoints: Annotated[tuple[Endpoint, ...], Many, Field(max_length=MAX_ENDPOINTS)] = ()
-    tls_secret: ObjectName | None = None
-    replicas: Literal[1, 3] = 1
-    image: Text | None = None
-    storage: StorageSpec | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.tls_secret is not None and not self.endpoints:
-            raise rule(
-                "is for endpoints, and none are given",
-                "give endpoints, or leave tlsSecret out",
-                at="tlsSecret",
-            )
-        if self.storage is not None and self.endpoints:
-            raise rule(
-                "is for an etcd that is run here, and endpoints are given",
-                "leave storage or endpoints out",
-                at="storage",
-            )
-        if self.replicas > 1 and self.storage is None and not self.endpoints:
-            raise rule(
-                "3 members need storage: one that lost its data could not come back",
-                "give storage, or replicas: 1",
-                at="storage",
-            )
-        return self
-
-
-class DiscoverySpec(SpecSection):
-    """Discovery of the workers of a cluster by each other."""
-
-    etcd: EtcdSpec = EtcdSpec()
-
-
 class ServiceSpec(SpecSection):
-    """Service of the OpenAI API.
-
-    port:           of the Service; with `pdctl`, of the first ingress worker
-    annotations:    of the Service, as a load balancer wants them
-    api_key_secret: a Secret each of whose values is a key that clients may present as
-                    `Authorization: Bearer`; None = no key is asked for
-    shared_prefix_cache: all keys share cached KV blocks; otherwise each key has its own
-    cors:           which web pages may call the API; by default none of another origin
-    limits:         of what one client may send and hold open
-    endpoint_picker: of an InferencePool, for gateways; None = none is made
-    """
+    """Service of the OpenAI API."""
 
     port: Port = 8000
+    """HTTP port of the Service."""
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Type of the Service."""
     annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the Service, for a load balancer."""
     api_key_secret: ObjectName | None = None
+    """A Secret each of whose values is a key that clients may present as `Authorization: Bearer`;
+    by default no key is asked for.
+    """
     shared_prefix_cache: bool = False
+    """Let all API keys share cached KV blocks. By default each key has its own: with a shared cache
+    the holder of one key can find out, by `cached_tokens` and by time, how prompts of another
+    begin. Takes effect without a restart.
+    """
     cors: CorsSpec = CorsSpec()
     limits: HttpLimitsSpec = HttpLimitsSpec()
     endpoint_picker: EndpointPickerSpec | None = None
 
 
 class RolloutSpec(SpecSection):
-    """Replacement of the old revision by a new one.
-
-    strategy:             BlueGreen = beside the old, then traffic switches; Recreate = the old goes
-                          first, where accelerators are short
-    grace_period_seconds: what a stopped worker has to finish its streams before it is killed
-    progress_deadline_seconds: for which no more workers of a new revision need become ready; then
-                               it has stalled, and is given up
-    drain_timeout_seconds: what a worker that is scaled away has to finish them before it is
-                           stopped; None = as long as it takes
-    """
+    """Replacement of an old revision by a new one."""
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
+    """BlueGreen = beside the old, then traffic switches; Recreate = the old goes first, where
+    accelerators are short.
+    """
     grace_period_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] = 300
+    """Seconds that a stopped worker has to finish its streams before it is killed."""
     drain_timeout_seconds: WholeSeconds | None = None
+    """Seconds that a worker which is scaled away has to finish its streams before it is stopped; by
+    default as long as it takes.
+    """
     progress_deadline_seconds: Annotated[int, Field(ge=30, le=MAX_SECONDS)] = 3600
+    """Seconds for which no more workers of a new revision need become ready. Then the object has
+    stalled, and while another revision serves the new one is scaled to 0, until the spec or this
+    number changes.
+    """
 
 
 class NetworkPolicySpec(SpecSection):
-    """enabled: let only this cluster's workers and the operator reach its gRPC, KV and etcd ports;
-    HTTP stays open to all.
-    """
+    """Access to the workers and the etcd."""
 
     enabled: bool = True
+    """Only this cluster's workers and the operator reach gRPC, KV and etcd ports; HTTP stays open
+    to all.
+    """

@@ -19,7 +19,7 @@ Origin = Annotated[
     str,
     Field(max_length=256),
     spelled(
-        r"\*|[a-z][a-z0-9+.-]*://[^\s/*,?#]+",
+        r"([*]|[a-z][a-z0-9+.-]*://[^\s/*,?#]+)",
         "an origin",
         "write it as a browser sends it, like https://chat.example.com, without a path; or * for "
         "all",
@@ -33,37 +33,47 @@ HeaderName = Annotated[
 
 
 class EndpointPickerSpec(SpecSection):
-    """Service of an endpoint picker, which chooses a worker for each request of a gateway.
-
-    failure_mode: of the gateway while the picker does not answer: any worker, or none
+    """Make an InferencePool of the workers that answer clients, with this endpoint picker, for
+    gateways of the Gateway API Inference Extension, whose CRDs have to be installed. By default
+    none is made.
     """
 
     name: ObjectName
+    """Service of the endpoint picker, in the same namespace."""
     port: Port = 9002
+    """Its gRPC port."""
     failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
+    """Behaviour of the gateway while the picker does not answer; FailOpen = any worker takes the
+    request.
+    """
 
 
 class CorsSpec(SpecSection):
-    """Rights that browsers give to pages of other origins with the API.
-
-    allowed_origins:   as a browser sends them, or *; none = no page of another origin
-    allowed_headers:   that such a page may send; * = whichever it asks for
-    allow_credentials: its cookies and stored passwords may come with requests; never beside *
-    max_age_seconds:   for which a browser may remember the answer
+    """Use of the API by web pages of other origins, as browsers allow it. By default none. Takes
+    effect without a restart.
     """
 
     allowed_origins: Annotated[tuple[Origin, ...], Many, Field(max_length=MAX_ORIGINS)] = ()
+    """Origins as browsers send them, such as https://chat.example.com, without a path; or * for
+    all.
+    """
     allowed_methods: Annotated[tuple[Method, ...], Many, Field(max_length=4)] = (
         "GET",
         "HEAD",
         "POST",
         "DELETE",
     )
+    """Methods that such a page may use. By default all."""
     allowed_headers: Annotated[tuple[HeaderName, ...], Many, Field(max_length=MAX_HEADER_NAMES)] = (
         ANY,
     )
+    """Headers that such a page may send. By default *, whichever it asks for."""
     allow_credentials: bool = False
+    """Let a browser send its cookies and stored passwords too; never beside *. API keys do not need
+    it.
+    """
     max_age_seconds: Annotated[int, Field(ge=0, le=86_400)] = 600
+    """Time for which a browser may remember what it was allowed."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -77,18 +87,17 @@ class CorsSpec(SpecSection):
 
 
 class HttpLimitsSpec(SpecSection):
-    """Bounds of one client: of its requests, and of the time that it may hold a connection open.
-
-    max_header_bytes:   request line and header fields; beyond it 431
-    max_headers:        header fields; beyond it 431
-    header_seconds:     from the first byte of a request to the end of its header; after it 408
-    body_seconds:       from there to the end of the body, and a second more for each 64 KiB that
-                        have come; after it 408
-    keep_alive_seconds: that a connection may wait for its next request, or its first
-    """
+    """Limits of the requests and connections of one client. Takes effect without a restart."""
 
     max_header_bytes: Annotated[int, Field(ge=4096, le=1 << 20)] = 64 << 10
+    """Bytes of a request line and its header fields; beyond it 431."""
     max_headers: Annotated[int, Field(ge=16, le=2000)] = 128
+    """Header fields of a request; beyond it 431."""
     header_seconds: Annotated[int, Field(ge=1, le=600)] = 10
+    """Time for a header to come whole; after it 408."""
     body_seconds: Annotated[int, Field(ge=1, le=3600)] = 10
+    """Time for a body to come whole, and a second more for each 64 KiB that have come; after it
+    408.
+    """
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] = 75
+    """Time that a connection may wait for a request; then it is closed."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from pdcluster_schema.crd.keywords import Cel, Crd, quoted
 from pdcluster_schema.names import dns_label
 from pdcluster_schema.rules import check_size, rule, spelled
 from pdcluster_schema.text import shortened
@@ -38,21 +39,21 @@ Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 HardwareNumber = Annotated[int, Field(ge=10**9, le=10**18)]  # in GB or TFLOPS it would be less
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 AcceleratorCount = Annotated[int, Field(ge=1, le=MAX_ACCELERATORS_IN_USE)]
-Ranks = Annotated[int, Field(ge=1, le=8)]
-Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
+Ranks = Annotated[int, Field(ge=1, le=8), Crd(format="int32")]
+Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS), Crd(format="int32")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
 Milliseconds = Annotated[float, Field(gt=0.0, le=1000 * MAX_SECONDS)]
 Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT)]
 Above0 = Annotated[float, Field(gt=0.0, le=MAX_WEIGHT)]
-Name = Annotated[str, AfterValidator(dns_label)]
+Name = Annotated[str, Crd(minLength=1, maxLength=63), AfterValidator(dns_label)]
 Text = Annotated[str, Field(min_length=1)]
 ObjectName = Annotated[
     str,
     Field(max_length=253),
     spelled(
-        r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*",
+        "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*",
         "a name that Kubernetes takes",
         "use lower-case letters, digits, '-' and '.', starting and ending with a letter or digit",
     ),
@@ -71,12 +72,12 @@ VariableName = Annotated[
     ),
 ]
 
-_LINK_LOCAL = re.compile(r"169\.254\.|\[fe[89ab]", re.IGNORECASE)
+_LINK_LOCAL = r"^(169[.]254[.]|\[[fF][eE][89abAB])"
 
 
 def _no_cloud_service(endpoint: str) -> str:
     """Refuse addresses of one link: clouds have services for their machines there."""
-    if _LINK_LOCAL.match(endpoint):
+    if re.match(_LINK_LOCAL, endpoint):
         raise rule(
             f"{endpoint!r} is link-local, and no etcd is there",
             "give the address of an etcd that workers on every node reach",
@@ -91,9 +92,16 @@ Endpoint = Annotated[
     spelled(
         rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):{_PORT}",
         "host:port",
-        "write it like 127.0.0.1:2379 or [::1]:2379, with a port of 1 to 65535",
+        "write it like etcd.example:2379 or [fd00::1]:2379, with a port of 1 to 65535",
     ),
     AfterValidator(_no_cloud_service),
+    Crd(
+        Cel(
+            f"!self.matches({quoted(_LINK_LOCAL)})",
+            "link-local, and no etcd is there: give the address of an etcd that workers on every "
+            "node reach",
+        )
+    ),
 ]
 
 
@@ -150,7 +158,18 @@ def _check_plain(value: object, path: str, levels: int) -> None:
         raise rule(f"must be text, not {value!r}", "put it in quotes", at=path)
 
 
-PodTemplate = Annotated[dict[str, Any], AfterValidator(_template)]
+_FREE = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+PodTemplate = Annotated[
+    dict[str, Any],
+    AfterValidator(_template),
+    Crd(
+        properties={
+            "metadata": _FREE | {"description": "Labels and annotations."},
+            "spec": _FREE | {"description": "Spec of a Pod."},
+        }
+    ),
+]
 """Metadata and spec of a pod, merged strategically over what the operator renders: lists of named
 things by their names.
 """
@@ -187,5 +206,17 @@ def _chat_template(text: str) -> str:
     )
 
 
-ChatTemplate = Annotated[Text, Field(max_length=MAX_TEMPLATE), AfterValidator(_chat_template)]
+ChatTemplate = Annotated[
+    Text,
+    Field(max_length=MAX_TEMPLATE),
+    AfterValidator(_chat_template),
+    Crd(
+        Cel(
+            "self == 'chatml-tools' || self.contains('messages') && "
+            "(self.contains('{{') || self.contains('{%'))",
+            "neither a template that comes with the worker (chatml-tools) nor Jinja text that "
+            "names messages: without them every prompt would be the same",
+        )
+    ),
+]
 """Jinja text, or the name of a template that comes with the worker."""

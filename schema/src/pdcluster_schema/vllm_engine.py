@@ -1,7 +1,7 @@
 """A stock engine in place of our own: the fields, flags and variables of the user, and those that
 PDCluster sets.
 
-The CRD's rules say the same to the API server (`tests/contract` compares the patterns).
+The CRD's rules say the same to the API server.
 `manifests.vllm` renders what is allowed here.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 from pydantic import AfterValidator, Field
 
 from pdcluster_schema.accelerators import Precision
+from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.rules import rule
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.values import VariableName
@@ -150,6 +151,27 @@ OWNED_VARIABLES = (
 )
 """A variable likewise; of the last one the field is kvCacheMemory."""
 
+ARGUMENT_RULES = (
+    Cel(
+        f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
+        "PDCluster sets this flag, or cannot work with it: remove it, and give "
+        "model.reasoningParser for --reasoning-parser",
+    ),
+    Cel(
+        f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",
+        "this flag is a field of engine: set maxModelLen, maxSequences, maxBatchedTokens, "
+        "blockSize, prefixCaching, kvCacheMemory, deviceMemoryShare, numBlocks, "
+        "tensorParallelSize or pipelineParallelSize in its place",
+    ),
+    Cel(
+        f"!self.matches('{FLAG_PATTERN}') || "
+        f"!'{LONG_FLAGS}'.contains(' ' + self.replace('_', '-').find('{FLAG_PATTERN}'))",
+        "vLLM may take this for a longer flag, which is refused: remove it, or set the field that "
+        "stands for it",
+    ),
+)
+"""The same for the API server, which cannot name the flag."""
+
 MAX_ARGUMENTS, MAX_ARGUMENT = 64, 2048
 MAX_VARIABLES, MAX_VARIABLE = 64, 4096
 
@@ -233,8 +255,20 @@ def check_variable(name: str) -> str:
 class EnvSpec(SpecSection):
     """One environment variable of a stock engine."""
 
-    name: Annotated[VariableName, AfterValidator(check_variable)]
+    name: Annotated[
+        VariableName,
+        AfterValidator(check_variable),
+        Crd(
+            Cel(
+                f"!self.matches('{OWNED_VARIABLES}')",
+                "PDCluster sets this variable: remove it, and give engine.kvCacheMemory for "
+                "VLLM_CPU_KVCACHE_SPACE",
+            )
+        ),
+    ]
+    """Name of the variable."""
     value: Annotated[str, Field(max_length=MAX_VARIABLE)]
+    """Value of the variable; may be empty."""
 
 
 def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:

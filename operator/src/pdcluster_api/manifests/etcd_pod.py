@@ -12,8 +12,8 @@ from pdcluster_api.manifests.objects import (
     RenderSettings,
 )
 from pdcluster_api.manifests.security import container_security, pod_security
+from pdcluster_schema.discovery import EtcdSpec, StorageSpec
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.sections import EtcdSpec, StorageSpec
 
 DATA_FOLDER = "/var/lib/etcd"
 MIN_QUOTA_MIB = 128  # what is never compacted away shows early

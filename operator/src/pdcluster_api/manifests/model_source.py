@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.manifests.objects import USER, Manifest
-from pdcluster_schema.sections import HuggingFaceSpec, ModelSpec
+from pdcluster_schema.model import HuggingFaceSpec, ModelSpec
 
 MODELS = "/models"
 FETCH_CONTAINER = "fetch-model"

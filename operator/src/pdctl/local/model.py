@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.sections import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pdcluster_api.manifests.render import Manifest, RenderSettings, etcd_record_name, render_shared
+from pdcluster_schema.discovery import EtcdSpec
 from pdcluster_schema.errors import InvalidObjectError
-from pdcluster_schema.sections import EtcdSpec
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,

@@ -1,0 +1,114 @@
+"""`spec.model` and `spec.image`: what the workers load, and the image that they run."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pdcluster_schema.crd.keywords import Crd
+from pdcluster_schema.rules import rule, spelled
+from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.values import ChatTemplate, ObjectName, Text
+
+
+class PvcSpec(SpecSection):
+    """A volume that holds model folders, mounted read-only."""
+
+    claim_name: ObjectName
+    """A PersistentVolumeClaim of the PDCluster's namespace."""
+
+
+class HuggingFaceSpec(SpecSection):
+    """A repository of the Hugging Face hub, downloaded before a worker starts."""
+
+    repo: Annotated[
+        str,
+        Field(max_length=200),
+        spelled(
+            "[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?",
+            "a repository",
+            "write it like HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+    ]
+    """Owner and name, as in HuggingFaceTB/SmolLM2-135M-Instruct."""
+    revision: Text = "main"
+    """A commit, tag or branch; only a commit never changes."""
+    token_secret: ObjectName | None = None
+    """A Secret whose key `HF_TOKEN` or `token` may read the repository; by default it is read
+    without one.
+    """
+
+
+class ModelSpec(SpecSection):
+    """The model, and the source of its Hugging Face folder; path (in the image or on a volume) or
+    the hub.
+    """
+
+    name: Text
+    """Name by which clients call the model."""
+    path: Text | None = None
+    """Its Hugging Face folder; an absolute path in the image, or with pvc a path below the volume's
+    root.
+    """
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of weights and KV; auto = bfloat16 where the first worker's CPU or GPU computes it
+    natively, else float32; one for all workers.
+    """
+    chat_template: ChatTemplate | None = None
+    """Jinja text in place of the model's own chat template; or chatml-tools, which comes with the
+    worker and is for requests with tools.
+    """
+    tool_parser: Literal[
+        "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
+    ] = "auto"
+    """Parser of the model's tool calls; auto = as its chat template says, none = its answers are
+    text alone.
+    """
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
+    """Parser of the model's reasoning; auto = as its chat template says, none = reasoning stays in
+    the text.
+    """
+    pvc: PvcSpec | None = None
+    hugging_face: HuggingFaceSpec | None = None
+    node_cache: (
+        Annotated[
+            str,
+            Field(max_length=4096),
+            spelled(r"/[^\n]+", "an absolute path", "write it like /var/cache/models"),
+        ]
+        | None
+    ) = None
+    """Folder of the node that keeps downloads for the next pod there; by default each pod downloads
+    for itself.
+    """
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is None) == (self.hugging_face is None):
+            raise rule(
+                "needs either path or huggingFace, and not both",
+                "give the one that the model comes from",
+            )
+        if self.pvc is not None and self.path is None:
+            raise rule(
+                "a volume needs the model's path in it", "give path, or leave pvc out", at="pvc"
+            )
+        if self.node_cache is not None and self.hugging_face is None:
+            raise rule(
+                "keeps downloads, and nothing is downloaded",
+                "give huggingFace, or leave nodeCache out",
+                at="nodeCache",
+            )
+        return self
+
+
+class ImageSpec(SpecSection):
+    """The worker image."""
+
+    name: Text | None = None
+    """Image of the workers; by default the one that the operator was installed with, kept for the
+    life of a revision.
+    """
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """Time at which nodes pull it."""
+    pull_secrets: Annotated[tuple[ObjectName, ...], Many, Crd(maxItems=16, list_type="atomic")] = ()
+    """Secrets of the PDCluster's namespace that may pull it."""
