@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pdcluster_worker.config.routing import KvAwarePolicy
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.kv_aware import cost, decay, kv_aware
-from pdcluster_worker.routing.decode_score.selection import select
+from pdcluster_worker.routing.decode_score.policies import select
 
 TEN_BLOCKS = RequestSize(prompt_tokens=160, block_size=16)
 

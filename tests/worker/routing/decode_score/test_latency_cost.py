@@ -12,7 +12,7 @@ from pdcluster_worker.routing.decode_score.latency import (
     latency_aware,
     simple_cost,
 )
-from pdcluster_worker.routing.decode_score.selection import select
+from pdcluster_worker.routing.decode_score.policies import select
 
 ASKED = RequestSize(prompt_tokens=160, block_size=16)
 

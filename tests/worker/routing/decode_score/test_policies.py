@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from pdcluster_worker.config.routing import DecodeScorePolicy
-from pdcluster_worker.routing.decode_score.affinity import home_of
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
-from pdcluster_worker.routing.decode_score.policies import DecodeChooser
+from pdcluster_worker.routing.decode_score.policies import DecodeChooser, home_of
 
 ASKED = RequestSize(prompt_tokens=160, block_size=16)
 NO_PREVENTION = {"hotspotPrevention": False}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.routing.decode_score.selection import select, tainted
+from pdcluster_worker.routing.decode_score.policies import select, tainted
 
 COSTS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=2),

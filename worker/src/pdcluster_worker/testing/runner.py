@@ -13,10 +13,9 @@ Then [3, 5, 18]: kv of the last = 19*3; next = (16 + 57 + 3) % 100 = 76.
 from collections.abc import Callable, Mapping, Sequence
 
 from pdcluster_worker.engine.in_flight import verified
-from pdcluster_worker.engine.ports import RowOutcome, Sample, StepSeconds
+from pdcluster_worker.engine.ports import GrammarCounts, RowOutcome, Sample, StepSeconds
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.testing.grammars import FakeGrammars
 
 SLOT_BYTES = 8
 
@@ -144,3 +143,42 @@ class FakeRunner:
 
 def _kv(token: int, position: int) -> int:
     return (token + 1) * (position + 1)
+
+
+class FakeGrammars:
+    """compiled: texts that are; wrong: errors of others.
+    begun:    texts of requests, in order.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: set[str] = set()
+        self.wrong: dict[str, RequestError] = {}
+        self.begun: list[str] = []
+
+    def begin(self, request: EngineRequest) -> None:
+        self.begun.append(_text_of(request))
+
+    def open(self, request: EngineRequest) -> bool | RequestError:
+        text = _text_of(request)
+        return self.wrong.get(text, text in self.compiled)
+
+    def take_counts(self) -> GrammarCounts:
+        return GrammarCounts()
+
+
+def _text_of(request: EngineRequest) -> str:
+    assert request.sampling.constraint is not None
+    return request.sampling.constraint.text
+
+
+class FakeClock:
+    """Seconds; moves only by `advance`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.cpu import CpuOperations
-from pdcluster_worker.model.ops.freed_memory import keep_freed_memory
 from pdcluster_worker.model.ops.kernel_arguments import KINDS
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requested_level
 from pdcluster_worker.model.ops.operations import ALONE, AttentionShape, Group, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.system.freed_memory import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 

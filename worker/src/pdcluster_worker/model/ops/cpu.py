@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.huge_pages import HugePages
 from pdcluster_worker.model.ops.kernel_arguments import (
     KINDS,
     NormArguments,
@@ -36,7 +35,7 @@ from pdcluster_worker.model.ops.operations import (
     Norm,
     Rotation,
 )
-from pdcluster_worker.model.ops.packed_weights import PackedStack, PackedWeights
+from pdcluster_worker.model.ops.packed_weights import HugePages, PackedStack, PackedWeights
 from pdcluster_worker.model.sampling.sample_kernel import kernel_operations
 from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan

@@ -1,11 +1,13 @@
-"""Weights packed for the CPU kernels, and argument structures that point at them."""
+"""Weights packed for the CPU kernels in huge pages, and argument structures that point at them."""
 
 import ctypes
+import mmap
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.kernel_arguments import (
     KINDS,
     LayerArguments,
@@ -17,6 +19,37 @@ from pdcluster_worker.model.ops.kernel_arguments import (
 from pdcluster_worker.model.ops.operations import HeadNorms, Layer, Layers
 
 _STEP_BYTES = 64  # rows of x are read in pieces of this many bytes
+_MAP_BYTES = 64 << 20
+_CACHE_LINE_BYTES = 64
+
+
+class HugePages:
+    """Allocates from large maps, because a map smaller than a huge page has none."""
+
+    def __init__(self) -> None:
+        self._map = torch.empty(0, dtype=torch.uint8)
+        self._used_bytes = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, aligned to a cache line."""
+        if self._used_bytes + num_bytes > len(self._map):
+            self._map, self._used_bytes = _new_map(max(num_bytes, _MAP_BYTES)), 0
+        piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
+        self._used_bytes += -(-num_bytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES
+        return piece
+
+
+def _new_map(num_bytes: int) -> Tensor:
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise ModelError(
+            f"no memory for {num_bytes} bytes of packed weights: use a smaller model or a larger "
+            "machine"
+        ) from e
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class PackedWeights:

@@ -1,4 +1,4 @@
-"""Policies that ignore prefixes: `leastRequest` and `roundRobin`."""
+"""Policies without weights: `leastRequest`, `roundRobin` and `prefixAware`."""
 
 from collections.abc import Sequence
 
@@ -26,3 +26,15 @@ def round_robin(candidates: Sequence[DecodeCandidate], last: str) -> dict[str, f
     keys = sorted(c.key for c in candidates)
     in_turn = [key for key in keys if key > last] + [key for key in keys if key <= last]
     return {key: float(place) for place, key in enumerate(in_turn)}
+
+
+def prefix_aware(candidates: Sequence[DecodeCandidate]) -> dict[str, float]:
+    """Minus the blocks matched; ties go to the fewest requests, then to this worker.
+
+    >>> candidates = [DecodeCandidate("a"), DecodeCandidate("b", num_requests=9, matched_blocks=3)]
+    >>> min(costs := prefix_aware(candidates), key=costs.__getitem__)
+    'b'
+    """
+    loads = least_request(candidates)
+    least_block = 1.0 + max(loads.values())  # no load outweighs a block
+    return {c.key: loads[c.key] / least_block - c.matched_blocks for c in candidates}

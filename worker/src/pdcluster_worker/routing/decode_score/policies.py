@@ -1,19 +1,21 @@
 """Choice of a decode worker: pinned, then by session, then the lowest cost by the policy."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import exp
 from random import Random
 
 from pdcluster_worker.config.routing import DecodeScorePolicy
-from pdcluster_worker.routing.decode_score.affinity import home_of
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
-from pdcluster_worker.routing.decode_score.hit_ratio import with_enough_hits
-from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
+from pdcluster_worker.routing.decode_score.hotspot import (
+    with_enough_hits,
+    within_share,
+    without_hot_prefix,
+)
 from pdcluster_worker.routing.decode_score.kv_aware import kv_aware
 from pdcluster_worker.routing.decode_score.latency import capacity_aware, latency_aware
-from pdcluster_worker.routing.decode_score.load import least_request, round_robin
-from pdcluster_worker.routing.decode_score.prefix_aware import prefix_aware
-from pdcluster_worker.routing.decode_score.selection import select, tainted
+from pdcluster_worker.routing.decode_score.load import least_request, prefix_aware, round_robin
 
 # need a prompt's hashes and hotspot prevention
 PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
@@ -97,3 +99,44 @@ class DecodeChooser:
                 return capacity_aware(policy.capacity_aware, request, candidates)
             case "latencyAware":
                 return latency_aware(policy.latency_aware, candidates)
+
+
+def home_of(session: str, keys: Iterable[str]) -> str:
+    """Session affinity by rendezvous hashing: each ingress computes the same worker.
+
+    Raises ValueError without keys.
+    """
+    return max(keys, key=lambda key: (_rank(session, key), key))
+
+
+def _rank(session: str, key: str) -> bytes:
+    return blake2b(f"{len(session)}:{session}{key}".encode(), digest_size=8).digest()
+
+
+def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
+    """temperature > 0: softmax over -(cost - lowest) / (highest - lowest) / temperature.
+
+    Raises ValueError without costs.
+    """
+    if not costs:
+        raise ValueError("no candidate to choose from: ask only with at least one worker")
+    lowest = min(costs.values())
+    if temperature == 0:
+        return draw.choice(sorted([key for key, cost in costs.items() if cost == lowest]))
+    keys, highest = sorted(costs), max(costs.values())
+    spread = (highest - lowest) or 1.0
+    weights = [exp(-(costs[key] - lowest) / spread / temperature) for key in keys]
+    return draw.choices(keys, weights)[0]
+
+
+def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str, float]:
+    """Multiply costs by the workers' taints; an idle worker's cost of 0 grows by taint - 1.
+
+    >>> tainted({"a": 4.0, "b": -4.0, "c": 0.0}, {"a": 2.0, "b": 2.0})
+    {'a': 8.0, 'b': -2.0, 'c': 0.0}
+    """
+    return {**costs, **{key: _tainted(costs[key], taint) for key, taint in taints.items()}}
+
+
+def _tainted(cost: float, taint: float) -> float:
+    return max(cost * taint if cost > 0 else cost / taint, cost + taint - 1)
