@@ -23,7 +23,7 @@ SOURCES = ("schema/src", "operator/src", "worker/src", "tests", "e2e", "bench", 
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TEXTS += ("docs", "crds", "charts", "examples")
 SUFFIXES = (".md", ".yaml", ".yml", ".tpl", ".json", ".lua")
-QUOTING = ("check_names.py", "check_words.py", "test_check_words.py")
+QUOTING = ("check_names.py", "check_words.py", "test_checkers.py")
 """Files that quote private words."""
 
 OPENINGS = ("What", "Whether", "How", "Who", "Whose", "Whom", "Why", "Which", "Of", "Where", "When")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.golden.operator.condition_scenes import SCENES as FURTHER
 from tests.golden.operator.golden_yaml import RECORDS, as_yaml
-from tests.golden.operator.operator_adapter import decisions, reported
+from tests.golden.operator.operator_adapter import Document, Observed, decisions, reported
 from tests.golden.operator.status_scenes import SCENES
 from tests.golden.records import check, check_names
 from tests.schema.object_cases import at
@@ -18,6 +19,23 @@ EVENING = 19 * 3600
 @pytest.mark.parametrize("name", SCENES)
 def test_status_of_a_scene(name: str) -> None:
     check(RECORDS / "statuses" / file_of(name), as_yaml(reported(*SCENES[name])))
+
+
+def test_conditions_of_further_scenes() -> None:
+    """A line for each condition of each scene that differs from those of the scene `ready`."""
+    usual = conditions(*SCENES["ready"])
+    lines = []
+    for name, scene in FURTHER.items():
+        found = conditions(*scene)
+        lines += ["", name, *(line for line in found if line not in usual)]
+    check(RECORDS / "conditions.txt", "\n".join(lines[1:]) + "\n")
+
+
+def conditions(document: Document, observed: Observed) -> list[str]:
+    return [
+        f"  {each['type']} {each['status']} {each['reason']}: {each['message']}"
+        for each in reported(document, observed)["status"]["conditions"]
+    ]
 
 
 def test_every_record_of_a_status_has_its_scene() -> None:

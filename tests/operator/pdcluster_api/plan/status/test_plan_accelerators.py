@@ -1,4 +1,4 @@
-"""AcceleratorsInUse: from records and last words, where a pool has an accelerator."""
+"""AcceleratorsInUse over time and beside other conditions; its messages are in tests/golden."""
 
 from typing import Any
 
@@ -108,59 +108,13 @@ def test_pools_without_an_accelerator_have_no_such_condition():
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
-def test_workers_that_compute_on_what_their_pool_reserves_make_it_true():
-    cluster = cluster_of(B200)
-    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_GPU)), NOW)
-    message = "workers compute on what their pools have: decode pool big on NVIDIA B200"
-    assert found(plan) == ("True", "AsDeclared", message)
-
-
-def test_what_a_worker_notes_of_its_device_is_in_the_message():
-    cluster, noted = (
-        cluster_of(B200),
-        WorkerDevice("cuda", "NVIDIA B200", "not tested on this GPU by the project"),
-    )
-    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=noted)), NOW)
-    message = (
-        "workers compute on what their pools have: decode pool big on NVIDIA B200 (not tested on "
-        "this GPU by the project)"
-    )
-    assert found(plan) == ("True", "AsDeclared", message)
-
-
-def test_workers_on_the_cpu_of_a_pool_that_reserves_accelerators_make_it_false_with_the_fix():
+def test_idle_accelerators_are_one_event_and_leave_the_cluster_ready():
     cluster = cluster_of(B200, "cpu")
     plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_CPU)), NOW)
-    assert found(plan) == (
-        "False",
-        "AcceleratorsIdle",
-        "decode pool big reserves nvidia.com/gpu (B200), and decode-0 computes on Xeon, as "
-        "engine.device: cpu asks:"
-        " make it a pool with gpu: cpu",
-    )
+    assert found(plan)[:2] == ("False", "AcceleratorsIdle")
     # all is as declared, and requests are answered
     assert condition_of(plan.status, "Ready")["status"] == "True"
-    assert [
-        (each.reason, each.warning) for each in plan.events if each.reason == "AcceleratorsIdle"
-    ] == [("AcceleratorsIdle", True)]
-
-
-@pytest.mark.parametrize(
-    ("pool", "has"),
-    [(B200, "reserves nvidia.com/gpu (B200)"), (HERE, "is of epyc")],
-    ids=["B200", "own-type"],
-)
-def test_an_image_that_computes_elsewhere_than_it_was_asked_to_is_reported(
-    pool: dict[str, Any], has: str
-):
-    cluster = cluster_of(pool)
-    status, reason, message = found(plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW))
-    assert (status, reason) == ("False", "AcceleratorsIdle")
-    assert message == (
-        f"decode pool {pool['name']} {has}, and decode-0 computes on Xeon, which is not what it "
-        "was asked for:"
-        f" make it a pool with gpu: cpu, or use a worker image that computes on {pool['gpu']}"
-    )
+    assert [each.warning for each in plan.events if each.reason == "AcceleratorsIdle"] == [True]
 
 
 def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
@@ -180,11 +134,7 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(
 ):
     cluster = cluster_of(pool)
     plan = plan_all(cluster, seen(cluster, worker_records, REFUSED), NOW)
-    assert found(plan) == (
-        "False",
-        "AcceleratorUnusable",
-        f"decode pool {pool['name']} ({pool['gpu']}): {REFUSED[1]}",
-    )
+    assert found(plan)[:2] == ("False", "AcceleratorUnusable")
     assert (
         condition_of(plan.status, "DecodeReady")["reason"]
         == condition_of(plan.status, "Stalled")["reason"]
@@ -192,27 +142,6 @@ def test_a_worker_without_its_device_makes_it_false_and_the_cluster_stalled(
     )
     # reported with Ready, and not twice
     assert [each.reason for each in plan.events].count("AcceleratorUnusable") == 1
-
-
-@pytest.mark.parametrize(
-    ("worker_records", "said"),
-    [
-        (None, "etcd, where workers say what they compute on, has not answered yet"),
-        (
-            WorkerRecords(error="etcd does not answer"),
-            "etcd, where workers say what they compute on, has not answered yet",
-        ),
-        (say(prefill=ON_CPU), "no ready worker of decode pool big has said what it computes on"),
-    ],
-    ids=["unasked", "away", "silent"],
-)
-def test_it_is_unknown_while_no_worker_has_said(worker_records: WorkerRecords | None, said: str):
-    cluster = cluster_of(B200)
-    assert found(plan_all(cluster, seen(cluster, worker_records), NOW)) == (
-        "Unknown",
-        "DeviceNotSaid",
-        said,
-    )
 
 
 def test_a_pool_of_no_workers_says_nothing_for_another():
@@ -247,27 +176,3 @@ def test_a_refusal_that_is_over_is_not_kept_while_etcd_is_away():
         )[0]
         == "Unknown"
     )
-
-
-def test_a_device_that_no_worker_knows_is_unknown_and_why():
-    unknown = WorkerDevice(
-        "unknown", "", "vLLM does not say it, and nvidia-smi: No devices were found"
-    )
-    cluster = cluster_of(B200)
-    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=unknown)), NOW)
-    assert found(plan) == (
-        "Unknown",
-        "DeviceNotSaid",
-        "decode pool big: decode-0 does not know what its engine computes on: "
-        "vLLM does not say it, and nvidia-smi: No devices were found",
-    )
-
-
-def test_an_engine_whose_gpus_hold_nothing_makes_it_false_and_says_so():
-    on_cpu = WorkerDevice(
-        "cpu", "cpu", "it serves, and 8 x NVIDIA B200 of its container hold nothing"
-    )
-    cluster = cluster_of(B200)
-    status, reason, message = found(plan_all(cluster, seen(cluster, say(decode=on_cpu)), NOW))
-    assert (status, reason) == ("False", "AcceleratorsIdle")
-    assert "computes on cpu (it serves, and 8 x NVIDIA B200 of its" in message
