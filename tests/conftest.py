@@ -6,11 +6,9 @@ cluster of worker processes go to one process too, since it is slow to start.
 What takes long begins first.
 """
 
-import atexit
 import functools
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +23,6 @@ if TYPE_CHECKING:
 if "PYTEST_XDIST_WORKER" in os.environ:
     # torch's threads of several processes would wait for one another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-if "PDCLUSTER_ANSWERS" not in os.environ:
-    # What transformers said of a model is asked once for all tests, and forgotten with them.
-    answers = tempfile.TemporaryDirectory(prefix="pdcluster-answers-")
-    atexit.register(answers.cleanup)
-    os.environ["PDCLUSTER_ANSWERS"] = answers.name
 
 pytest_plugins = ["tests.quick"]
 

@@ -9,9 +9,11 @@ from setting import DEVICE, REHEARSES
 
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.decoder_weights import pack_decoder
 from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.families import read_weights
 from pdcluster_worker.model.forward_executor import InlineExecutor
+from pdcluster_worker.model.loading.architecture import read_architecture
+from pdcluster_worker.model.loading.checkpoint import Checkpoint
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.ops.operations import AttentionShape, Forward
@@ -34,6 +36,7 @@ SIZES: dict[str, Any] = {
 if REHEARSES:
     SIZES |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIG = {**SIZES, "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-6}
 
 
 class Operations(CudaOperations):
@@ -91,7 +94,9 @@ def open_large(
     limits = StepLimits(max_batched_tokens, max_sequences, longest, BLOCK_SIZE, max_sequences)
     shape = AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5)
     operations = Operations(cache.tensor, shape, limits)
-    weights = read_weights(module, longest, operations, windows)
+    architecture = read_architecture(CONFIG, longest)
+    checkpoint = Checkpoint(architecture, torch.bfloat16, module.state_dict())
+    weights = pack_decoder(checkpoint, longest, operations)
     decoder = Decoder(operations, weights, heads * head_dim)
     runner = Runner(info, decoder, cache, limits, InlineExecutor(depth=2))
     return Large(module if keep_module else None, decoder, runner, cache)

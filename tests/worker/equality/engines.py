@@ -44,7 +44,6 @@ from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.system.native_dtype import DType
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
-from tests.kept_answer import keep_answer
 
 BLOCK_SIZE = 16
 CONTINUOUS = SchedulerSettings()
@@ -78,8 +77,6 @@ class Model:
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
         )
-        if tensor_parallel_size * pipeline_parallel_size == 1:
-            keep_answer(folder, dtype)
         self.runner, self.cache, self.info = open_runner(
             ModelConfig("tiny", str(folder), dtype), settings
         )

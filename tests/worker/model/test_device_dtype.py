@@ -7,7 +7,6 @@ import pytest
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.model import runner_loader
-from pdcluster_worker.model.loading.hf_inspect import InspectRequest
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.system import native_dtype
 from pdcluster_worker.system.native_dtype import DType
@@ -18,10 +17,10 @@ class OpenedError(Exception):
 
 
 def asked_dtype(device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    def stop(question: InspectRequest, *_: object) -> None:
-        raise OpenedError(question.dtype)
+    def stop(_: Path, dtype: str, **_settings: object) -> None:
+        raise OpenedError(dtype)
 
-    monkeypatch.setattr(runner_loader, "open_model", stop)
+    monkeypatch.setattr(runner_loader, "load_model", stop)
     with pytest.raises(OpenedError) as raised:
         open_runner(ModelConfig("m", str(folder)), EngineConfig(), device)
     return str(raised.value)

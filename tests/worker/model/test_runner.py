@@ -17,7 +17,6 @@ from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_plan import row_sizes
 from tests.equality import assert_same_tokens
-from tests.kept_answer import keep_answer
 from tests.worker.model.random_prompts import random_prompt
 
 SAMPLED = {
@@ -149,7 +148,6 @@ def test_a_step_that_fails_leaves_no_mask_under_way(tiny_folder, make_driver):
 
 def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     folder = tiny_folder("mistral")
-    keep_answer(folder, "float32", 100)
     engine = EngineConfig(block_size=8, max_model_len=100, kv_cache_memory=1 << 20, threads=1)
     runner, cache, info = open_runner(
         ModelConfig(name="tiny", path=str(folder), dtype="float32"), engine
@@ -170,7 +168,6 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
 
 
 def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
-    keep_answer(tiny_folder("llama"), "bfloat16")
     engine = EngineConfig(num_blocks=5, threads=1)
     _, cache, info = open_runner(
         ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine
@@ -179,7 +176,6 @@ def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
 
 
 def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
-    keep_answer(tiny_folder("llama"), "float32", 100)
     model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
     # KV heads, layers, keys and values, tokens, head size, float32
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4
@@ -205,7 +201,6 @@ def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
 
 
 def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_folder, caplog):
-    keep_answer(tiny_folder("llama"), "float32")
     engine = EngineConfig(num_blocks=5, threads=1)
     runner, _, info = open_runner(
         ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32"), engine
@@ -218,14 +213,12 @@ def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_fo
 
 def test_open_runner_refuses_a_pool_that_holds_no_request_of_use(tiny_folder):
     model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
-    keep_answer(tiny_folder("llama"), "float32")
     with pytest.raises(ModelError) as refused:
         open_runner(model, EngineConfig(num_blocks=4, threads=1))
     assert "one request of 64 tokens takes 5 KV blocks" in str(refused.value)
     assert str(refused.value).endswith(
         "room for 48 tokens): raise engine.numBlocks to 5, or set engine.maxModelLen to 48"
     )
-    keep_answer(tiny_folder("llama"), "float32", 48)
     engine = EngineConfig(num_blocks=4, max_model_len=48, threads=1)
     assert open_runner(model, engine)[2].max_model_len == 48
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pdcluster_worker.config.data_parallel import EngineRank
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.logs import start_logging
-from pdcluster_worker.system.parent_death import end_on_sigterm
+from pdcluster_worker.system.parent_death import die_with_parent, end_on_sigterm
 
 
 def main() -> int:
@@ -28,9 +28,10 @@ def main() -> int:
             logging.shutdown()
             os._exit(status)
         if arguments.engine is not None:
-            from pdcluster_worker.processes import engine_start
+            die_with_parent()
+            from pdcluster_worker.processes import engine_process
 
-            status = engine_start.run(
+            status = engine_process.run(
                 arguments.engine_config,
                 arguments.engine,
                 EngineRank(arguments.rank, arguments.board),

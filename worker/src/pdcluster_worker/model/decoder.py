@@ -1,4 +1,4 @@
-"""Our decoder for llama-like models on any device; `model.logits_check` verifies it at load."""
+"""Our decoder for llama-like models: embedding, layers and head, on whatever device they run."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -14,13 +14,10 @@ from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
-from pdcluster_worker.model.families import UnsupportedArchError
 from pdcluster_worker.model.forward_executor import InlineExecutor, ThreadExecutor
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.kv_length import fit_length
-from pdcluster_worker.model.loading.hf_inspect import Inspection, InspectRequest, forget
-from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo
-from pdcluster_worker.model.model_loader import by_transformers, open_model
+from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo, load_model
 from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
@@ -58,23 +55,22 @@ def open_runner(
     engine: EngineConfig,
     device: str = "cpu",
     *,
-    inspection: Inspection | None = None,
     on_rank_death: OnDeath = logger.error,
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Load the model and reserve its KV cache on `device`, cpu or cuda.  Raises ModelError.
 
-    inspection:    started before torch was imported.
-    on_rank_death: called from a thread with the reason, when another rank died.
-    drafts_for:    the engine that this draft model is for; None = not a draft model.
+    on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has
+                   ended by itself.
+    drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
     """
     if device == "cpu":
         engine = structs.replace(engine, device_memory_share=None)  # it decides on nothing there
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-        return _open(model, engine, device, None, inspection, drafts_for=drafts_for)
+        return _open(model, engine, device, None, drafts_for)
     ranks = RankProcesses(model, engine, device, on_rank_death)
     try:
-        return _open(model, engine, device, ranks, None)
+        return _open(model, engine, device, ranks)
     except BaseException:
         ranks.close()
         raise
@@ -85,22 +81,19 @@ def _open(
     engine: EngineConfig,
     device: str,
     ranks: RankProcesses | None,
-    inspection: Inspection | None,
-    *,
     drafts_for: EngineConfig | None = None,
 ) -> tuple[Runner, Cache, ModelInfo]:
-    """Ranks always load by transformers' code: inspection answers are for one process."""
-    dtype = dtype_of_device(device) if model.dtype == "auto" else model.dtype
-    threads = engine.threads if ranks is None else rank_threads(engine)
-    question = InspectRequest(Path(model.path).expanduser(), dtype, engine.max_model_len, threads)
-    loaded = (
-        open_model(question, engine.block_size, inspection)
-        if ranks is None
-        else by_transformers(question, engine.block_size)
+    path = Path(model.path).expanduser()
+    loaded = load_model(
+        path,
+        dtype_of_device(device) if model.dtype == "auto" else model.dtype,
+        block_size=engine.block_size,
+        max_model_len=engine.max_model_len,
+        threads=engine.threads if ranks is None else rank_threads(engine),
     )
     try:
         runner, cache = (
-            _make(loaded, question, engine, device, drafts_for)
+            _make(loaded, engine, device, drafts_for)
             if ranks is None
             else _make_over(ranks, loaded, engine, device)
         )
@@ -110,7 +103,7 @@ def _open(
         raise ModelError(
             f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}"
         ) from e
-    runner.grammars.folder = question.path
+    runner.grammars.folder = path
     del loaded  # and with it the weights that are packed now
     gc.collect()
     release_library_pages()
@@ -122,31 +115,17 @@ def _open(
 
 
 def _make(
-    loaded: LoadedModel,
-    question: InspectRequest,
-    engine: EngineConfig,
-    device: str,
-    drafts_for: EngineConfig | None,
+    loaded: LoadedModel, engine: EngineConfig, device: str, drafts_for: EngineConfig | None
 ) -> tuple[Runner, Cache]:
-    """A runner in this process; transformers loads where an inspection answer does not fit."""
-    info = loaded.info
     cache = open_cache(
-        info.geometry,
+        loaded.info.geometry,
         engine,
         torch.device(device),
-        vocab_size=info.vocab_size,
+        vocab_size=loaded.info.vocab_size,
         weight_bytes=loaded.weight_bytes,
         drafts_for=drafts_for,
     )
-    info = fit_length(info, cache, engine, drafts_for)
-    try:
-        return make_runner(replace(loaded, info=info), cache, engine), cache
-    except UnsupportedArchError as e:
-        logger.warning(
-            "transformers' kept answer does not fit the model, which is loaded by its code: %s", e
-        )
-    forget(question)
-    loaded = by_transformers(question, engine.block_size)
+    info = fit_length(loaded.info, cache, engine, drafts_for)
     return make_runner(replace(loaded, info=info), cache, engine), cache
 
 

@@ -43,7 +43,6 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
-from pdcluster_worker.model.loading.hf_inspect import Inspection
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
@@ -125,17 +124,18 @@ class EngineSocket:
         self._context.term()
 
 
-def run(
-    config_path: Path, address: str, place: EngineRank, inspection: Inspection | None = None
-) -> int:
-    """Exit status: 0 stopped, 2 wrong setting or model, 3 not the requested device, 1 other."""
+def run(config_path: Path, address: str, place: EngineRank) -> int:
+    """Run one engine.
+
+    0 stopped, 2 wrong configuration or model, 3 not the requested device, 1 anything else.
+    """
     mailbox = EngineSocket(address)
     try:
         dtype = _dtype(mailbox)
         if dtype is not None:
             config = _in_dtype(load_worker_config(config_path), dtype)
             keep_ucx_within(config.listen.kv)
-            _serve(share_of(config, place.rank), mailbox, place, inspection)
+            _serve(share_of(config, place.rank), mailbox, place)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -202,7 +202,6 @@ def _serve(
     config: WorkerConfig,
     mailbox: EngineMailbox,
     place: EngineRank,
-    inspection: Inspection | None = None,
 ) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
@@ -218,7 +217,6 @@ def _serve(
         config.model,
         division.engine,
         device.kind,
-        inspection=inspection,
         on_rank_death=lambda reason: _end_soon(mailbox, reason),
     )
     device = msgspec.structs.replace(

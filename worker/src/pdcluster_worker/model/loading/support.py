@@ -48,6 +48,10 @@ OTHER_MODEL = (
 )
 
 
+class UnsupportedArchError(Exception):
+    """Our decoder does not run this model; the message says why."""
+
+
 def read_config(folder: Path) -> Config:
     """Raises ModelError when the folder, the file or the weights are missing."""
     path = folder / "config.json"
@@ -80,6 +84,16 @@ def read_config(folder: Path) -> Config:
             "again"
         )
     return config
+
+
+def context_limit(config: Config, max_model_len: int | None) -> int:
+    """Most tokens of one request: the lower of the config's max_position_embeddings and the
+    setting.
+    """
+    limits = [limit for limit in (config.get("max_position_embeddings"), max_model_len) if limit]
+    if not limits:
+        raise ModelError("config.json names no max_position_embeddings: set engine.maxModelLen")
+    return min(limits)
 
 
 def check_kind(config: Config) -> None:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.engine.ports import KVMemory
+from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
-from pdcluster_worker.model.families import read_weights
+from pdcluster_worker.model.decoder_weights import pack_decoder
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loading.loader import LoadedModel, load_model
+from pdcluster_worker.model.loading.checkpoint import Checkpoint
+from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.choose import make_operations
 from pdcluster_worker.model.ops.library_pages import release_library_pages
 from pdcluster_worker.model.ops.step_limits import StepLimits
@@ -53,6 +55,8 @@ class RankProcess:
             max_model_len=setup.engine.max_model_len,
             threads=setup.threads,
         )
+        if loaded.checkpoint is None:
+            raise ModelError(loaded.reason)
         self._control.send(wire.DONE)
         received = wire.receive_cache(self._control)
         if received is None:
@@ -71,7 +75,7 @@ class RankProcess:
         )
         slots = PlanSlots(attach(plan_memory), limits)
         group = RankGroup(self._place, Path(setup.store), device)
-        decoder = self._decoder(loaded, cache, limits, group)
+        decoder = self._decoder(loaded.checkpoint, cache, limits, group)
         del loaded
         gc.collect()
         trim_memory()
@@ -104,15 +108,13 @@ class RankProcess:
         return part, handle_of(part)
 
     def _decoder(
-        self, loaded: LoadedModel, cache: Tensor, limits: StepLimits, group: RankGroup
+        self, checkpoint: Checkpoint, cache: Tensor, limits: StepLimits, group: RankGroup
     ) -> Decoder:
-        shape = self._place.shape(loaded.attention)
+        shape = self._place.shape(checkpoint.architecture.attention)
         operations = make_operations(
             cache, shape, limits, invariant=self._setup.engine.batch_invariant, group=group
         )
-        weights = read_weights(
-            loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, self._place
-        )
+        weights = pack_decoder(checkpoint, limits.longest, operations, self._place)
         return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
 
     def _serve(self, decoder: Decoder, group: RankGroup, slots: PlanSlots) -> None:

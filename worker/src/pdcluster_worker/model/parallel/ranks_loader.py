@@ -1,4 +1,7 @@
-"""Opens a model over several ranks; only our own decoder, verified by `model.logits_check`."""
+"""Opens a model over several ranks: the KV cache of all, and rank 0's part of the weights.
+
+Our own decoder alone is divided.
+"""
 
 import logging
 import os
@@ -8,10 +11,9 @@ from torch import Tensor
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.assembly import prove
 from pdcluster_worker.model.decoder import Decoder
+from pdcluster_worker.model.decoder_weights import pack_decoder
 from pdcluster_worker.model.device_cache import DeviceKVCache, check_memory
-from pdcluster_worker.model.families import UnsupportedArchError, read_weights, traits_of
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.loading.loader import LoadedModel
 from pdcluster_worker.model.ops.choose import make_operations
@@ -51,24 +53,19 @@ def open_ranks(
             "over ranks round in another order; "
             "leave one of them out"
         )
-    try:
-        traits_of(loaded.module)
-        check_divides(
-            ranks.place,
-            loaded.attention,
-            loaded.module.config.intermediate_size,
-            geometry.num_layers,
-        )
-        cache, forward = (
-            _on_cpus(loaded, engine, limits, ranks)
-            if device == "cpu"
-            else _on_gpus(loaded, engine, limits, ranks)
-        )
-        prove(forward, loaded, cache.num_blocks)
-    except UnsupportedArchError as e:
+    if loaded.checkpoint is None:
         raise ModelError(
-            f"{e}; such a model runs on one rank only: set {TENSOR_FIELD} and {PIPELINE_FIELD} to 1"
-        ) from e
+            f"{loaded.reason}; such a model runs on one rank only: set {TENSOR_FIELD} and "
+            f"{PIPELINE_FIELD} to 1"
+        )
+    check_divides(
+        ranks.place,
+        loaded.attention,
+        loaded.checkpoint.architecture.intermediate_size,
+        geometry.num_layers,
+    )
+    on_device = _on_cpus if device == "cpu" else _on_gpus
+    cache, forward = on_device(loaded, engine, limits, ranks)
     logger.info(
         "reserved kv cache blocks=%d block_bytes=%d ranks=%d",
         cache.num_blocks,
@@ -141,9 +138,8 @@ def _connect(
     group = RankGroup(ranks.place, ranks.store, part.device)
     shape = ranks.place.shape(loaded.attention)
     operations = make_operations(part, shape, limits, invariant=engine.batch_invariant, group=group)
-    weights = read_weights(
-        loaded.module, loaded.info.max_model_len, operations, loaded.info.windows, ranks.place
-    )
+    assert loaded.checkpoint is not None
+    weights = pack_decoder(loaded.checkpoint, loaded.info.max_model_len, operations, ranks.place)
     decoder = Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
     logger.info(
         "computes with operations=%s code=%s ranks=%d",

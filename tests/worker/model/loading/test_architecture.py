@@ -1,0 +1,328 @@
+"""Models that our decoder reads from config.json and safetensors alone, beside transformers' own
+module of the same folder.
+"""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.assembly import assemble
+from pdcluster_worker.model.generic import Generic
+from pdcluster_worker.model.kv_cache import DTYPES, KVCache
+from pdcluster_worker.model.loading import transformers_loader
+from pdcluster_worker.model.loading.architecture import FAMILIES, read_architecture
+from pdcluster_worker.model.loading.loader import load_model
+from pdcluster_worker.model.loading.rotary import Rotary
+from pdcluster_worker.model.loading.support import UnsupportedArchError, read_config
+from pdcluster_worker.model.ops.reference import Reference
+from pdcluster_worker.model.ops.step_limits import StepLimits
+from tests.make_tiny_model import make_config
+from tests.worker.model.step_logits import BLOCK_SIZE, NUM_BLOCKS, step_logits
+
+LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
+KINDS = [
+    "llama",
+    "llama-mha",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "smollm3",
+    "gemma",
+]
+MAX_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.08}
+"""Largest difference of the logits, relative to their size: rounding of another order."""
+
+
+@pytest.fixture
+def copied(tiny_folder, tmp_path):
+    def copied(kind="llama", **fields):
+        folder = shutil.copytree(tiny_folder(kind), tmp_path / "copied")
+        config = {**json.loads((folder / "config.json").read_text()), **fields}
+        kept = {name: value for name, value in config.items() if value is not ...}
+        (folder / "config.json").write_text(json.dumps(kept))
+        return folder
+
+    return copied
+
+
+def load(folder, dtype="float32", **settings):
+    return load_model(folder, dtype, block_size=BLOCK_SIZE, threads=1, **settings)
+
+
+def logits_of(loaded):
+    forward = assemble(loaded, KVCache(loaded.info.geometry, NUM_BLOCKS), LIMITS, invariant=False)
+    return step_logits(forward, loaded.info.vocab_size)
+
+
+def transformers_logits(folder, dtype, info):
+    """By transformers' module over the plain operations."""
+    cache = KVCache(info.geometry, NUM_BLOCKS)
+    module, probed, _ = transformers_loader.load_module(
+        folder, read_config(folder), DTYPES[dtype], info.max_model_len
+    )
+    assert probed.windows == info.windows
+    forward = Generic(module, Reference(cache.tensor, probed.shape.attention))
+    return step_logits(forward, info.vocab_size), probed.shape.attention, module
+
+
+def assert_same_model(folder, dtype, **settings):
+    loaded = load(folder, dtype, **settings)
+    assert loaded.checkpoint is not None
+    expected, attention, module = transformers_logits(folder, dtype, loaded.info)
+    assert loaded.attention == attention
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    assert loaded.weight_bytes == parameters * DTYPES[dtype].itemsize
+    difference = (logits_of(loaded) - expected).norm() / expected.norm()
+    assert difference <= MAX_DIFFERENCE[dtype]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_family_computes_what_transformers_computes(kind, dtype, tiny_folder):
+    assert_same_model(tiny_folder(kind), dtype, max_model_len=512)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("mistral", {"head_dim": 8}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 0}),
+        ("qwen3", {"attention_bias": True}),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2, "mlp_bias": True}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 24}),
+        ("gemma", {"hidden_act": "gelu", "attention_bias": True}),
+    ],
+)
+def test_a_variant_of_a_family_computes_what_transformers_computes(kind, fields, tmp_path):
+    config = make_config(kind)
+    if kind == "qwen3" and "layer_types" in fields:
+        fields = {**fields, "use_sliding_window": True, "sliding_window": 24}
+    config = type(config)(**{**config.to_dict(), "layer_types": None, **fields})
+    torch.manual_seed(0)
+    module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    module.save_pretrained(tmp_path)
+    assert_same_model(tmp_path, "float32")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "default", "rope_theta": 500000.0},
+        {"rope_type": "linear", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "beta_fast": 16,
+            "truncate": False,
+        },
+        {
+            "rope_type": "yarn",
+            "factor": 0.5,
+            "original_max_position_embeddings": 4096,
+            "attention_factor": 1.25,
+        },
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_tables_are_transformers_bits(parameters, dtype):
+    given = {"rope_theta": 10000.0, **parameters}
+    config = transformers.LlamaConfig(rope_parameters=dict(given), head_dim=64)
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    expected = theirs(torch.zeros(1, dtype=dtype), torch.arange(600)[None])
+    found = Rotary.read({"rope_parameters": given}, 64, 10000.0).table(600, dtype)
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine, other[0, :, :32].float())
+
+
+def test_rotary_settings_of_older_configs_are_read():
+    old = {"rope_theta": 2e4, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert Rotary.read(old, 64, 1e4) == Rotary(64, "linear", 2e4, old["rope_scaling"])
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_defaults_of_a_family_are_those_of_transformers(kind):
+    config = transformers.CONFIG_MAPPING[kind]()
+    needed = {
+        name: getattr(config, name)
+        for name in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "intermediate_size",
+            "vocab_size",
+            "rms_norm_eps",
+            "hidden_act",
+        )
+    }
+    if kind in ("qwen3", "gemma"):
+        needed["head_dim"] = config.head_dim
+    found = read_architecture({"model_type": kind, **needed}, 8192)
+    assert found.is_tied == config.tie_word_embeddings
+    assert found.rotary.theta == config.rope_parameters["rope_theta"]
+    assert found.has_out_bias == getattr(config, "attention_bias", False)
+    assert found.has_mlp_bias == getattr(config, "mlp_bias", False)
+    window = config.sliding_window if kind == "mistral" else None
+    assert {*found.windows} == {window}
+    if kind == "smollm3":
+        assert found.rotates == tuple(map(bool, config.no_rope_layers))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        ("olmo2", {}, "model type olmo2 is not one of llama"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act relu is not one of silu"),
+        ("llama", {"num_key_value_heads": "2"}, "num_key_value_heads is '2'"),
+        ("llama", {"num_attention_heads": 3}, "its heads do not divide"),
+        ("llama", {"attention_bias": 1}, "attention_bias is 1"),
+        ("llama", {"rms_norm_eps": ...}, "rms_norm_eps is missing"),
+        ("llama", {"hidden_size": 0}, "hidden_size is 0"),
+        ("llama", {"max_position_embeddings": ...}, "max_position_embeddings is missing"),
+        ("qwen3", {"head_dim": ...}, "head_dim is missing"),
+        ("llama", {"quantization_config": {"bits": 4}}, "its weights are quantized"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "its rotary embedding is longr"),
+        ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "its rotary embedding cannot be"),
+        ("llama", {"partial_rotary_factor": 0.5}, "its rotary embedding is default, not"),
+        ("qwen2-window", {"layer_types": ["full_attention"]}, "layer_types names 1 of 2 layers"),
+        ("qwen2-window", {"sliding_window": None}, "sliding_window None is no window"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers names 1 of 2 layers"),
+    ],
+)
+def test_what_our_decoder_does_not_compute_is_left_to_transformers(
+    kind, fields, reason, copied, caplog
+):
+    folder = copied(kind, **fields)
+    caplog.set_level(logging.INFO)
+    try:
+        loaded = load(folder)
+    except ModelError:
+        pass  # transformers refuses it too
+    else:
+        assert reason in loaded.reason
+        assert logits_of(loaded) is not None
+    assert f"loaded by transformers' code, which is slower: {reason}" in caplog.text
+
+
+def rename(weights):
+    return {name.removeprefix("model."): weight for name, weight in weights.items()}
+
+
+def drop_norm(weights):
+    return {name: weight for name, weight in weights.items() if name != "model.norm.weight"}
+
+
+def quantize(weights):
+    name = "model.layers.0.mlp.up_proj.weight"
+    return {**weights, name: weights[name].to(torch.int8)}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (rename, "its files lack weights: model.embed_tokens.weight"),
+        (drop_norm, "its files lack weights: model.norm.weight"),
+        (quantize, "model.layers.0.mlp.up_proj.weight is torch.int8 [128, 64], not [128, 64]"),
+    ],
+)
+def test_files_with_other_weights_are_left_to_transformers(change, reason, copied, caplog):
+    folder = copied()
+    weights = change(load_file(folder / "model.safetensors"))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    caplog.set_level(logging.INFO)
+    if change is drop_norm:
+        with pytest.raises(ModelError, match=r"its weights lack 1 tensors of config\.json"):
+            load(folder)
+    else:
+        assert load(folder).checkpoint is None
+    assert reason in caplog.text
+
+
+def test_pickled_weights_are_left_to_transformers(copied):
+    folder = copied()
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert load(folder).reason == "its weights are not in safetensors files"
+
+
+def test_a_head_that_differs_from_its_embedding_is_left_to_transformers(copied):
+    folder = copied("gemma")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert load(folder).checkpoint is not None
+    weights["lm_head.weight"] += 1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "lm_head.weight differs from the embedding" in load(folder).reason
+
+
+def test_weights_in_several_files_are_read(copied):
+    folder = copied()
+    weights = load_file(folder / "model.safetensors")
+    expected = logits_of(load(folder))
+    (folder / "model.safetensors").unlink()
+    files = {}
+    for number, (name, weight) in enumerate(weights.items()):
+        files.setdefault(f"part-{number % 2}.safetensors", {})[name] = weight
+    for file, part in files.items():
+        save_file(part, folder / file, {"format": "pt"})
+    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits_of(load(folder)), expected)
+
+
+def test_weights_stay_in_the_dtype_of_their_files_until_they_are_packed(tiny_folder):
+    tensors = load(tiny_folder("llama"), "bfloat16").checkpoint.tensors
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+def test_an_engine_with_our_decoder_imports_nothing_of_transformers(tiny_folder):
+    program = f"""
+import sys
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.model.runner_loader import open_runner
+model = ModelConfig(name="m", path={str(tiny_folder("llama"))!r}, dtype="float32")
+runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))
+assert runner.forward.code == "decoder"
+heavy = ("transformers", "torch._dynamo", "torch.distributed.tensor")
+print([name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=os.environ
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_an_unknown_family_has_no_architecture():
+    with pytest.raises(UnsupportedArchError, match="model type gpt2 is not one of llama"):
+        read_architecture({"model_type": "gpt2"}, 64)

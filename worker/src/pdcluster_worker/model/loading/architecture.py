@@ -1,0 +1,204 @@
+"""Sizes and traits of a model for our decoder, from its config.json alone.
+
+The fields are those that transformers' code of the model type reads; UnsupportedArchError for a
+value that we do not compute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from pdcluster_worker.model.loading.rotary import Rotary
+from pdcluster_worker.model.loading.support import Config, UnsupportedArchError
+from pdcluster_worker.model.ops.operations import Activation, AttentionShape
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Traits of a model type, and its defaults for fields that a config may leave out.
+
+    qkv_bias:       whether q, k and v always have a bias (qwen2); None = as `attention_bias` says.
+    head_norms:     each query and key head is normed (qwen3).
+    offset_norms:   norms store their weight less 1 and round once (gemma).
+    sliding_window: of a config that names none (mistral).
+    """
+
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    qkv_bias: bool | None = None
+    mlp_bias: bool = False
+    head_norms: bool = False
+    offset_norms: bool = False
+    scales_embedding: bool = False
+    sliding_window: int | None = None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(mlp_bias=True),
+    "mistral": Family(qkv_bias=False, sliding_window=4096),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(head_norms=True),
+    "smollm3": Family(rope_theta=2e6, tie_word_embeddings=True, mlp_bias=True),
+    "gemma": Family(tie_word_embeddings=True, offset_norms=True, scales_embedding=True),
+}
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Sizes and traits of a model.
+
+    windows:         of each layer, the tokens that a row sees; None = the whole context.
+    rotates:         of each layer: whether it has positions.
+    has_qkv_bias, has_out_bias, has_mlp_bias: of all layers.
+    embedding_scale: factor of embedded rows; None = 1.
+    max_model_len:   tokens of one request.
+    """
+
+    family: Family
+    activation: Activation
+    attention: AttentionShape
+    rotary: Rotary
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    epsilon: float
+    is_tied: bool
+    has_qkv_bias: bool
+    has_out_bias: bool
+    has_mlp_bias: bool
+    windows: tuple[int | None, ...]
+    rotates: tuple[bool, ...]
+    embedding_scale: float | None
+    max_model_len: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+
+def read_architecture(config: Config, max_model_len: int) -> Architecture:
+    """Raises UnsupportedArchError.  max_model_len: at most the config's own."""
+    kind = config["model_type"]
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise UnsupportedArchError(f"model type {kind} is not one of {', '.join(FAMILIES)}")
+    if config.get("quantization_config"):
+        raise UnsupportedArchError("its weights are quantized (quantization_config)")
+    num_layers = _number(config, "num_hidden_layers")
+    hidden_size, num_heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    head_dim = _optional(config, "head_dim", int)
+    if head_dim is None and kind in ("qwen3", "gemma"):
+        raise UnsupportedArchError("head_dim is missing")
+    head_dim = head_dim or hidden_size // num_heads
+    num_kv_heads = _optional(config, "num_key_value_heads", int) or num_heads
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise UnsupportedArchError("its heads do not divide")
+    attention_bias = _flag(config, "attention_bias", default=False)
+    has_qkv_bias = attention_bias if family.qkv_bias is None else family.qkv_bias
+    return Architecture(
+        family=family,
+        activation=_activation(config),
+        attention=AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5),
+        rotary=Rotary.read(config, head_dim, family.rope_theta),
+        hidden_size=hidden_size,
+        intermediate_size=_number(config, "intermediate_size"),
+        vocab_size=_number(config, "vocab_size"),
+        epsilon=float(_required(config, "rms_norm_eps", float)),
+        is_tied=_flag(config, "tie_word_embeddings", default=family.tie_word_embeddings),
+        has_qkv_bias=has_qkv_bias,
+        has_out_bias=attention_bias and family.qkv_bias is None,
+        has_mlp_bias=family.mlp_bias and _flag(config, "mlp_bias", default=False),
+        windows=_windows(config, family, num_layers, max_model_len),
+        rotates=_rotates(config, num_layers),
+        embedding_scale=hidden_size**0.5 if family.scales_embedding else None,
+        max_model_len=max_model_len,
+    )
+
+
+def _activation(config: Config) -> Activation:
+    name = str(config.get("hidden_act"))
+    if name == "gelu" and config["model_type"] == "gemma":
+        name = "gelu_pytorch_tanh"  # as old gemma configs mean it
+    if name not in ACTIVATIONS:
+        raise UnsupportedArchError(f"hidden_act {name} is not one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _windows(
+    config: Config, family: Family, num_layers: int, max_model_len: int
+) -> tuple[int | None, ...]:
+    """A window as long as a request may be is none."""
+    kind = config["model_type"]
+    if kind in ("llama", "gemma"):
+        return (None,) * num_layers
+    window = _optional(config, "sliding_window", int, family.sliding_window)
+    if kind == "mistral":
+        slides = [window is not None] * num_layers
+    elif not _flag(config, "use_sliding_window", default=False):
+        slides = [False] * num_layers
+    else:
+        slides = _sliding_layers(config, num_layers, window)
+    if any(slides) and (window is None or window < 1):
+        raise UnsupportedArchError(f"sliding_window {window} is no window")
+    shorter = window if window is not None and window < max_model_len else None
+    return tuple(shorter if is_sliding else None for is_sliding in slides)
+
+
+def _sliding_layers(config: Config, num_layers: int, window: int | None) -> list[bool]:
+    kinds = _optional(config, "layer_types", list)
+    if kinds is not None:
+        if len(kinds) != num_layers:
+            raise UnsupportedArchError(f"layer_types names {len(kinds)} of {num_layers} layers")
+        return [kind == "sliding_attention" for kind in kinds]
+    if config["model_type"] == "smollm3":
+        return [window is not None and not rotates for rotates in _rotates(config, num_layers)]
+    first = _optional(config, "max_window_layers", int, 28) or 0
+    return [window is not None and layer >= first for layer in range(num_layers)]
+
+
+def _rotates(config: Config, num_layers: int) -> tuple[bool, ...]:
+    if config["model_type"] != "smollm3":
+        return (True,) * num_layers
+    given = _optional(config, "no_rope_layers", list)
+    if given is None:
+        interval = _optional(config, "no_rope_layer_interval", int, 4) or 4
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if len(given) < num_layers:
+        raise UnsupportedArchError(f"no_rope_layers names {len(given)} of {num_layers} layers")
+    return tuple(map(bool, given[:num_layers]))
+
+
+def _number(config: Config, name: str) -> int:
+    value = _required(config, name, int)
+    if value < 1:
+        raise UnsupportedArchError(f"{name} is {value}")
+    return value
+
+
+def _flag(config: Config, name: str, *, default: bool) -> bool:
+    value = _optional(config, name, bool, default)
+    return default if value is None else value
+
+
+def _required(config: Config, name: str, kind: type[T]) -> T:
+    value = _optional(config, name, kind)
+    if value is None:
+        raise UnsupportedArchError(f"{name} is missing")
+    return value
+
+
+def _optional(config: Config, name: str, kind: type[T], default: T | None = None) -> T | None:
+    value = config.get(name, default)
+    kinds = (int, float) if kind is float else kind
+    is_bool = isinstance(value, bool)
+    if value is not None and (not isinstance(value, kinds) or is_bool != (kind is bool)):
+        raise UnsupportedArchError(f"{name} is {value!r}")
+    return cast(T | None, value)
