@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from pdcluster_worker.metrics.latency import TokenHistogram
+from pdcluster_worker.metrics.collectors import TokenHistogram
 
 BOUNDS = (0.001, 0.5, 1.0, 2.5)
 VALUES = st.one_of(st.sampled_from([0.0, *BOUNDS, 3.0]), st.floats(0.0, 10.0))

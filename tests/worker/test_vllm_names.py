@@ -3,8 +3,7 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.metrics.vllm_names import vllm_names
+from pdcluster_worker.metrics import Metrics, vllm_names
 
 
 def test_four_gauges_have_vllm_s_names_and_our_values() -> None:

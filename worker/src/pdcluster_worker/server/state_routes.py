@@ -11,8 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from pdcluster_worker import __version__
-from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.metrics.vllm_names import vllm_names
+from pdcluster_worker.metrics import Metrics, vllm_names
 from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.backend import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
