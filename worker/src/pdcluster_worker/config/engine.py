@@ -97,7 +97,7 @@ class EngineConfig(Section, frozen=True):
                 f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
             )
         if self.type == "vllm":
-            return  # its sizes are its own to check
+            return  # vLLM checks its own sizes
         # a step must have room for one token of each
         if self.max_batched_tokens < self.max_sequences:
             raise ValueError(

@@ -150,7 +150,7 @@ class DeviceKVCache:
         )
         try:
             self.tensor = torch.zeros(size, dtype=DTYPES[geometry.dtype], device=device)
-        # torch.OutOfMemoryError is one, and so is its answer to a size that no device has
+        # such as torch.OutOfMemoryError, and the error for an impossible size
         except RuntimeError as e:
             raise ModelError(
                 f"{device} has no room for {num_blocks * self.block_bytes} bytes of KV blocks: "
@@ -158,7 +158,7 @@ class DeviceKVCache:
             ) from e
         self._blocks = self.tensor.view(num_blocks, geometry.num_kv_heads, -1).view(torch.uint8)
         self._stream = _cuda.Stream(device) if device.type == "cuda" else None
-        if self._stream is not None:  # what lands comes after the zeros
+        if self._stream is not None:  # writes come after the zeros
             self._stream.wait_stream(torch.cuda.default_stream(device))
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
@@ -181,7 +181,7 @@ class DeviceKVCache:
         with torch.cuda.stream(self._stream):  # torch reuses memory for the stream that had it
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.tensor.device)
         if self._stream is not None:
-            self._stream.synchronize()  # no carrier knows of streams
+            self._stream.synchronize()  # carriers do not know streams
         return DeviceSlots(self, memory)
 
     def part(self, block_id: int, heads: range | None = None) -> torch.Tensor:
@@ -201,7 +201,7 @@ class DeviceKVCache:
             target.copy_(source, non_blocking=True)
             done = _cuda.Event()
             done.record()
-        done.synchronize()  # of this copy, not of those that other threads have queued since
+        done.synchronize()  # of this copy only, not of those of other threads
 
 
 class DeviceSlots:

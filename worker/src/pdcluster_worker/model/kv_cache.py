@@ -94,6 +94,6 @@ def _reserve(num_bytes: int) -> mmap.mmap:
             "engine.kvCacheMemory or engine.numBlocks"
         ) from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -46,7 +46,9 @@ def fit_length(
     pool = _BlockPool(
         engine, sizes, cache.num_blocks, block_num_bytes(info.geometry), held, is_draft
     )
-    least = min(LEAST_TOKENS, needed) if requested is None else 2  # one of its prompt, one after it
+    least = (
+        min(LEAST_TOKENS, needed) if requested is None else 2
+    )  # one of the prompt, one of the output
     if held < least:
         shorter = f", or set engine.maxModelLen to {held}" if held >= 2 else ""
         raise ModelError(

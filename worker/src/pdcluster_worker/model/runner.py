@@ -126,7 +126,7 @@ class Runner:
             return self._outcomes(step)
         except BaseException:
             if step.masks is not None:
-                step.masks.exception()  # waited for: what comes next feeds the same matchers
+                step.masks.exception()  # the next step feeds the same matchers
             raise
 
     def _outcomes(self, step: PreparedStep) -> list[RowOutcome]:

@@ -65,7 +65,7 @@ def open_runner(
     drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
     """
     if device == "cpu":
-        engine = structs.replace(engine, device_memory_share=None)  # it decides on nothing there
+        engine = structs.replace(engine, device_memory_share=None)  # not used on CPUs
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
         return _open(model, engine, device, None, drafts_for)
     ranks = RankProcesses(model, engine, device, on_rank_death)
@@ -104,7 +104,7 @@ def _open(
             f"no memory for packed weights of {loaded.weight_bytes} bytes beside the model: {e}"
         ) from e
     runner.grammars.folder = path
-    del loaded  # and with it the weights that are packed now
+    del loaded  # frees the weights that are packed now
     gc.collect()
     release_library_pages()
     start = time.monotonic()

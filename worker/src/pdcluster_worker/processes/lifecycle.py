@@ -60,7 +60,7 @@ def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
         ApiKeys(Path(config.listen.api_keys) if config.listen.api_keys else None),
     )
     if config.discovery.tls is not None:
-        # wrong files are said now, not when the model has been loaded
+        # report wrong files before the model is loaded
         EtcdCredentials(config.discovery.tls)
     return files
 

@@ -104,7 +104,7 @@ class ServerProcess:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if group.ended.done() and group.ended.result().killed.done():
                 await _let_relayed_end(http, hurried)
-            # Whichever ended first, life closes its node on the way out: the lease is revoked.
+            # Cancelled, it still revokes the etcd lease.
             life.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineDiedError):
                 await life
@@ -163,7 +163,7 @@ class ServerProcess:
         """The model's setting; for `auto` the one that the revision has agreed on."""
         config, loading = self._config, backend.waits_for
         if config.engine.type != "pdcluster":
-            return "float32"  # its own command says it, and none of its loading asks
+            return "float32"  # unused: vLLM's command sets its dtype
         kind = requested_device(config).kind
         native = dtype_of_device(kind)
         dtype = config.model.dtype
@@ -298,7 +298,7 @@ async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> No
 
 async def _engine_end(engine: Child) -> NoReturn:
     """Raise the engine's error: by its exit status, else EngineDiedError."""
-    with contextlib.suppress(TimeoutError):  # it may have said that it fails, and hang at its end
+    with contextlib.suppress(TimeoutError):  # it may hang after reporting its failure
         status = await asyncio.wait_for(asyncio.shield(engine.exit_status), END_SECONDS)
         if status in _REFUSALS:
             raise _REFUSALS[status](engine.client.died)

@@ -27,7 +27,7 @@ def run(config_path: Path, policy_path: Path | None) -> int:
         return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))
     if config.engine.type == "pdcluster":
         _check_image()
-        # a worker that cannot compute has no say in the revision's dtype
+        # refuse before this worker takes part in choosing the revision's dtype
         check_gpu(requested_device(config))
     identity = Identity.from_env()
     return uvloop.run(_run(config_path, policy_path, config, identity))

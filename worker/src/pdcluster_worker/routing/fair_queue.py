@@ -26,7 +26,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._claims: dict[str, dict[Grant, CreditRequest]] = {}
         self._served: dict[str, int] = {}
-        self._level = 0  # what the peer that was served last had been served before
+        self._level = 0  # tokens of the peer that was served last, before that
         self.num_requests = 0
         self.num_tokens = 0
 

@@ -8,9 +8,9 @@ from itertools import islice, repeat
 
 MAX_BLOCKS = 2_000_000  # 0.25 GB (bench/results)
 
-_CLEARED_AT_ONCE = 4096  # blocks, so that no call takes much longer than another
+_CLEARED_AT_ONCE = 4096  # blocks a call, to bound its time
 _EVICTED_AT_ONCE = 4096
-_FIRST_LOOKUPS = 4  # of a prompt that no worker knows no more than these
+_FIRST_LOOKUPS = 4  # an unknown prompt costs only these
 _LOOKUPS_AT_ONCE = 32
 
 
@@ -23,9 +23,9 @@ class PrefixIndex:
         self._bits: dict[str, int] = {}  # of each worker, one bit
         self._free_bits: list[int] = []
         self._num_bits = 0
-        self._retired = 0  # bits given up since the round of clearing began
-        self._clearing = 0  # bits that this round clears
-        self._uncleared: list[bytes] = []  # blocks that this round has yet to look at
+        self._retired = 0  # bits dropped since clearing began
+        self._clearing = 0  # bits being cleared
+        self._uncleared: list[bytes] = []  # blocks still to check
 
     def __len__(self) -> int:
         """Distinct blocks, those still to be cleared included."""
@@ -38,7 +38,7 @@ class PrefixIndex:
     def apply(self, worker: str, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """A hash in both lists ends as removed: a missed hit costs less than a false one."""
         bit, table = self._bits.get(worker) or self._new_bit(worker), self._table
-        before = after = 0  # blocks that are alike share one number: lookups touch less memory
+        before = after = 0  # equal masks share one int: lookups touch less memory
         for block in stored:
             mask = table.get(block, 0)
             if not mask & bit:
@@ -86,7 +86,7 @@ class PrefixIndex:
             start, end = end, end + (_LOOKUPS_AT_ONCE if end else _FIRST_LOOKUPS)
             masks = list(map(get, hashes[start:end], repeat(0)))
             if masks.count(masks[0]) == len(masks):
-                # all alike, as most are: the walk is in C, since every request takes it
+                # usually all equal: compared in C, since every request does this
                 del masks[1:]
             for offset, mask in enumerate(masks):
                 if mask & matching != matching:

@@ -37,7 +37,7 @@ def core_share(environment: Mapping[str, str]) -> CoreShare | None:
         return None
     try:
         place = msgspec.json.decode(value, type=CoreShare)
-    except ValueError as e:  # msgspec's errors, and those of text that is no UTF-8
+    except ValueError as e:  # of msgspec, or of invalid UTF-8
         raise _wrong(str(e)) from e
     threads = list(place.threads)
     if not 0 <= place.place < len(threads):
@@ -105,7 +105,9 @@ class SharedCores:
                 if not rests[other] and other != self._place.place:
                     slot[_THREADS] = self._allotted(other, rests)
         seen = None
-        while seen != rests:  # one that began since has lowered the number before it was written
+        while (
+            seen != rests
+        ):  # an engine that became busy meanwhile may have lowered it before this write
             self._own[_THREADS] = self._allotted(self._place.place, rests)
             seen, rests = rests, self._rests()
         return self._own[_THREADS]
@@ -131,7 +133,7 @@ def _opened(path: str, size: int) -> mmap.mmap:
     """Creates the file; one with other content is refused."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    except (OSError, ValueError) as e:  # ValueError: a name that no file has
+    except (OSError, ValueError) as e:  # ValueError: an impossible file name
         raise _wrong(f"cannot open {path!r}: {e}") from e
     try:
         found = os.fstat(file)

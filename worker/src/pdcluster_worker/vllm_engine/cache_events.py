@@ -47,10 +47,10 @@ class CacheEvents:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._ours: dict[EngineHash, tuple[bytes, bytes]] = {}  # its hash: ours, and the salt
-        self._held: Counter[bytes] = Counter()  # of ours: how many of its blocks have it
-        self._next: int | None = None  # sequence of its next batch
-        self._sequence = 0  # of our last one
+        self._ours: dict[EngineHash, tuple[bytes, bytes]] = {}  # vLLM's hash -> (ours, salt)
+        self._held: Counter[bytes] = Counter()  # our hash -> number of vLLM's blocks
+        self._next: int | None = None  # sequence of vLLM's next batch
+        self._sequence = 0  # of our last events
 
     def __len__(self) -> int:
         return len(self._held)

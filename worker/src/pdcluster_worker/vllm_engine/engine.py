@@ -122,7 +122,7 @@ class VllmEngine:
     def _receive(self, spec: RequestSpec) -> None:
         needed = self._reports.num_blocks(len(spec.prompt) + len(spec.output) + 1)
         if not self._reports.has_space(needed):
-            self._reports.report()  # an older report may show room, for which it would ask again
+            self._reports.report()  # else the server would retry on older figures
             self._emit([messages.ReceiveRefused(spec.request_id, needed)])
             return
         request = self._new(spec)
@@ -216,7 +216,7 @@ class VllmEngine:
             request.exchange.close()
         self._reports.load.ended(request_id)
 
-    # --- what exchanges say -----------------------------------------------------------------
+    # --- called by exchanges ----------------------------------------------------------------
 
     def verified(self, received: messages.Received) -> None:
         self._emit([received])

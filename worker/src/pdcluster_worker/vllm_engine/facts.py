@@ -177,7 +177,7 @@ async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
         generate_api.generate(scored, model, attempt=1),
         generate_api.prompt_only(scored, model),
     ):
-        with contextlib.suppress(HttpFailedError):  # it may be without log probabilities
+        with contextlib.suppress(HttpFailedError):  # log probabilities may be disabled
             await http.post(generate_api.PATH, body)
     seconds = 0.0
     for number in (1, 2):

@@ -84,7 +84,7 @@ def sampling_params(spec: RequestSpec) -> dict[str, Any]:
     if sampling.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     if sampling.logprobs is not None:
-        # One more than asked for: the sampled token takes the place of the last one.
+        # One more than requested: the sampled token takes the place of the last one.
         params["logprobs"] = sampling.logprobs + 1 if sampling.logprobs else 0
     if sampling.constraint is not None:
         params["structured_outputs"] = _structured(sampling.constraint)

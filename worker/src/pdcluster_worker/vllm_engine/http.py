@@ -155,7 +155,7 @@ class VllmClient:
         else:
             connection.begin(exchange, is_kept=False)
 
-    # --- what connections say ---------------------------------------------------------------
+    # --- called by connections --------------------------------------------------------------
 
     def opened(self, connection: "_Connection") -> None:
         self._open.add(connection)

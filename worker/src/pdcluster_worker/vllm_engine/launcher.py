@@ -35,7 +35,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGALRM, kill)
     signal.signal(signal.SIGQUIT, kill)
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker asks in time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the worker sends SIGTERM
     terminate_with_parent()
     child = subprocess.Popen(command, process_group=0)
     status = child.wait()

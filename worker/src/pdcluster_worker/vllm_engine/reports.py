@@ -57,7 +57,7 @@ class Reports:
         self._due: asyncio.TimerHandle | None = None
         self._tokens_then = 0
 
-    # --- what the engine is asked -----------------------------------------------------------
+    # --- called by the engine ---------------------------------------------------------------
 
     def taken(self) -> None:
         """A message was handled."""

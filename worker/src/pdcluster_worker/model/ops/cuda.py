@@ -128,7 +128,7 @@ class CudaOperations:
             qkv,
             self._cache,
             plan.slots,
-            # A pointer that is not read stands where there is nothing.
+            # qkv stands for pointers that are not read.
             cosine=qkv if rotation is None else rotation.cosine,
             sine=qkv if rotation is None else rotation.sine,
             query_weight=qkv if norms is None else norms.query.weight,

@@ -47,7 +47,7 @@ def logprobs(logits: Tensor, needed: Sequence[LogprobsRequest], rank: Rank) -> l
     values = logits.view(-1)[
         torch.from_numpy(rows[:, None] * logits.shape[1] + ids).to(logits.device)
     ]
-    # One logarithm a row by the C library: a vector of them could round by its place in it.
+    # math.log for each row: a vectorized logarithm could round by position.
     logarithms = np.array([math.log(total) for total in ranks.total.tolist()])
     shares = values.double().cpu().numpy() - ranks.best[:, None] - logarithms[:, None]
     figures = shares.astype(np.float32).tolist()

@@ -19,7 +19,7 @@ def with_enough_hits(
     [3, 0]
     """
     least = min_ratio * request.num_blocks
-    # Copied only where it differs: this is on the way of every request, over all workers.
+    # Copy only what changes: this runs for every request and worker.
     return [replace(c, matched_blocks=0) if 0 < c.matched_blocks < least else c for c in candidates]
 
 
@@ -33,7 +33,7 @@ def without_hot_prefix(
     hot_blocks = sorted((c.matched_blocks for c in candidates), reverse=True)[num_hot - 1]
     if not hot_blocks:
         return list(candidates)
-    # Copied only where it differs: this is on the way of every request, over all workers.
+    # Copy only what changes: this runs for every request and worker.
     return [
         replace(c, matched_blocks=max(0, c.matched_blocks - hot_blocks)) if c.matched_blocks else c
         for c in candidates

@@ -71,8 +71,7 @@ class DecodeChooser:
         if attracts:
             candidates = with_enough_hits(candidates, request, policy.min_cache_hit_ratio)
         if attracts and policy.hotspot_prevention:
-            # The share first: a worker that is out of the choice is still one of those that have
-            # the prefix.
+            # Workers over their share still count among those that have the prefix.
             cooled = {c.key: c for c in without_hot_prefix(candidates, policy.hot_workers_ratio)}
             candidates = [cooled[c.key] for c in within_share(candidates, policy.max_share_ratio)]
         costs = self._costs(policy, request, candidates)

@@ -30,7 +30,7 @@ class Averages:
     """An `Estimator` by moving averages; also the pace of the queue."""
 
     def __init__(self) -> None:
-        self._waiting = self._prompt_tokens = 0.0  # sums, faded
+        self._waiting = self._prompt_tokens = 0.0  # fading sums
         self._firsts = self._ended = self._busy = 0.0
         self._step = StepTime(None, min_samples=1)
 

@@ -125,7 +125,7 @@ class Tenants:
         rate = share.requests_per_second
         size = max(1.0, rate or 1.0)
         level = usage.requests.fill(self._clock(), rate, size)
-        # one of more than that waits for a full bucket, and leaves it owing
+        # a larger one waits for a full bucket and takes it below 0
         needed = min(demand.num_sequences, size)
         if rate is None or level >= needed:
             return None
@@ -159,8 +159,7 @@ def _beyond_concurrency(
     usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
 ) -> LoadRefusal | None:
     at_once = share.max_concurrent_requests
-    # One that is larger than a share is taken alone; one that is larger than the limit was refused
-    # for good before.
+    # A request larger than the share runs alone; one larger than the limit was refused before.
     if at_once is None or not usage.num_open or usage.num_open + demand.num_sequences <= at_once:
         return None
     message = (

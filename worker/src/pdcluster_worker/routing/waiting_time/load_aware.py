@@ -98,7 +98,7 @@ class LoadAware:
                 lengths[: len(running)], lengths[len(running) :], queue.slots, self._seconds
             )
             ends.append(max(spans[index][1] for index in counted))
-        # A prefill holds up its own seat; that it also slows the others down is in their d(b).
+        # A prefill delays its own slot; how it slows the others is in their d(b).
         return median(ends) + self._prefill.seconds(
             sum(request.prompt_tokens for request in waiting)
         ) / max(1, queue.slots)
@@ -129,8 +129,7 @@ class LoadAware:
             rests, (ahead.num_requests, mean), tokens(request), queue.slots, self._seconds
         )
         before = self._prefill.seconds(ahead.prompt_tokens)
-        # Where seats are free all prompts ahead are computed first; where not, each in a seat of
-        # its own and beside others.
+        # With free slots all prompts ahead are prefilled first, else one in each slot in parallel.
         prompts = self._prefill.seconds(request.prompt_tokens) + (
             before if start == 0 else before / max(1, queue.slots)
         )

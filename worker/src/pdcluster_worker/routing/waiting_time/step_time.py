@@ -10,7 +10,7 @@ class StepTime:
         self._preset = preset_seconds
         self._min_samples = min_samples
         self._num_samples = 0
-        self._weight = self._batch = self._seconds = 0.0  # sums, faded
+        self._weight = self._batch = self._seconds = 0.0  # fading sums
         self._batch_squared = self._product = 0.0
 
     def observe(self, decode_seconds: float, output_tokens: int, batch: float) -> None:
@@ -42,5 +42,5 @@ class StepTime:
         if spread < MIN_SPREAD**2:
             return seconds
         slope = max(0.0, (self._product / self._weight - mean * seconds) / spread)
-        # A line through faded points may cross zero below the batches that were seen.
+        # The line may cross zero below the batches that were seen.
         return max(seconds + slope * (batch - mean), seconds * min(1.0, batch / mean) / 2)
