@@ -46,7 +46,7 @@ from pdcluster_worker.config.worker import (
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer import carriers
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.peers import options, records
+from pdcluster_worker.peers import calls, records
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.text import default_templates
 from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
@@ -331,7 +331,7 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
 
 
 def test_certificate_name_is_what_the_worker_expects() -> None:
-    assert WORKER_NAME == options.SERVER_NAME
+    assert WORKER_NAME == calls.SERVER_NAME
 
 
 def paths(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
