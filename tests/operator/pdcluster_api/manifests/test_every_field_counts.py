@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from pdcluster_api import manifests, plan
@@ -38,33 +39,8 @@ PICKED = at("spec.service.endpointPicker", {"name": "picker"})
 ROUTED: Change = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
 NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
-
-DECODE_SCORE: dict[str, Any] = {
-    "policy": "kvAware",
-    "temperature": 0.5,
-    "kvEvents": False,
-    "recentSeconds": 60.0,
-    "hotspotPrevention": False,
-    "hotWorkersRatio": 0.5,
-    "maxShareRatio": 2.0,
-    "minCacheHitRatio": 0.75,
-    "sessionAffinity": False,
-    "failureTaint": 2.0,
-    "queueThresholdTokens": 4096,
-    "allowRequestOverrides": True,
-    "kvAware.overlapCredit": 0.5,
-    "kvAware.prefillLoadScale": 2.0,
-    "kvAware.prefillDecay": 1.0,
-    "kvAware.activeRequestWeight": 1.0,
-    "kvAware.trackPrefill": False,
-    "capacityAware.occupancyWeight": 1.0,
-    "capacityAware.activeWeight": 1.0,
-    "latencyAware.kvOccupancyWeight": 1.0,
-    "latencyAware.activeWeight": 2.0,
-    "latencyAware.cacheMatchWeight": 1.0,
-    "latencyAware.memoryBandwidthWeight": 1.0,
-    "latencyAware.recentPrefixWeight": 2.0,
-}
+FIELD_CHANGES = yaml.safe_load(Path(__file__).with_name("field_changes.yaml").read_text())
+WHOLE = ("service.annotations", "podTemplate")
 
 PLANNED = {
     "rollout.strategy": "the order in which workloads exist",
@@ -100,20 +76,45 @@ OWN_TYPE = both(
     at("spec.accelerators", {"X1": {"bandwidthBytes": 10**12, "bf16Flops": 10**14}}),
 )
 
+BEFORE: dict[str, Change] = {  # what is there before a field, or the fields of a section, change
+    "model.pvc": CLAIM,
+    "model.huggingFace": HUB,
+    "model.nodeCache": HUB,
+    "engine.image": STOCK,
+    "engine.command": STOCK,
+    "engine.args": STOCK,
+    "engine.tbtSloMilliseconds": SARATHI,
+    "engine.chunkSchedule": CHUNKS,
+    "routing.relaying.enabled": ROUTED,
+    "qos.degradation.smallerModel": SMALLER,
+    "qos.estimation.rejectUnmeetable": at("spec.qos.estimation.estimator", "rwt"),
+    "discovery.etcd.tlsSecret": OWN_ETCD,
+    "discovery.etcd.replicas": STORED,
+    "discovery.etcd.storage": STORED,
+    "service.endpointPicker": PICKED,
+    "placement": PLACED,
+}
+
+
+def plain_fields(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each field of field_changes.yaml."""
+    for name, value in values.items():
+        at_field = f"{path}.{name}".lstrip(".")
+        if isinstance(value, dict) and at_field not in WHOLE:
+            yield from plain_fields(value, at_field)
+        else:
+            yield at_field, value
+
+
+def before_of(path: str) -> Change:
+    return BEFORE.get(path) or BEFORE.get(path.rpartition(".")[0], NOTHING)
+
+
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
-    "model.name": (NOTHING, at("spec.model.name", "other")),
-    "model.path": (NOTHING, at("spec.model.path", "/other")),
-    "model.dtype": (NOTHING, at("spec.model.dtype", "float32")),
-    "model.chatTemplate": (NOTHING, at("spec.model.chatTemplate", "chatml-tools")),
-    "model.toolParser": (NOTHING, at("spec.model.toolParser", "hermes")),
-    "model.reasoningParser": (NOTHING, at("spec.model.reasoningParser", "none")),
-    "model.pvc.claimName": (CLAIM, at("spec.model.pvc.claimName", "other")),
-    "model.huggingFace.repo": (HUB, at("spec.model.huggingFace.repo", "a/c")),
-    "model.huggingFace.revision": (HUB, at("spec.model.huggingFace.revision", "v2")),
-    "model.huggingFace.tokenSecret": (HUB, at("spec.model.huggingFace.tokenSecret", "hub")),
-    "model.nodeCache": (HUB, at("spec.model.nodeCache", "/cache")),
-    "image.pullPolicy": (NOTHING, at("spec.image.pullPolicy", "Never")),
-    "image.pullSecrets": (NOTHING, at("spec.image.pullSecrets", ["a"])),
+    **{
+        path: (before_of(path), at(f"spec.{path}", value))
+        for path, value in plain_fields(FIELD_CHANGES)
+    },
     "accelerators.resource": (
         at(f"{POOL}.gpu", "H100"),
         at("spec.accelerators", {"H100": {"resource": "x.io/gpu"}}),
@@ -136,11 +137,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         NOTHING,
         at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
     ),
-    "podTemplate": (NOTHING, at("spec.podTemplate", {"spec": {"priorityClassName": "high"}})),
     "engine.type": (NOTHING, vllm()),
-    "engine.image": (STOCK, at("spec.engine.image", "vllm:2")),
-    "engine.command": (STOCK, at("spec.engine.command", ["python3", "-m", "vllm"])),
-    "engine.args": (STOCK, at("spec.engine.args", ["--enforce-eager"])),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{
@@ -163,58 +160,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         for name, value in DELAYER.items()
     },
     "engine.scheduler": (NOTHING, SARATHI),
-    "engine.longPrefillTokenThreshold": (NOTHING, at("spec.engine.longPrefillTokenThreshold", 100)),
-    "engine.chunkedPrefill": (NOTHING, at("spec.engine.chunkedPrefill", False)),
-    "engine.tbtSloMilliseconds": (SARATHI, at("spec.engine.tbtSloMilliseconds", 50)),
-    "engine.chunkSchedule.low": (CHUNKS, at("spec.engine.chunkSchedule.low", 64)),
-    "engine.chunkSchedule.high": (CHUNKS, at("spec.engine.chunkSchedule.high", 64)),
-    "engine.chunkSchedule.stages": (CHUNKS, at("spec.engine.chunkSchedule.stages", 2)),
-    "engine.chunkSchedule.maxTokens": (CHUNKS, at("spec.engine.chunkSchedule.maxTokens", 1024)),
     "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
-    "routing.offload.prefillLengthThreshold": (
-        NOTHING,
-        at("spec.routing.offload.prefillLengthThreshold", 1),
-    ),
-    "routing.offload.prefillQueueMax": (NOTHING, at("spec.routing.offload.prefillQueueMax", 1)),
-    "routing.offload.decodeLoadThreshold": (
-        NOTHING,
-        at("spec.routing.offload.decodeLoadThreshold", 1),
-    ),
-    "routing.offload.minOffloadLength": (NOTHING, at("spec.routing.offload.minOffloadLength", 1)),
-    **{
-        f"routing.offload.{name}": (NOTHING, at(f"spec.routing.offload.{name}", value))
-        for name, value in {
-            "policy": "islBounding",
-            "maxTransferMilliseconds": 20,
-            "decodeBusyRatio": 0.9,
-            "score.lengthWeight": 1,
-            "score.queueWeight": 1,
-            "score.decodeWeight": 1,
-            "score.transferWeight": 1,
-            "score.transferMilliseconds": 1,
-            "score.minScore": 1,
-            "islBounding.maxTokens": 1,
-            "islBounding.maxRatio": 1,
-            "prefillLoad.busyBatches": 2,
-            "sloFeedback.ttftSloMilliseconds": 1,
-            "sloFeedback.tpotSloMilliseconds": 1,
-            "sloFeedback.minThreshold": 1,
-            "sloFeedback.maxThreshold": 100,
-            "sloFeedback.margin": 0.5,
-        }.items()
-    },
-    **{
-        f"routing.prefillQueue.{name}": (NOTHING, at(f"spec.routing.prefillQueue.{name}", value))
-        for name, value in {
-            "mode": "latencyFirst",
-            "minWindowMilliseconds": 1,
-            "maxWindowMilliseconds": 20,
-            "minPrompts": 9,
-            "maxPrompts": 33,
-            "lengthBuckets": [100],
-            "fastLaneTokens": 16,
-        }.items()
-    },
     "routing.prefillQueue.latencyClasses.priority": (
         ONE_CLASS,
         at("spec.routing.prefillQueue.latencyClasses.0.priority", 2),
@@ -223,135 +169,11 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         ONE_CLASS,
         at("spec.routing.prefillQueue.latencyClasses.0.windowMilliseconds", 2),
     ),
-    "routing.prefillScore.transferWeight": (
-        NOTHING,
-        at("spec.routing.prefillScore.transferWeight", 2),
-    ),
-    "routing.prefillScore.prefixWeight": (NOTHING, at("spec.routing.prefillScore.prefixWeight", 2)),
-    "routing.prefillScore.loadWeight": (NOTHING, at("spec.routing.prefillScore.loadWeight", 2)),
-    "routing.credits.batchesAhead": (NOTHING, at("spec.routing.credits.batchesAhead", 3)),
-    "routing.racing.enabled": (NOTHING, at("spec.routing.racing.enabled", True)),
-    "routing.racing.maxRequests": (NOTHING, at("spec.routing.racing.maxRequests", 3)),
-    "routing.racing.maxRatio": (NOTHING, at("spec.routing.racing.maxRatio", 0.5)),
-    "routing.relaying.enabled": (ROUTED, at("spec.routing.relaying.enabled", True)),
-    "routing.relaying.policy": (NOTHING, at("spec.routing.relaying.policy", "roundRobin")),
-    "routing.relaying.prefixBytes": (NOTHING, at("spec.routing.relaying.prefixBytes", 256)),
-    "routing.relaying.maxRetries": (NOTHING, at("spec.routing.relaying.maxRetries", 3)),
-    "routing.moving.enabled": (NOTHING, at("spec.routing.moving.enabled", False)),
-    "routing.moving.afterPreemptions": (NOTHING, at("spec.routing.moving.afterPreemptions", 3)),
-    "routing.moving.maxMoves": (NOTHING, at("spec.routing.moving.maxMoves", 3)),
-    **{
-        f"routing.decodeScore.{path}": (NOTHING, at(f"spec.routing.decodeScore.{path}", value))
-        for path, value in DECODE_SCORE.items()
-    },
-    "qos.admission.maxQueuedRequests": (NOTHING, at("spec.qos.admission.maxQueuedRequests", 1)),
-    "qos.admission.maxQueuedTokens": (NOTHING, at("spec.qos.admission.maxQueuedTokens", 1)),
-    "qos.admission.maxBodyBytes": (NOTHING, at("spec.qos.admission.maxBodyBytes", 1)),
-    "qos.admission.workerWaitSeconds": (NOTHING, at("spec.qos.admission.workerWaitSeconds", 1.0)),
-    "qos.slo.ttftMilliseconds": (NOTHING, at("spec.qos.slo.ttftMilliseconds", 300)),
-    "qos.slo.tpotMilliseconds": (NOTHING, at("spec.qos.slo.tpotMilliseconds", 50)),
-    "qos.earlyRejection.enabled": (NOTHING, at("spec.qos.earlyRejection.enabled", True)),
-    "qos.earlyRejection.rejectOnSloViolation": (
-        NOTHING,
-        at("spec.qos.earlyRejection.rejectOnSloViolation", False),
-    ),
-    "qos.highPriority.offloadAtOnce": (NOTHING, at("spec.qos.highPriority.offloadAtOnce", True)),
-    "qos.lowPriority.thresholdMilliseconds": (
-        NOTHING,
-        at("spec.qos.lowPriority.thresholdMilliseconds", 500),
-    ),
-    "qos.lowPriority.pastThreshold": (NOTHING, at("spec.qos.lowPriority.pastThreshold", "Demote")),
-    "qos.lowPriority.prefillWorkers": (
-        NOTHING,
-        at("spec.qos.lowPriority.prefillWorkers", "Barred"),
-    ),
-    "qos.degradation.atPressure": (NOTHING, at("spec.qos.degradation.atPressure", 0.5)),
-    "qos.degradation.maxTokens": (NOTHING, at("spec.qos.degradation.maxTokens", 200)),
-    "qos.degradation.maxPromptTokens": (NOTHING, at("spec.qos.degradation.maxPromptTokens", 1000)),
-    "qos.degradation.smallerModel.name": (
-        SMALLER,
-        at("spec.qos.degradation.smallerModel.name", "tiny"),
-    ),
-    "qos.degradation.smallerModel.url": (
-        SMALLER,
-        at("spec.qos.degradation.smallerModel.url", "http://tiny"),
-    ),
-    **{
-        f"qos.tenantDefaults.{name}": (NOTHING, at(f"spec.qos.tenantDefaults.{name}", value))
-        for name, value in TENANT.items()
-    },
     **{
         f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}}))
         for name, value in TENANT.items()
     },
-    "qos.estimation.estimator": (NOTHING, at("spec.qos.estimation.estimator", "loadAware")),
-    "qos.estimation.allowClientDeadline": (
-        NOTHING,
-        at("spec.qos.estimation.allowClientDeadline", True),
-    ),
-    "qos.estimation.rejectUnmeetable": (
-        at("spec.qos.estimation.estimator", "rwt"),
-        at("spec.qos.estimation.rejectUnmeetable", True),
-    ),
-    "qos.estimation.sloGranularitySeconds": (
-        NOTHING,
-        at("spec.qos.estimation.sloGranularitySeconds", 5),
-    ),
-    "qos.estimation.presetTokenMilliseconds": (
-        NOTHING,
-        at("spec.qos.estimation.presetTokenMilliseconds", 9.5),
-    ),
-    "qos.estimation.presetOutputTokens": (
-        NOTHING,
-        at("spec.qos.estimation.presetOutputTokens", 100),
-    ),
-    "qos.stallSeconds": (NOTHING, at("spec.qos.stallSeconds", 120)),
-    "qos.allowClientPriority": (NOTHING, at("spec.qos.allowClientPriority", True)),
     "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
-    "discovery.etcd.tlsSecret": (OWN_ETCD, at("spec.discovery.etcd.tlsSecret", "tls")),
-    "discovery.etcd.replicas": (STORED, at("spec.discovery.etcd.replicas", 3)),
-    "discovery.etcd.image": (NOTHING, at("spec.discovery.etcd.image", "etcd:2")),
-    "discovery.etcd.storage.size": (STORED, at("spec.discovery.etcd.storage.size", "2Gi")),
-    "discovery.etcd.storage.className": (
-        STORED,
-        at("spec.discovery.etcd.storage.className", "fast"),
-    ),
-    "discovery.etcd.storage.retain": (STORED, at("spec.discovery.etcd.storage.retain", True)),
-    "service.port": (NOTHING, at("spec.service.port", 80)),
-    "service.type": (NOTHING, at("spec.service.type", "NodePort")),
-    "service.annotations": (NOTHING, at("spec.service.annotations", {"a": "b"})),
-    "service.apiKeySecret": (NOTHING, at("spec.service.apiKeySecret", "keys")),
-    "service.sharedPrefixCache": (NOTHING, at("spec.service.sharedPrefixCache", True)),
-    **{
-        f"service.cors.{name}": (NOTHING, at(f"spec.service.cors.{name}", value))
-        for name, value in {
-            "allowedOrigins": ["https://a.example"],
-            "allowedMethods": ["POST"],
-            "allowedHeaders": ["authorization"],
-            "allowCredentials": True,
-            "maxAgeSeconds": 5,
-        }.items()
-    },
-    **{
-        f"service.limits.{name}": (NOTHING, at(f"spec.service.limits.{name}", value))
-        for name, value in {
-            "maxHeaderBytes": 8192,
-            "maxHeaders": 64,
-            "headerSeconds": 5,
-            "bodySeconds": 20,
-            "keepAliveSeconds": 30,
-        }.items()
-    },
-    "service.endpointPicker.name": (PICKED, at("spec.service.endpointPicker.name", "other")),
-    "service.endpointPicker.port": (PICKED, at("spec.service.endpointPicker.port", 9003)),
-    "service.endpointPicker.failureMode": (
-        PICKED,
-        at("spec.service.endpointPicker.failureMode", "FailOpen"),
-    ),
-    "placement.domainLabel": (PLACED, at("spec.placement.domainLabel", "zone")),
-    "placement.mode": (PLACED, at("spec.placement.mode", "Required")),
-    "rollout.gracePeriodSeconds": (NOTHING, at("spec.rollout.gracePeriodSeconds", 60)),
-    "networkPolicy.enabled": (NOTHING, at("spec.networkPolicy.enabled", False)),
 }
 
 

@@ -17,39 +17,6 @@ from tests.schema.object_cases import GOOD, Change, at, both, minimal
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
 
 
-def test_worker_is_started_with_its_two_files() -> None:
-    worker = worker_of()
-
-    assert worker["command"] == [
-        *("python", "-m", "pdcluster_worker"),
-        *(
-            "--engine-config",
-            "/etc/pdcluster/engine/engine.yaml",
-            "--policy",
-            "/etc/pdcluster/policy/policy.yaml",
-        ),
-    ]
-    assert "args" not in worker
-    assert {port["name"]: port["containerPort"] for port in worker["ports"]} == {
-        "http": 8000,
-        "grpc": 9000,
-        "kv": 9100,
-    }
-
-
-def test_worker_knows_itself_by_the_downward_api() -> None:
-    env = by_name(worker_of()["env"])
-
-    assert {
-        name: env[name]["valueFrom"]["fieldRef"]["fieldPath"]
-        for name in ("POD_NAME", "POD_NAMESPACE", "POD_IP")
-    } == {
-        "POD_NAME": "metadata.name",
-        "POD_NAMESPACE": "metadata.namespace",
-        "POD_IP": "status.podIP",
-    }
-
-
 def test_every_mount_has_its_volume_and_files_are_folders_that_follow_changes() -> None:
     secrets = both(
         at("spec.discovery.etcd", {"endpoints": ["etcd:2379"], "tlsSecret": "etcd-client"}),
