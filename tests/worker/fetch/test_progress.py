@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from pdcluster_worker.fetch import progress
-from pdcluster_worker.fetch.progress import DownloadProgress
+from pdcluster_worker.fetch import download
+from pdcluster_worker.fetch.download import DownloadProgress
 
 
 class Lines(logging.Handler):
@@ -22,17 +22,17 @@ class Lines(logging.Handler):
 
 
 def test_share_and_rate_are_logged_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(progress.logger, "level", logging.INFO)
+    monkeypatch.setattr(download, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(download.logger, "level", logging.INFO)
     lines = Lines()
-    progress.logger.addHandler(lines)
+    download.logger.addHandler(lines)
     try:
         with DownloadProgress("tiny", 200) as counted:
             counted.add(60)
             counted.add(-10)
             assert lines.came.wait(20)
     finally:
-        progress.logger.removeHandler(lines)
+        download.logger.removeHandler(lines)
     assert lines.line.startswith("fetching tiny percent=")
     assert "of=200 bytes_per_second=" in lines.line
     assert counted.done == 50

@@ -28,7 +28,6 @@ caller sees the failure.
 
 
 def main() -> int:
-    """Parse the command line and fetch."""
     end_on_sigterm()
     arguments = _parser().parse_args()
     start_logging()
@@ -42,7 +41,7 @@ def main() -> int:
         if not download.is_there():
             _set_token(os.environ.get("PDCLUSTER_TOKEN_SECRET"))
             # the hub's client takes a second to import
-            from pdcluster_worker.fetch.fetch_model import fetch
+            from pdcluster_worker.fetch.download import fetch
 
             fetch(download, arguments.attempts)
     except (FetchError, HubError) as e:
@@ -53,7 +52,7 @@ def main() -> int:
 
 
 def _set_token(secret: str | None) -> None:
-    """Make the token that came under either name the hub client's.  Raises FetchError."""
+    """Pass on the token under the name that the hub's client reads.  Raises FetchError."""
     token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     if token:
         os.environ["HF_TOKEN"] = token

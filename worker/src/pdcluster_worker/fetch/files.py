@@ -1,8 +1,4 @@
-"""Choose the files of a repository that a worker needs: PURE.
-
-Config, tokenizer, chat template and safetensors at the root of the repository;
-not the same weights in other formats, not subfolders of other runtimes.
-"""
+"""Files that a worker needs: config, tokenizer, chat template and safetensors of the root."""
 
 import json
 import re
@@ -22,9 +18,7 @@ _SMALL = re.compile(
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of the repository.  size: bytes, None = the hub does not say; sha256: of large files
-    only.
-    """
+    """size: bytes, None = the hub does not say; sha256: of large files alone."""
 
     name: str
     size: int | None = None

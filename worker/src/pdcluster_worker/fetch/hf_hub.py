@@ -1,8 +1,6 @@
 """The Hugging Face hub: what a repository holds, and the bytes of a file from any position on.
 
-Every way in which the hub can fail is one of two errors: FetchError, which a
-user must fix, and HubError, after which it is tried again.  HF_ENDPOINT
-and HF_TOKEN are huggingface_hub's own settings.
+It fails by FetchError, which a user must fix, or by HubError, after which it is tried again.
 """
 
 import os
@@ -50,7 +48,6 @@ class Hub:
         self._revision = revision
 
     def listing(self) -> RepoListing:
-        """Ask for the commit and its files."""
         with self._errors():
             info = HfApi().model_info(
                 self._repo, revision=self._revision, files_metadata=True, timeout=SILENCE_SECONDS

@@ -1,9 +1,8 @@
 """The folder that a model is fetched into: there whole or not at all, and safe between pods that
 share it.
 
-Everything is made in a folder beside it, which takes its place at the end with
-a note of what it holds.  One process at a time works on it: a lock that the
-system drops when the process ends, however it ends.
+It is made under another name and renamed at the end.  One process at a time works on it, by a file
+lock, which the system drops when the process ends.
 """
 
 import contextlib
@@ -37,7 +36,6 @@ class ModelDownload:
 
     @property
     def work(self) -> Path:
-        """Folder in which the result is made."""
         return self.target.parent / f".{self.target.name}.partial"
 
     def is_there(self) -> bool:
@@ -114,7 +112,7 @@ class ModelDownload:
 
 
 def check_space(folder: Path, missing_bytes: int) -> None:
-    """Raises FetchError when what is missing cannot fit."""
+    """Raises FetchError if there is less space."""
     free = shutil.disk_usage(folder).free
     if missing_bytes > free:
         raise FetchError(
