@@ -10,6 +10,7 @@ from pdcluster_worker.config.http import HttpLimitsPolicy
 from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
 from pdcluster_worker.config.proxy import RelayingPolicy
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.proxy.client_connection import proxy_protocol
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import serve
@@ -51,7 +52,11 @@ async def rig() -> AsyncIterator[Rig]:
         metrics,
     )
     http = await serve(
-        own, "127.0.0.1", 0, lambda: limits_of(policy_now().http_limits), relay.front
+        own,
+        "127.0.0.1",
+        0,
+        lambda: limits_of(policy_now().http_limits),
+        lambda ordinary: proxy_protocol(relay, ordinary),
     )
     rig = Rig(relay, http, metrics, workers, policy=policy)
     found.append(rig)

@@ -35,7 +35,12 @@ async def test_bytes_of_a_request_and_its_answer_are_passed_on(rig: Rig) -> None
 
 
 async def test_a_client_by_ipv6_is_named_by_its_bare_address(rig: Rig) -> None:
-    http = await serve(lambda *_: None, "::1", 0, front=rig.relay.front)
+    http = await serve(
+        lambda *_: None,
+        "::1",
+        0,
+        front=lambda ordinary: client_connection.proxy_protocol(rig.relay, ordinary),
+    )
     client = Client(*await asyncio.open_connection("::1", http.port))
     await client.send(post())
     client.writer.close()

@@ -19,6 +19,7 @@ from pdcluster_worker.processes.lifecycle import (
     settle_memory,
     signals,
 )
+from pdcluster_worker.proxy.client_connection import proxy_protocol
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.model_parsers import ParserNames
@@ -67,7 +68,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         config.listen.host,
         config.listen.http,
         lambda: limits_of(policy().http_limits),
-        relay.front,
+        lambda ordinary: proxy_protocol(relay, ordinary),
     )
     engineless = RouterInfo(uuid.uuid4().hex, config.engine.block_size)
     worker = WorkerContext(

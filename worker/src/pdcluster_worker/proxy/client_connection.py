@@ -9,15 +9,14 @@ answers it, and ends the connection, so that the client's next one begins here.
 import asyncio
 import logging
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pdcluster_worker.proxy.proxied_request import ProxiedRequest
 from pdcluster_worker.proxy.request_head import BEGIN, RequestHead
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.server.http import unacked_responses
+from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.half_closed import HalfClosed
-
-if TYPE_CHECKING:
-    from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
     closes:   the connection ends with the answer that it waits for.
     """
 
-    relay: "ReverseProxy"
+    relay: ReverseProxy
 
     def __init__(self, **made: Any) -> None:
         self._made = made
@@ -162,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._early = b""
         self._raw_head = data[:end]
-        reason = relay.reason_against(self, self._raw_head)
+        reason = relay.reason_against(self._head, self._raw_head)
         if reason is not None:
             self._early = data[end:]
             self.hand_over(reason)
@@ -194,15 +193,6 @@ class ClientConnection(asyncio.Protocol):
         head = self._head.forwarded(self._client)
         self._exchange = ProxiedRequest(self.relay, self, head, body)
         self._exchange.start()
-
-    def read_head(self, head: bytes) -> Any:
-        """See `RequestHead.read`."""
-        return self._head.read(head, self.relay.max_fields, self.relay.has_key)
-
-    @property
-    def length(self) -> int:
-        """Length of the body whose head has been read."""
-        return self._head.length
 
     # --- its answer ---------------------------------------------------------------------------
 
@@ -288,3 +278,9 @@ class ClientConnection(asyncio.Protocol):
         self._chunks = []
         self.relay.let_go(self._num_held)
         self._num_held = 0
+
+
+def proxy_protocol(relay: ReverseProxy, ordinary: type[HttpConnection]) -> type[asyncio.Protocol]:
+    """The protocol of a router's connections.  ordinary: of those that are handed over."""
+    relay.hand_over_to(ordinary)
+    return type("ProxyConnection", (ClientConnection,), {"relay": relay})

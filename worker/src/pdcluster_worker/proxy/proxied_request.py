@@ -6,14 +6,25 @@ answer has begun and breaks off ends with its connection, as any cut answer does
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pdcluster_worker.proxy.affinity import affinity_of
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.proxy.upstream import Upstream, UpstreamPool
 
-if TYPE_CHECKING:
-    from pdcluster_worker.proxy.client_connection import ClientConnection
-    from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
+
+class Client(Protocol):
+    """Implemented by `proxy.client_connection.ClientConnection`."""
+
+    closes: bool
+
+    def write(self, data: bytes) -> None: ...
+
+    def end(self, data: bytes) -> None: ...
+
+    def cut(self) -> None: ...
+
+    def hand_over(self) -> None: ...
 
 
 class ProxiedRequest:
@@ -23,9 +34,7 @@ class ProxiedRequest:
              other worker is tried after that.
     """
 
-    def __init__(
-        self, relay: "ReverseProxy", front: "ClientConnection", head: bytes, body: bytes
-    ) -> None:
+    def __init__(self, relay: ReverseProxy, front: Client, head: bytes, body: bytes) -> None:
         self.request: tuple[bytes, ...] = (head, body)
         self._relay = relay
         self._front = front

@@ -8,12 +8,12 @@ server with its first bytes.
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.proxy.client_connection import ClientConnection
 from pdcluster_worker.proxy.picker import Picker
+from pdcluster_worker.proxy.request_head import RequestHead
 from pdcluster_worker.proxy.upstream import IDLE_SECONDS, Upstream, UpstreamPool
 from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
 from pdcluster_worker.server.http.connection import HttpConnection
@@ -55,6 +55,18 @@ class RouterState:
     is_draining: Callable[[], bool]
 
 
+class ProxiedConnection(Protocol):
+    """Implemented by `proxy.client_connection.ClientConnection`."""
+
+    deadline: float
+    transport: asyncio.Transport
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+    def expire(self, now: float) -> None: ...
+
+
 class _Once(HttpConnection):
     """A connection that ends with its first answer, and says so."""
 
@@ -78,7 +90,7 @@ class ReverseProxy:
         self.has_key = None if router.tenant_of is None else self._has_key
         self._router = router
         self._pools: dict[str, UpstreamPool] = {}
-        self.fronts: set[ClientConnection] = set()
+        self.fronts: set[ProxiedConnection] = set()
         self._num_held_bytes = self._num_requests = 0
         self._ordinary: type[HttpConnection] = HttpConnection
         self._once: Any = HttpConnection
@@ -113,11 +125,10 @@ class ReverseProxy:
         """Requests that workers have in hand."""
         return sum(pool.in_flight for pool in self._pools.values())
 
-    def front(self, ordinary: type[HttpConnection]) -> type[asyncio.Protocol]:
-        """The protocol of the server's connections, in place of its ordinary one."""
+    def hand_over_to(self, ordinary: type[HttpConnection]) -> None:
+        """Set the protocol of connections that are handed over."""
         self._ordinary = ordinary
         self._once = type("Once", (_Once, ordinary), {})
-        return type("Front", (ClientConnection,), {"relay": self})
 
     async def run(self) -> None:
         """Look at workers and connections until cancelled."""
@@ -168,7 +179,7 @@ class ReverseProxy:
 
     # --- what connections ask -----------------------------------------------------------------
 
-    def enter(self, front: ClientConnection) -> None:
+    def enter(self, front: ProxiedConnection) -> None:
         """A connection; the one that has waited longest makes room for it."""
         if len(self.fronts) >= self.max_connections:
             waiting = (other for other in self.fronts if other.is_waiting)
@@ -179,7 +190,7 @@ class ReverseProxy:
                 return
         self.fronts.add(front)
 
-    def leave(self, front: ClientConnection) -> None:
+    def leave(self, front: ProxiedConnection) -> None:
         """Its end here."""
         self.fronts.discard(front)
 
@@ -196,17 +207,17 @@ class ReverseProxy:
         """Count a request less."""
         self._num_requests -= 1
 
-    def reason_against(self, front: ClientConnection, head: bytes) -> str | None:
+    def reason_against(self, request: RequestHead, head: bytes) -> str | None:
         """Reason why the router serves this request itself; None = it is relayed."""
         if not self.picker.members:
             return "worker"
         if self._num_requests >= self.max_requests:
             return "crowd"
-        if (reason := front.read_head(head)) is not None:
+        if (reason := request.read(head, self.max_fields, self.has_key)) is not None:
             return str(reason)
-        if len(head) > self.max_header_bytes or front.length > self._max_body_bytes:
+        if len(head) > self.max_header_bytes or request.length > self._max_body_bytes:
             return "size"
-        is_full = self._num_held_bytes + front.length > self.max_held_bytes
+        is_full = self._num_held_bytes + request.length > self.max_held_bytes
         return "size" if is_full else None
 
     def hand_over(
