@@ -10,9 +10,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings

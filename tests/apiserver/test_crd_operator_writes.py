@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.scaler import render_scaler
+from pdcluster_api.manifests.service import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
 from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem

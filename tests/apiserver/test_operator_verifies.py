@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_api.manifests.child_names import child_names
+from pdcluster_api.manifests.objects import child_names
 from pdcluster_schema import etcd_keys
 from pdcluster_schema.labels import REVISION, ROLE
 from tests.apiserver.control_plane import ControlPlane

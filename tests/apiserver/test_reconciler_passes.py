@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnsettledError
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.informer.cache import name_of
 from pdcluster_operator.reconcile import apply_plan

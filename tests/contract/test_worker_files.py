@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.manifests.policy import policy_config
+from pdcluster_api.manifests.engine_config import policy_config
 from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_schema.load import parse
 from pdcluster_worker.config.policy import load_policy

@@ -9,8 +9,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.watch import SILENCE_SECONDS
 from pdcluster_api.discovery.verifier import Verifier
 from pdcluster_api.manifests.objects import HTTP_PORT

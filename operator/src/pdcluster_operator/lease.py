@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, ConflictError
-from pdcluster_api.apiserver.kinds import LEASE
+from pdcluster_api.apiserver.kinds import LEASE, Body
 from pdcluster_schema.labels import FIELD_MANAGER
 
 logger = logging.getLogger(__name__)

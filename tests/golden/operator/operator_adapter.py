@@ -21,13 +21,14 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
+    PairVerification,
+    PairVerifications,
     ScalerState,
     WorkerDevice,
     WorkerDisaggregation,
     WorkerRecords,
     WriteFailure,
 )
-from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
 from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.records import Records

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.errors import UnavailableError
+from pdcluster_api.apiserver.kinds import Body
 from pdcluster_operator.lease import LeaseTimes
 from pdcluster_operator.lease_thread import LeaseThread
 

@@ -16,8 +16,13 @@ from typing import Any
 
 import aiohttp
 
-from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.connection import ApiConnection, ApiRequest
+from pdcluster_api.apiserver.connection import (
+    ApiConnection,
+    ApiRequest,
+    LongResponseError,
+    lines_of,
+    read,
+)
 from pdcluster_api.apiserver.errors import (
     ClusterError,
     ConflictError,
@@ -26,9 +31,8 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
     error_of,
 )
-from pdcluster_api.apiserver.kinds import POD, Kind
+from pdcluster_api.apiserver.kinds import POD, Body, Kind
 from pdcluster_api.apiserver.metrics import ApiMetrics
-from pdcluster_api.apiserver.response_reader import LongResponseError, lines_of, read
 from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.labels import FIELD_MANAGER
 from pdcluster_schema.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml

@@ -4,7 +4,7 @@ The Kubernetes client reads the configuration and renews tokens.  Its own way to
 copies and checks each header and parameter, which takes as long as aiohttp's whole sending.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -108,3 +108,35 @@ def _proxy_for(host: str) -> str | None:
         return None
     proxy = getproxies().get(url.scheme)
     return None if proxy is None or URL(proxy).scheme == "https" else proxy
+
+
+class LongResponseError(Exception):
+    """An answer has more bytes than were to be read of it."""
+
+
+async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines as they come; aiohttp's own end the connection at one that is longer than a buffer."""
+    begun = bytearray()
+    async for chunk in content.iter_any():
+        begun += chunk
+        if b"\n" in chunk:
+            *lines, rest = bytes(begun).split(b"\n")
+            begun = bytearray(rest)
+            for line in lines:
+                yield line
+    if begun:
+        yield bytes(begun)
+
+
+async def read(response: aiohttp.ClientResponse, most: int | None) -> bytes:
+    """All of an answer.  most: bytes; None = any number.  Raises LongResponseError."""
+    if most is None:
+        return await response.read()
+    content = bytearray()
+    async with response:
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > most:
+                response.close()
+                raise LongResponseError
+    return bytes(content)

@@ -7,9 +7,23 @@ of them need not wait.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 from pdcluster_schema.labels import GROUP
 from pdcluster_schema.pdcluster import KIND
+
+Body = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """Namespace and name of a PDCluster."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 API_VERSION = f"{GROUP}/v1alpha1"
 

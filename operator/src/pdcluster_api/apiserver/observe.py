@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body, Key
+from pdcluster_api.apiserver.container_ends import refusal_of
+from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
-from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,

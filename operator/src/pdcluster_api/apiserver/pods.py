@@ -10,8 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pdcluster_api.apiserver.crashes import BACK_OFF, keeps_crashing, latest_end
-from pdcluster_api.apiserver.termination_message import first_error, termination_message
+from pdcluster_api.apiserver.container_ends import (
+    BACK_OFF,
+    first_error,
+    keeps_crashing,
+    latest_end,
+    termination_message,
+)
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, PodState
 from pdcluster_schema import conditions, labels

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import UnavailableError, error_of
-from pdcluster_api.apiserver.kinds import Kind
+from pdcluster_api.apiserver.kinds import Body, Kind
 from pdcluster_schema.quick_json import decoded, encoded
 
 SILENCE_SECONDS = 70.0

@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema.text import one_line
 

@@ -2,6 +2,13 @@
 the contract's ports.
 """
 
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
 from pdcluster_api.manifests.model_source import on_volume
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
@@ -9,11 +16,18 @@ from pdcluster_api.manifests.objects import (
     HTTP_PORT,
     KV_PORT,
     Manifest,
+    Owner,
+    new_object,
 )
 from pdcluster_api.manifests.vllm import vllm_logging
-from pdcluster_api.manifests.worker_config import EtcdTls, WorkerFileSettings, engine_file
-from pdcluster_api.manifests.yaml_text import yaml_text
+from pdcluster_api.manifests.worker_config import (
+    EtcdTls,
+    WorkerFileSettings,
+    engine_file,
+    policy_file,
+)
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.labels import cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
@@ -87,3 +101,46 @@ def _etcd_tls(cluster: PDCluster, has_certificate: bool) -> EtcdTls | None:
         certificate=f"{ETCD_TLS_FOLDER}/tls.crt",
         key=f"{ETCD_TLS_FOLDER}/tls.key",
     )
+
+
+def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
+    """The ConfigMap that every worker of a cluster mounts, of whatever revision."""
+    data = {POLICY_FILE: yaml_text(policy_file(cluster))}
+    return new_object(
+        "v1/ConfigMap",
+        f"{owner.name}-policy",
+        owner,
+        cluster_labels(owner.name, "ingress"),
+        data=data,
+    )
+
+
+_OWN_WAYS = re.compile(r'\\|"":|"[^"]{100,}":')
+"""In JSON: characters that it escapes, an empty key, a long key.  These libyaml writes otherwise
+than PyYAML's own emitter does; a file of a running pod must not change.
+"""
+
+
+def yaml_text(value: Any) -> str:
+    """Block style, keys in the value's own order, no aliases.  value: of JSON's types."""
+    return _text(json.dumps(value))
+
+
+@lru_cache(maxsize=128)
+def _text(value: str) -> str:
+    """Remembered: every reconcile renders the files, and they rarely change."""
+    dumper = _Dumper if _OWN_WAYS.search(value) else _QuickDumper
+    return yaml.dump(json.loads(value), Dumper=dumper, sort_keys=False, default_flow_style=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# The base is looked up, since PyYAML may be built without libyaml, and mypy knows no such base.
+class _QuickDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """The same text, by libyaml where PyYAML has it."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdcluster_api.manifests.engine_config import ENGINE_FOLDER, LOGGING_FILE
-from pdcluster_api.manifests.objects import HTTP_PORT, Manifest
-from pdcluster_api.manifests.security import container_security
+from pdcluster_api.manifests.objects import HTTP_PORT, Manifest, container_security
 from pdcluster_api.manifests.vllm import IN_CONTAINER, vllm_command, vllm_environment
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec

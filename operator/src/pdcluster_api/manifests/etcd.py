@@ -13,9 +13,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdcluster_api.manifests.disruption_budget import etcd_budget
+from pdcluster_api.manifests.access import etcd_policy
 from pdcluster_api.manifests.etcd_pod import etcd_claims, etcd_pod, peers_name
-from pdcluster_api.manifests.network_policy import etcd_policy
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
@@ -24,6 +23,7 @@ from pdcluster_api.manifests.objects import (
     RenderSettings,
     new_object,
 )
+from pdcluster_api.manifests.service import etcd_budget
 from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
 

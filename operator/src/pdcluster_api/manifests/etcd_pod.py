@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
     Manifest,
     Owner,
     RenderSettings,
+    child_names,
+    container_security,
+    pod_security,
 )
-from pdcluster_api.manifests.security import container_security, pod_security
 from pdcluster_schema.discovery import EtcdSpec, StorageSpec
 from pdcluster_schema.pdcluster import PDCluster
 

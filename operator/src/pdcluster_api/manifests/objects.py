@@ -103,3 +103,55 @@ def workers_selector(cluster: str) -> Manifest:
         "matchLabels": {CLUSTER: cluster},
         "matchExpressions": [{"key": ROLE, "operator": "Exists"}],
     }
+
+
+@dataclass(frozen=True)
+class ChildNames:
+    """Names of one set of children.
+
+    service_account: of the pods
+    authority:       Secret with the CA and its key
+    certificates:    Secret that workers mount
+    """
+
+    service_account: str
+    authority: str
+    certificates: str
+
+
+def child_names(cluster: str) -> ChildNames:
+    return ChildNames(f"{cluster}-pdc", f"{cluster}-pdc-ca", f"{cluster}-pdc-tls")
+
+
+def policy_name(cluster: str) -> str:
+    """The NetworkPolicy of the workers."""
+    return f"{cluster}-pdc"
+
+
+def etcd_policy_name(cluster: str) -> str:
+    """The NetworkPolicy of the managed etcd."""
+    return f"{cluster}-pdc-etcd"
+
+
+def pod_security() -> Manifest:
+    """securityContext of a pod: our user, whose group owns the pod's own volumes."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        # a large volume is not walked again at every start
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Manifest:
+    """securityContext of a container: no way to more rights, and no writing outside of its
+    volumes.
+    """
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }

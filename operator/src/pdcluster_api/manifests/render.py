@@ -8,28 +8,192 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pdcluster_api.manifests.disruption_budget import workload_budget
+import yaml
+
+from pdcluster_api.manifests.access import render_tls_secrets, service_account, workers_policy
+from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config, policy_config
 from pdcluster_api.manifests.engine_container import has_engine_container
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
-from pdcluster_api.manifests.inference_pool import inference_pool
-from pdcluster_api.manifests.network_policy import workers_policy
-from pdcluster_api.manifests.objects import Manifest, Owner, RenderSettings
-from pdcluster_api.manifests.policy import policy_config
-from pdcluster_api.manifests.record import (
-    hashed_record,
-    image_of_record,
-    is_of_pool,
-    pool_of_engine,
-    render_record,
-    render_workload,
+from pdcluster_api.manifests.objects import (
+    Manifest,
+    Owner,
+    RenderSettings,
+    new_object,
+    workload_selector,
 )
-from pdcluster_api.manifests.scaler import render_scaler
-from pdcluster_api.manifests.service import ingress_service, workers_service
-from pdcluster_api.manifests.service_account import service_account
-from pdcluster_api.manifests.tls_secrets import render_tls_secrets
+from pdcluster_api.manifests.service import (
+    inference_pool,
+    ingress_service,
+    render_scaler,
+    workers_service,
+    workload_budget,
+)
+from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
+from pdcluster_schema.labels import (
+    CLUSTER,
+    POOL,
+    REVISION,
+    ROLE,
+    TEMPLATE_HASH,
+    workload_labels,
+)
+from pdcluster_schema.names import workload_name
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.revision import revision_of, template_hash
+from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
+
+
+def render_record(
+    cluster: PDCluster,
+    workload: WorkloadId,
+    owner: Owner,
+    image: str,
+    *,
+    etcd_client_certificate: bool = True,
+) -> Manifest:
+    """The ControllerRevision of a workload of the cluster's newest revision.
+
+    image:                   the worker image, resolved
+    etcd_client_certificate: whether the Secret of discovery.etcd.tlsSecret has tls.crt and tls.key
+                             as well as ca.crt
+    """
+    assert workload.revision == revision_of(cluster.spec), (
+        "a record is made of the newest spec only"
+    )
+    pools = cluster.spec.roles.present()[workload.role].pools
+    pool = next(pool for pool in pools if pool.name == workload.pool)
+    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    hashed = template_hash(cluster.spec, workload.role)
+    model_path = worker_model(cluster, workload.role, image).path
+    data = {
+        "image": image,
+        "pool": _pool(cluster, workload.role, pool),
+        "statefulSet": {
+            "metadata": {"labels": labels},
+            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
+        },
+        "engineConfig": {
+            "metadata": {"labels": labels},
+            "data": engine_config(
+                cluster,
+                workload.role,
+                pool,
+                model_path,
+                etcd_client_certificate=etcd_client_certificate,
+            ),
+        },
+    }
+    name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
+    return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)
+
+
+def record_name(workload: WorkloadId, hashed: str) -> str:
+    """Name of the snapshot of a workload; routers of one revision come from one after another.
+
+    hashed: `template_hash` of what it is made of
+    """
+    return f"{workload.name}-{hashed}" if workload.role == ROUTER else workload.name
+
+
+def hashed_record(record: Manifest, hashed: str) -> Manifest:
+    """A snapshot with the hash by which it is found, which those of older operators lack."""
+    metadata = record["metadata"]
+    if metadata["labels"].get(TEMPLATE_HASH) == hashed:
+        return record
+    labels = {**metadata["labels"], TEMPLATE_HASH: hashed}
+    return {**record, "metadata": {**metadata, "labels": labels}}
+
+
+def render_workload(
+    record: Mapping[str, Any], replicas: int, owner: Owner
+) -> tuple[Manifest, Manifest]:
+    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server.
+
+    They share its parts.
+    """
+    data, marks = record["data"], record["metadata"]["labels"]
+    name = workload_name(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
+    stateful_set, config = data["statefulSet"], data["engineConfig"]
+    return (
+        new_object(
+            "apps/v1/StatefulSet",
+            name,
+            owner,
+            stateful_set["metadata"]["labels"],
+            spec={"replicas": replicas, **stateful_set["spec"]},
+        ),
+        new_object(
+            "v1/ConfigMap",
+            name,
+            owner,
+            config["metadata"]["labels"],
+            immutable=True,
+            data=config["data"],
+        ),
+    )
+
+
+def image_of_record(record: Mapping[str, Any]) -> str:
+    """The worker image that was resolved when the record was made, whatever a pod template puts
+    over it.
+    """
+    image: str = record["data"]["image"]
+    return image
+
+
+def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, role: str, pool: PoolSpec) -> bool:
+    """Return whether a snapshot was made for the pool as declared now; a missing value differs
+    in nothing.
+    """
+    declared = _pool(cluster, role, pool)
+    return all(
+        declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items()
+    )
+
+
+def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Pool in the snapshot of an engine ConfigMap; empty for a file that cannot be read."""
+    try:
+        file = yaml.safe_load(config["data"][ENGINE_FILE])
+        return {"gpu": file["gpu"]}
+    except (KeyError, TypeError, yaml.YAMLError):
+        return {}
+
+
+def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
+    """Parts of a pool's declaration that its workers depend on, and that are not in the revision.
+
+    Of the accelerator only the object's own definition: another one in a newer operator's table is
+    for new workers.
+    """
+    own = cluster.spec.accelerators.get(pool.gpu)
+    accelerator = (
+        {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
+    )
+    number = cluster.spec.gpus_per_replica(role, pool)
+    return {"gpu": pool.gpu, "gpusPerReplica": number, "accelerator": accelerator}
+
+
+def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
+    """Its spec without replicas.
+
+    OnDelete: the template of a record never changes, so the only change that a
+    StatefulSet could roll out is one made by hand, which is drift and reverted at once
+    and must not cost a running worker.  Routers hold no KV, and are replaced in place, one after
+    another, when their own part of the spec changes.
+    """
+    strategy = "RollingUpdate" if workload.role == ROUTER else "OnDelete"
+    return {
+        "serviceName": f"{workload.cluster}-workers",
+        "podManagementPolicy": "Parallel",
+        "updateStrategy": {"type": strategy},
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": workload_selector(workload)},
+        "template": template,
+    }
+
 
 __all__ = [
     "Manifest",

@@ -9,7 +9,6 @@ them to nodes with their accelerator.
 
 from typing import Any
 
-from pdcluster_api.manifests.child_names import child_names
 from pdcluster_api.manifests.engine_config import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
@@ -25,10 +24,17 @@ from pdcluster_api.manifests.engine_container import (
 )
 from pdcluster_api.manifests.engine_container import engine_container, engine_volumes
 from pdcluster_api.manifests.model_source import ModelSource, model_source
-from pdcluster_api.manifests.objects import GRPC_PORT, HTTP_PORT, KV_PORT, Manifest
+from pdcluster_api.manifests.objects import (
+    GRPC_PORT,
+    HTTP_PORT,
+    KV_PORT,
+    Manifest,
+    child_names,
+    container_security,
+    pod_security,
+)
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
 from pdcluster_api.manifests.pod_template import with_templates
-from pdcluster_api.manifests.security import container_security, pod_security
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ROUTER, PoolSpec, RoleSpec

@@ -13,7 +13,13 @@ from pdcluster_api.plan.status.autoscaled import (
     decision_events,
     overridden,
 )
-from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.condition import (
+    Condition,
+    dated,
+    identity_fields,
+    kept_field,
+    number_fields,
+)
 from pdcluster_api.plan.status.conditions import StatusInputs, condition_tree
 from pdcluster_api.plan.status.disaggregating import (
     DisaggregationResult,
@@ -21,12 +27,6 @@ from pdcluster_api.plan.status.disaggregating import (
     reports_of,
 )
 from pdcluster_api.plan.status.events import events
-from pdcluster_api.plan.status.fields import (
-    dated,
-    identity_fields,
-    kept_field,
-    number_fields,
-)
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
 
 

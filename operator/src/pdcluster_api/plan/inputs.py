@@ -11,10 +11,10 @@ from pdcluster_api.plan.observed.ending import Ending, ending_of
 from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
-from pdcluster_api.plan.rollout.blocked import is_blocked
 from pdcluster_api.plan.rollout.progress import (
     Rollout,
     RolloutState,
+    is_blocked,
     is_rolled_back,
     next_rollout,
     read_rollout,

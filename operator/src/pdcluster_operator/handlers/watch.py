@@ -10,8 +10,7 @@ from typing import Any
 
 import kopf
 
-from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
 from pdcluster_operator.informer.cache import Cache
 
 

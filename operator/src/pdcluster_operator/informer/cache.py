@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pdcluster_api.apiserver.body import Body, Key
+from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_operator.informer.compression import CompressedBody, Compressor
 from pdcluster_schema import labels
 from pdcluster_schema.load import bounded

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.kinds import Body
 from pdcluster_schema.quick_json import decoded, encoded
 
 NUM_EXAMPLES = 4

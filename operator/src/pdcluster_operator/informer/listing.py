@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
-from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, Kind
+from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, POD, Body, Kind
 from pdcluster_api.apiserver.watch import Selection
 from pdcluster_operator.informer.cache import Name
 from pdcluster_schema import labels

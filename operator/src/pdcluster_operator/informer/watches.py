@@ -12,10 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from pdcluster_api.apiserver.body import Body, Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, GoneError
-from pdcluster_api.apiserver.kinds import CHILDREN, POD
+from pdcluster_api.apiserver.kinds import CHILDREN, POD, Body, Key
 from pdcluster_api.apiserver.watch import SILENCE_SECONDS, Selection, WatchEvent, watch
 from pdcluster_operator.informer.cache import Cache, Name, name_of
 from pdcluster_operator.informer.listing import ObjectLister, is_absent

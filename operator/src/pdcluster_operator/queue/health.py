@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
 
 MAX_WAIT_SECONDS = 120.0

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
 from pdcluster_operator.informer.cache import (
     Cache,
     Name,

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE
+from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE, Key
 from pdcluster_api.apiserver.observe import Live, ready_workers
 from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
-from pdcluster_api.apiserver.kinds import POD, SECRET
+from pdcluster_api.apiserver.kinds import POD, SECRET, Key
 from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.discovery.addresses import resolve
 from pdcluster_api.discovery.commands import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Outcome
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.status.transfers import FIELD

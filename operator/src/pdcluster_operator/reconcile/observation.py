@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, Key
 from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.problem import Problem

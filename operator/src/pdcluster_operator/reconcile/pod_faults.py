@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import inf
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
+from pdcluster_api.apiserver.container_ends import refusal_of
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError
-from pdcluster_api.apiserver.kinds import CORE_EVENT
+from pdcluster_api.apiserver.kinds import CORE_EVENT, Body
 from pdcluster_api.apiserver.observe import Live, is_short_of_pods
-from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_schema import conditions
 

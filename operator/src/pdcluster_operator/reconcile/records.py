@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body
+from pdcluster_api.apiserver.kinds import Body
 from pdcluster_api.apiserver.observe import Live, workload_of
 from pdcluster_api.manifests.objects import new_object
 from pdcluster_api.manifests.render import (

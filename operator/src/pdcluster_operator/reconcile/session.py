@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.reconcile.autoscaling import Autoscaling
 from pdcluster_operator.reconcile.etcd_view import POLL_SECONDS, EtcdView

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import (
     ClusterError,
@@ -14,7 +13,7 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
     failure_of,
 )
-from pdcluster_api.apiserver.kinds import POOL_SCALER, Kind
+from pdcluster_api.apiserver.kinds import POOL_SCALER, Body, Kind
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan

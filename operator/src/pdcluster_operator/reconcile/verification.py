@@ -21,9 +21,8 @@ from pdcluster_api.discovery.verifier import (
     Verifier,
     verification_requests,
 )
-from pdcluster_api.manifests.child_names import child_names
-from pdcluster_api.manifests.objects import HTTP_PORT
-from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
+from pdcluster_api.manifests.objects import HTTP_PORT, child_names
+from pdcluster_api.plan.observed.state import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema.addresses import join_address
 from pdcluster_schema.backoff import Backoff

@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdcluster_api.apiserver.body import Body
-from pdcluster_api.apiserver.kinds import SERVICE
+from pdcluster_api.apiserver.kinds import SERVICE, Body
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.writes.actions import Action, ObjectName, Verb, is_deferred
 from pdcluster_operator.writes.drift import conflicting_managers, writers

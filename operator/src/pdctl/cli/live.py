@@ -10,7 +10,6 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 from yaml import YAMLError
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
 from pdcluster_api.apiserver.connect import connect
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError
@@ -21,6 +20,7 @@ from pdcluster_api.apiserver.kinds import (
     POOL_SCALER,
     SERVICE,
     STATEFUL_SET,
+    Body,
 )
 from pdcluster_api.apiserver.kubernetes_client import ConfigException, list_kube_config_contexts
 from pdcluster_api.apiserver.metrics import ApiMetrics

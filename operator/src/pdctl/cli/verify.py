@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pdcluster_api.apiserver.body import Body
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import NotFoundError
-from pdcluster_api.apiserver.kinds import PDCLUSTER
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Body
 from pdcluster_api.discovery.verifier import TOTAL_SECONDS, Verifier
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.previous import Previous

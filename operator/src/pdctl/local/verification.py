@@ -10,7 +10,7 @@ from typing import Any
 from pdcluster_api.discovery.verifier import NoOutcome, Verifier, verification_requests
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.transfers import (
     MAX_PAIRS,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdcluster_api.apiserver.termination_message import first_error, termination_message
+from pdcluster_api.apiserver.container_ends import first_error, termination_message
 
 LATE = "2026-11-21 16:21:59,901 INFO uvicorn.error Finished server process [7]"
 

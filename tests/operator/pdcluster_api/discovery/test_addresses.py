@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.certificates.authority import make_authority
 from pdcluster_api.discovery.addresses import (
     ResolvedEndpoint,

@@ -1,7 +1,6 @@
 """The pod of a stock engine on GPUs, as docs/engines.md tells a platform engineer, line by line."""
 
-from pdcluster_api.manifests.child_names import policy_name
-from pdcluster_api.manifests.objects import Manifest
+from pdcluster_api.manifests.objects import Manifest, policy_name
 from tests.operator.pdcluster_api.manifests.rendering import by_name, pod_of, shared_of
 from tests.schema.object_cases import HUB, Change, at, both, vllm
 

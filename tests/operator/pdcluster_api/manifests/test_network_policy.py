@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.network_policy import NUM_UCX_PORTS
+from pdcluster_api.manifests.access import NUM_UCX_PORTS
 from pdcluster_api.manifests.render import Manifest
 from pdcluster_schema.engine import MAX_ENGINES
 from pdcluster_schema.ranks import MAX_RANKS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.manifests.strategic_merge import merge_pod_template
+from pdcluster_api.manifests.pod_template import merge_pod_template
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},

@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 import pytest
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.handlers.framework import (
     WatchSettings,
     make_registry,

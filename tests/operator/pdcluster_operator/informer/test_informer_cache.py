@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, Key
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_operator.informer.cache import (

@@ -12,8 +12,7 @@ from urllib.parse import unquote
 import pytest
 from aiohttp import web
 
-from pdcluster_api.apiserver.body import Key
-from pdcluster_api.apiserver.kinds import INFERENCE_POOL, SERVICE
+from pdcluster_api.apiserver.kinds import INFERENCE_POOL, SERVICE, Key
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import SELECTOR, ObjectLister
 from pdcluster_operator.informer.watches import ABSENT_SECONDS, FAILURES_TO_LIST, Watches

@@ -1,4 +1,4 @@
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.queue.health import (
     MAX_MISSES,
     MAX_WAIT_SECONDS,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.queue.runner import Done, QueueRunner
 from pdcluster_operator.queue.work_queue import WorkQueue
 from pdcluster_schema.backoff import Backoff

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.informer.cache import Cache, Name
 from pdcluster_operator.queue.health import QueueHealth
 from pdcluster_operator.queue.resync import Resync

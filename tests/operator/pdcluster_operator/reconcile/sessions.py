@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.discovery.verifier import Verifier
 from pdcluster_operator.informer.cache import Cache

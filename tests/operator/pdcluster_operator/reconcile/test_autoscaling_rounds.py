@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.observe import Live, observe
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.observed.state import Observed

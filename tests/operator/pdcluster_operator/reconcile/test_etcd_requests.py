@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import ForbiddenError, UnavailableError
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.certificates.authority import make_authority
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pdcluster_api.apiserver.body import Key
 from pdcluster_api.apiserver.errors import UnavailableError
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.discovery.commands import Registered, StoredRecord
 from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.errors import EtcdUnreachableError

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.apiserver.container_ends import refusal_of
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, UnavailableError
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.apiserver.refusals import refusal_of
 from pdcluster_operator.reconcile.pod_faults import (
     EVENTS_KEPT_SECONDS,
     EVENTS_POLL_SECONDS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from pdcluster_api.apiserver.body import Key
+from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem

@@ -15,8 +15,8 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Verifier, proof
-from pdcluster_api.manifests.child_names import child_names
-from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
+from pdcluster_api.manifests.objects import child_names
+from pdcluster_api.plan.observed.state import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_operator.reconcile.verification import (
     BUSY_SECONDS,

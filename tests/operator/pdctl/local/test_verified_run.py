@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Verifier, proof
-from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.verification import RunTransfers, pairs_of
 from tests.operator.pdctl.run_state import run_state

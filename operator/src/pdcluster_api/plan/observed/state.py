@@ -9,8 +9,44 @@ from typing import Any
 
 from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.verification import PairVerifications
-from pdcluster_schema.workload import WorkloadId
+from pdcluster_schema.workload import PoolPair, WorkloadId
+
+
+@dataclass(frozen=True)
+class PairVerification:
+    """One that has ended, with KV that moved or a fault.
+
+    revision: of its workers
+    at:       RFC 3339, when it ended
+    request:  value of the annotation that asked for it; empty = none did
+    fault:    as the worker calls it (docs/contracts.md); None = it passed; message: why, in words
+    decode_worker, prefill_worker: pods; the second is empty where none was reached
+    """
+
+    revision: str
+    at: str
+    request: str = ""
+    fault: str | None = None
+    message: str = ""
+    decode_worker: str = ""
+    prefill_worker: str = ""
+    transport: str = ""
+    num_tokens: int = 0
+    num_bytes: int = 0
+    bytes_per_second: int = 0
+    has_checksum: bool = False
+
+
+@dataclass(frozen=True)
+class PairVerifications:
+    """Newest outcomes since the operator began.
+
+    ended: the last verification of a pair
+    waits: why nothing is known of a pair that was asked for since: it is busy, or does not answer
+    """
+
+    ended: Mapping[PoolPair, PairVerification] = field(default_factory=dict)
+    waits: Mapping[PoolPair, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,13 @@ at the deadline.  Where there was nothing to go back to it goes on, and has
 stalled only until it comes forward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+
+from pdcluster_api.plan.observed.state import WriteFailure
+from pdcluster_schema.conditions import NAME_TAKEN
 
 FIELD = "rollout"
 
@@ -164,3 +167,35 @@ def seconds_left(rollout: Rollout | None, now: str) -> float | None:
 
 def _age(since: str, now: str) -> float:
     return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
+
+
+_NEEDED = frozenset(
+    {
+        "ServiceAccount",
+        "Secret",
+        "ConfigMap",
+        "ControllerRevision",
+        "NetworkPolicy",
+        "Deployment",
+        "StatefulSet",
+        "Service",
+    }
+)
+
+
+def is_blocked(failures: Iterable[WriteFailure], cluster: str) -> bool:
+    """True if a name is taken of an object that workers, their etcd or their clients need.
+
+    cluster: name of the PDCluster
+
+    >>> is_blocked([WriteFailure("Secret chat-pdc-tls", NAME_TAKEN, "exists")], "chat")
+    True
+    >>> is_blocked([WriteFailure("PodDisruptionBudget chat", NAME_TAKEN, "exists")], "chat")
+    False
+    """
+    # Workers find each other by their IPs, not by the names of their headless Service.
+    conflicting = [failure.object for failure in failures if failure.reason == NAME_TAKEN]
+    return any(
+        each.partition(" ")[0] in _NEEDED and each != f"Service {cluster}-workers"
+        for each in conflicting
+    )

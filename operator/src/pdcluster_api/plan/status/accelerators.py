@@ -98,7 +98,10 @@ def accelerators_in_use(
         return _false(words.ACCELERATOR_UNUSABLE, refusals)
     if worker_records is None or worker_records.error is not None:
         nothing = "etcd, where workers say what they compute on, has not answered yet"
-        return _as_it_was(previous) or _unknown(nothing)
+        # a refusal says nothing of devices, and its pod is checked each time
+        kept = Condition.kept(previous, _TYPE)
+        is_kept = kept is not None and kept.reason != words.ACCELERATOR_UNUSABLE
+        return kept if is_kept else _unknown(nothing)
     if idle := [why for pool in pools if (why := pool.idle(worker_records.devices))]:
         return _false(words.ACCELERATORS_IDLE, idle)
     if unknown := [why for pool in pools if (why := pool.unknown(worker_records.devices))]:
@@ -111,7 +114,7 @@ def accelerators_in_use(
         return _unknown(f"no ready worker{whose} has said what it computes on")
     listed = ", ".join(f"{name} on {_names(reported)}" for name, reported in reporting.items())
     message = f"workers compute on what their pools have: {listed}"
-    return Condition(_TYPE, is_true=True, reason=words.AS_DECLARED, message=message)
+    return Condition.true(_TYPE, words.AS_DECLARED, message)
 
 
 def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
@@ -141,22 +144,8 @@ def _named(device: WorkerDevice) -> str:
 
 
 def _false(reason: str, messages: Sequence[str]) -> Condition:
-    return Condition(_TYPE, is_true=False, reason=reason, message="; ".join(messages))
+    return Condition.false(_TYPE, reason, "; ".join(messages))
 
 
 def _unknown(message: str) -> Condition:
-    return Condition(
-        _TYPE, is_true=False, is_unknown=True, reason=words.DEVICE_NOT_SAID, message=message
-    )
-
-
-def _as_it_was(previous: Previous) -> Condition | None:
-    """Devices of earlier records; a refusal is none, and its pod is checked each time."""
-    before = previous.condition(_TYPE)
-    reason, message, status = (before.get(field) for field in ("reason", "message", "status"))
-    if not isinstance(reason, str) or not isinstance(message, str):
-        return None
-    if reason == words.ACCELERATOR_UNUSABLE:
-        return None
-    is_unknown = status not in ("True", "False")
-    return Condition(_TYPE, status == "True", reason, message, is_unknown=is_unknown)
+    return Condition.unknown(_TYPE, words.DEVICE_NOT_SAID, message)

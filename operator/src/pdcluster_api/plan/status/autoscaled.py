@@ -16,8 +16,7 @@ from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.state import Observed, ScalerState
 from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.sizes.scalers import PoolSize, together
-from pdcluster_api.plan.status.condition import Condition
-from pdcluster_api.plan.status.fields import MAX_MESSAGE
+from pdcluster_api.plan.status.condition import MAX_MESSAGE, Condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.text import shortened
@@ -138,7 +137,7 @@ def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Co
         else:
             messages = [problem.message for problem in decided.problems if problem.reason == kind]
         if messages:
-            yield Condition(kind, is_true=True, reason=kind, message="; ".join(messages))
+            yield Condition.true(kind, kind, "; ".join(messages))
 
 
 def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PlannedEvent]:

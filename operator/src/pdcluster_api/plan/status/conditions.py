@@ -89,7 +89,7 @@ def progress_of(ready: Condition) -> tuple[Condition, ...]:
     if ready.is_true:
         return ()
     kind = words.STALLED if ready.reason in words.NEEDS_ACTION else words.RECONCILING
-    return (Condition(kind, is_true=True, reason=ready.reason, message=ready.message),)
+    return (Condition.true(kind, ready.reason, ready.message),)
 
 
 def _role(view: RoleView, facts: StatusInputs) -> Condition:
@@ -98,17 +98,10 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
     notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
     if view.is_ready:  # with workers that are too many: they serve, or finish what they have
         reason = words.SCALING if draining else words.AS_DECLARED
-        return Condition(
-            kind, is_true=True, reason=reason, message="; ".join([_numbers(view), *notes])
-        )
+        return Condition.true(kind, reason, "; ".join([_numbers(view), *notes]))
     problem = None if facts.is_rolled_back else _problem(view, facts)
     reason, message = problem or _in_progress(view, facts)
-    return Condition(
-        kind,
-        is_true=False,
-        reason=reason,
-        message="; ".join([message, *_still_exists(view, facts), *notes]),
-    )
+    return Condition.false(kind, reason, "; ".join([message, *_still_exists(view, facts), *notes]))
 
 
 def _problem(view: RoleView, facts: StatusInputs) -> Problem | None:
@@ -184,31 +177,18 @@ def _ingress(facts: StatusInputs) -> Condition:
     """Condition of the ingress: the Service leads to ready workers, and clients can have a key."""
     if facts.observed.key_fault is not None:
         reason, message = facts.observed.key_fault
-        return Condition(words.INGRESS_READY, is_true=False, reason=reason, message=message)
+        return Condition.false(words.INGRESS_READY, reason, message)
     selected = facts.observed.service_revision
     if selected is None:
-        return Condition(
-            words.INGRESS_READY,
-            is_true=False,
-            reason=words.STARTING,
-            message="the Service is being made",
-        )
+        return Condition.false(words.INGRESS_READY, words.STARTING, "the Service is being made")
     if facts.num_answering:
-        return Condition(
-            words.INGRESS_READY,
-            is_true=True,
-            reason=words.AS_DECLARED,
-            message=f"the Service leads to {_workers(facts)}",
-        )
+        message = f"the Service leads to {_workers(facts)}"
+        return Condition.true(words.INGRESS_READY, words.AS_DECLARED, message)
     if selected == facts.target and not _num_declared(facts):
         message = f"the Service is there; no {_decoding(facts)} worker is declared"
-        return Condition(
-            words.INGRESS_READY, is_true=True, reason=words.AS_DECLARED, message=message
-        )
+        return Condition.true(words.INGRESS_READY, words.AS_DECLARED, message)
     message = f"the Service leads to no ready {facts.ingress_role} worker{_or_no_endpoint(facts)}"
-    return Condition(
-        words.INGRESS_READY, is_true=False, reason=words.NOT_ANSWERING, message=message
-    )
+    return Condition.false(words.INGRESS_READY, words.NOT_ANSWERING, message)
 
 
 def _workers(facts: StatusInputs) -> str:
@@ -246,7 +226,7 @@ def _serving(facts: StatusInputs) -> Condition:
             f"no {facts.ingress_role} worker behind the Service is ready{_or_no_endpoint(facts)}: "
             "requests are not answered"
         )
-        return Condition(words.SERVING, is_true=False, reason=words.NOT_ANSWERING, message=message)
+        return Condition.false(words.SERVING, words.NOT_ANSWERING, message)
     key_fault = facts.observed.key_fault
     # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read
     # may hold some.
@@ -255,7 +235,7 @@ def _serving(facts: StatusInputs) -> Condition:
         and key_fault[0] == words.CONFIGURATION_REFUSED
         and facts.observed.service_revision == facts.target
     ):
-        return Condition(words.SERVING, is_true=False, reason=key_fault[0], message=key_fault[1])
+        return Condition.false(words.SERVING, key_fault[0], key_fault[1])
     alone = (
         ""
         if facts.has_prefill or _decoding(facts) == "mixed"
@@ -265,20 +245,16 @@ def _serving(facts: StatusInputs) -> Condition:
         f"requests are answered by {_workers(facts)} of revision "
         f"{facts.observed.service_revision}{alone}"
     )
-    return Condition(words.SERVING, is_true=True, reason=words.ANSWERING, message=message)
+    return Condition.true(words.SERVING, words.ANSWERING, message)
 
 
 def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
     if facts.observed.failures:
         reason, message = _worst_failure(facts.observed.failures)
-        return Condition(words.READY, is_true=False, reason=reason, message=message)
+        return Condition.false(words.READY, reason, message)
     if facts.stalled is not None:
-        return Condition(
-            words.READY,
-            is_true=False,
-            reason=words.PROGRESS_DEADLINE_EXCEEDED,
-            message=_stalled(facts, facts.stalled),
-        )
+        message = _stalled(facts, facts.stalled)
+        return Condition.false(words.READY, words.PROGRESS_DEADLINE_EXCEEDED, message)
     # What serves during a roll out is about to go: that it does not answer is no reason why the new
     # revision is not there.
     follows = words.NOT_ANSWERING if facts.is_rolling else None
@@ -287,19 +263,15 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
     ]
     if bad:
         reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
-        return Condition(words.READY, is_true=False, reason=reason, message=message)
+        return Condition.false(words.READY, reason, message)
     if facts.is_rolling:
         waits = "its workers take over" if facts.waits_for is None else waiting_for(facts.waits_for)
-        return Condition(
-            words.READY,
-            is_true=False,
-            reason=words.ROLLING_OUT,
-            message=f"roll out to revision {facts.target}: {waits}",
-        )
+        message = f"roll out to revision {facts.target}: {waits}"
+        return Condition.false(words.READY, words.ROLLING_OUT, message)
     message = ", ".join(
         f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles
     )
-    return Condition(words.READY, is_true=True, reason=words.AS_DECLARED, message=message)
+    return Condition.true(words.READY, words.AS_DECLARED, message)
 
 
 def _stalled(facts: StatusInputs, cause: str) -> str:

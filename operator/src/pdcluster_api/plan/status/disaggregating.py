@@ -94,7 +94,7 @@ def disaggregating(
     """
     before = _before(previous)
     if reports is None:
-        return DisaggregationResult(_as_it_was(previous), before)
+        return DisaggregationResult(Condition.kept(previous, words.DISAGGREGATING), before)
     pairs, num_refused = _refused(reports)
     share = _share(reports, before)
     status = _status(reports, pairs, num_refused, share, before)
@@ -133,33 +133,29 @@ def _condition(
 ) -> Condition:
     kind = words.DISAGGREGATING
     if pairs:
-        return Condition(
-            kind, is_true=False, reason=words.PAIR_REFUSED, message=_of_pairs(pairs, num_refused)
-        )
+        return Condition.false(kind, words.PAIR_REFUSED, _of_pairs(pairs, num_refused))
     num_long, num_remote = _counts(reports.decode.values())
     if num_remote:
-        return Condition(kind, is_true=True, reason=words.OFFLOADING, message=_of_share(status))
+        return Condition.true(kind, words.OFFLOADING, _of_share(status))
     if num_long < FEW_PROMPTS:
         text = (
             f"too few prompts of {threshold} tokens or more "
             "(routing.offload.prefillLengthThreshold) to tell"
         )
-        return Condition(
-            kind, is_true=False, reason=words.NO_LONG_PROMPTS, message=text, is_unknown=True
-        )
+        return Condition.unknown(kind, words.NO_LONG_PROMPTS, text)
     if not reports.num_prefill_ready:
         text = (
             "no prefill worker is ready, so decode workers prefill long prompts themselves: see "
             "PrefillReady"
         )
-        return Condition(kind, is_true=False, reason=words.NO_PREFILL_WORKER, message=text)
+        return Condition.false(kind, words.NO_PREFILL_WORKER, text)
     text = (
         "prefill workers are ready, and none of the last long prompts went there: see why remote "
         "prefills fail or find no credit "
         "in the decode workers' logs, whether ports 9000 and 9100 are open between them, and "
         "routing.offload.prefillQueueMax"
     )
-    return Condition(kind, is_true=False, reason=words.NOT_OFFLOADING, message=text)
+    return Condition.false(kind, words.NOT_OFFLOADING, text)
 
 
 def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
@@ -268,17 +264,3 @@ def _percent(text: object) -> int | None:
 def _before(previous: Previous) -> Status:
     found = previous.mapping(FIELD)
     return dict(found)
-
-
-def _as_it_was(previous: Previous) -> Condition | None:
-    before = previous.condition(words.DISAGGREGATING)
-    reason, message = before.get("reason"), before.get("message")
-    if not isinstance(reason, str) or not isinstance(message, str):
-        return None
-    return Condition(
-        words.DISAGGREGATING,
-        is_true=before.get("status") == "True",
-        reason=reason,
-        message=message,
-        is_unknown=before.get("status") == "Unknown",
-    )

@@ -24,25 +24,19 @@ def discovery_condition(discovery: DiscoveryState, lost: Collection[str] = ()) -
     """
     members = f"{discovery.ready} of {discovery.desired} etcd members are ready"
     if discovery.is_full and discovery_answers(discovery):
-        return Condition(
-            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_FULL, message=_full(discovery)
-        )
+        return Condition.false(words.DISCOVERY_READY, words.ETCD_FULL, _full(discovery))
     if discovery.managed and discovery.ready < discovery.desired:
         reason, problem = _problem(discovery, lost) or (words.STARTING, discovery.error)
         answers = "it answers all the same" if discovery_answers(discovery) else None
         message = "; ".join(part for part in (members, problem, answers) if part)
-        return Condition(words.DISCOVERY_READY, is_true=False, reason=reason, message=message)
+        return Condition.false(words.DISCOVERY_READY, reason, message)
     if discovery.error is not None:
         message = (
             f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
         )
-        return Condition(
-            words.DISCOVERY_READY, is_true=False, reason=words.ETCD_UNREACHABLE, message=message
-        )
+        return Condition.false(words.DISCOVERY_READY, words.ETCD_UNREACHABLE, message)
     message = members if discovery.managed else "etcd answers"
-    return Condition(
-        words.DISCOVERY_READY, is_true=True, reason=words.ETCD_ANSWERS, message=message
-    )
+    return Condition.true(words.DISCOVERY_READY, words.ETCD_ANSWERS, message)
 
 
 def _problem(discovery: DiscoveryState, lost: Collection[str]) -> Problem | None:

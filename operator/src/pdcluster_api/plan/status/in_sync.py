@@ -67,7 +67,7 @@ def in_sync(
     """The condition; while etcd does not answer, as it was."""
     if worker_records is None or worker_records.error is not None:
         return InSync(
-            _as_it_was(previous),
+            Condition.kept(previous, words.DISCOVERY_IN_SYNC),
             requeue_after_seconds=None if worker_records is None else worker_records.again_seconds,
         )
     stale_records, orphans = (
@@ -81,9 +81,7 @@ def in_sync(
     if not stale_records and not orphans:
         message = "the records in etcd are those of the pods"
         return InSync(
-            Condition(
-                words.DISCOVERY_IN_SYNC, is_true=True, reason=words.AS_DECLARED, message=message
-            ),
+            Condition.true(words.DISCOVERY_IN_SYNC, words.AS_DECLARED, message),
             (),
             requeue_after,
         )
@@ -94,18 +92,8 @@ def in_sync(
         else (words.ORPHANS, [])
     )
     message = "; ".join([*texts, *_orphans_text(orphans)])
-    condition = Condition(words.DISCOVERY_IN_SYNC, is_true=False, reason=reason, message=message)
+    condition = Condition.false(words.DISCOVERY_IN_SYNC, reason, message)
     return InSync(condition, () if is_mass else tuple(stale_records), requeue_after)
-
-
-def _as_it_was(previous: Previous) -> Condition | None:
-    before = previous.condition(words.DISCOVERY_IN_SYNC)
-    reason, message = before.get("reason"), before.get("message")
-    if not isinstance(reason, str) or not isinstance(message, str):
-        return None
-    return Condition(
-        words.DISCOVERY_IN_SYNC, previous.is_true(words.DISCOVERY_IN_SYNC), reason, message
-    )
 
 
 def _stale_text(stale_records: list[str], num_records: int, *, is_mass: bool) -> list[str]:

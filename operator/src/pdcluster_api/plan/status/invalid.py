@@ -14,10 +14,9 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import Observed
 from pdcluster_api.plan.result import StatusPlan
 from pdcluster_api.plan.rollout.steps import current_revision
-from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.condition import Condition, dated, number_fields
 from pdcluster_api.plan.status.conditions import StatusInputs, condition_tree, progress_of
 from pdcluster_api.plan.status.events import events
-from pdcluster_api.plan.status.fields import dated, number_fields
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import Fault
 
@@ -34,7 +33,7 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Statu
     """
     previous = Previous(observed.status)
     message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_REVERTED])
-    ready = Condition(words.READY, is_true=False, reason=words.INVALID_SPEC, message=message)
+    ready = Condition.false(words.READY, words.INVALID_SPEC, message)
     existing = Workloads(observed)
     views = tuple(_views(previous, existing, current_revision(observed)))
     found = (ready, *_still_true(previous, observed, existing, views), *progress_of(ready))

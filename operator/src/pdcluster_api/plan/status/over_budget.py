@@ -74,7 +74,7 @@ def rollout_over_budget(spec: AutoscaleSpec, rollout: SideBySide) -> Condition |
         "workers end; to stay within it, use rollout.strategy Recreate, or raise autoscale.budget"
     )
     kind = words.ROLLOUT_OVER_BUDGET
-    return Condition(kind, is_true=True, reason=kind, message=message)
+    return Condition.true(kind, kind, message)
 
 
 def _beyond(budget: BudgetSpec, held: Counter[str]) -> Iterable[str]:

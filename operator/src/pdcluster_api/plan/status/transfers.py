@@ -14,8 +14,7 @@ from typing import Any
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
 from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import WorkloadState
-from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification, WorkloadState
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate
@@ -249,12 +248,7 @@ def _condition(
     if problems:
         pair, problem = next(iter(sorted(problems.items())))
         more = f" (and {len(problems) - 1} more pairs of pools)" if len(problems) > 1 else ""
-        return Condition(
-            kind,
-            is_true=False,
-            reason=problem.reason,
-            message=f"{_named(pair)}{more}: {problem.message}",
-        )
+        return Condition.false(kind, problem.reason, f"{_named(pair)}{more}: {problem.message}")
     open_pairs = [pair for pair, workers in pairs.workers.items() if workers and pair not in found]
     if found and not open_pairs:
         unmeasured = [
@@ -264,12 +258,12 @@ def _condition(
         ]
         if unmeasured:
             return _unmeasured(unmeasured, settings.floor)
-        return Condition(kind, is_true=True, reason=words.KV_MOVED, message=_moved(found))
+        return Condition.true(kind, words.KV_MOVED, _moved(found))
     if open_pairs:
         text = _not_yet(open_pairs[0], waits, str(before.get("message", "")))
     else:
         text = "no pair of pools has a ready prefill worker and a ready decode worker"
-    return Condition(kind, is_true=False, reason=words.NOT_VERIFIED, message=text, is_unknown=True)
+    return Condition.unknown(kind, words.NOT_VERIFIED, text)
 
 
 def _unmeasured(pairs: Sequence[PoolPair], floor: float | None) -> Condition:
@@ -280,9 +274,7 @@ def _unmeasured(pairs: Sequence[PoolPair], floor: float | None) -> Condition:
         f"whether it reaches placement.minTransferGBps of {floor:g}"
     )
     kind = words.KV_TRANSFER_VERIFIED
-    return Condition(
-        kind, is_true=False, reason=words.RATE_NOT_MEASURED, message=text, is_unknown=True
-    )
+    return Condition.unknown(kind, words.RATE_NOT_MEASURED, text)
 
 
 def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], before: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pdcluster_api.plan.observed.verification import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification
 from pdcluster_schema.text import shortened
 from pdcluster_schema.workload import PoolPair
 

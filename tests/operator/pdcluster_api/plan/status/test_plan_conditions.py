@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.observed.state import ScalerState, WriteFailure
-from pdcluster_api.plan.status.fields import MAX_MESSAGE
+from pdcluster_api.plan.status.condition import MAX_MESSAGE
 from pdcluster_api.plan.status.problems import rank
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.verification import PairVerification, PairVerifications
+from pdcluster_api.plan.observed.state import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema import conditions as words
 from pdcluster_schema.placement import PlacementSpec

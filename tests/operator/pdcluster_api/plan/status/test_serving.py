@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pdcluster_api.plan.cluster import ANSWERING, serving_replicas
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.plan.status.serving import ANSWERING, serving_replicas
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import Workload
 from tests.operator.pdcluster_api.plan.clusters import (

@@ -3,7 +3,9 @@
 Ingress only: connections from pods are left open.
 """
 
-from pdcluster_api.manifests.child_names import etcd_policy_name, policy_name
+import base64
+from collections.abc import Mapping
+
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
@@ -12,11 +14,15 @@ from pdcluster_api.manifests.objects import (
     KV_PORT,
     Manifest,
     Owner,
+    child_names,
+    etcd_policy_name,
     new_object,
+    policy_name,
     workers_selector,
 )
 from pdcluster_schema.engine import MAX_ENGINES
 from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ranks import MAX_RANKS
 
 NUM_UCX_PORTS = 128
@@ -81,3 +87,58 @@ def _spec(pods: Manifest, rules: list[Manifest]) -> Manifest:
 
 def _ports(*numbers: int) -> list[Manifest]:
     return [{"port": number, "protocol": "TCP"} for number in numbers]
+
+
+def service_account(cluster: PDCluster, owner: Owner) -> Manifest:
+    """Without a mounted token; with the pull secrets, which a managed etcd's image from the same
+    registry needs too.
+    """
+    secrets = [{"name": name} for name in cluster.spec.image.pull_secrets]
+    parts = {"imagePullSecrets": secrets} if secrets else {}
+    labels = cluster_labels(owner.name, "ingress")
+    return new_object(
+        "v1/ServiceAccount",
+        child_names(owner.name).service_account,
+        owner,
+        labels,
+        automountServiceAccountToken=False,
+        **parts,
+    )
+
+
+_NO_ANNOTATIONS: Mapping[str, str] = {}
+
+
+def render_tls_secrets(
+    owner: Owner,
+    ca: Mapping[str, bytes],
+    tls: Mapping[str, bytes],
+    *,
+    ca_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
+    tls_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
+) -> tuple[Manifest, Manifest]:
+    """The authority's and the workers', to be written in this order.
+
+    ca:  tls.crt and tls.key of the authority, PEM
+    tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers, PEM
+    """
+    names = child_names(owner.name)
+    return _secret(owner, names.authority, ca, ca_annotations), _secret(
+        owner, names.certificates, tls, tls_annotations
+    )
+
+
+def _secret(
+    owner: Owner, name: str, content: Mapping[str, bytes], annotations: Mapping[str, str]
+) -> Manifest:
+    data = {key: base64.b64encode(value).decode() for key, value in content.items()}
+    labels = cluster_labels(owner.name, "ingress")
+    return new_object(
+        "v1/Secret",
+        name,
+        owner,
+        labels,
+        annotations=annotations,
+        type="kubernetes.io/tls",
+        data=data,
+    )
