@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.generation import cache_salt as module
-from pdcluster_worker.server.generation.cache_salt import cache_salt
+from pdcluster_worker.server.generation import respond as module
+from pdcluster_worker.server.generation.respond import cache_salt
 from pdcluster_worker.server.http.api_keys import ApiKeys
 
 ALICE, BOB = b"a" * 32, b"b" * 32

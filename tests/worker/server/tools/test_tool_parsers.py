@@ -17,10 +17,10 @@ from pdcluster_worker.server.text.events import (
     WholeAnswer,
     assembled,
 )
-from pdcluster_worker.server.tools.call_scanner import Numbering
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
+from pdcluster_worker.server.tools.streamed_call import Numbering
 from tests.worker.server.recorded_calls import (
     HERMES_NOW,
     HERMES_PARIS,

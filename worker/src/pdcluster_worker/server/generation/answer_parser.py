@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pdcluster_worker.server.reasoning.think import CLOSE, OPEN, Split, ThinkTags
 from pdcluster_worker.server.text.events import Part, PlainText, ReasoningDelta, TextDelta
+from pdcluster_worker.server.text.reasoning import CLOSE, OPEN, Split, ThinkTags
 from pdcluster_worker.server.tools.registry import CallParser
 
 _NO_MARKERS: frozenset[str] = frozenset()

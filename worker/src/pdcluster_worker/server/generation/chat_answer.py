@@ -13,14 +13,13 @@ from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, Unc
 from pdcluster_worker.server.generation.model_parsers import ModelParsers
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.generation.tool_choice import ToolUse
-from pdcluster_worker.server.reasoning.registry import start_for
-from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import NewParser, PlainText
-from pdcluster_worker.server.tools.call_scanner import NewId, Numbering
+from pdcluster_worker.server.text.reasoning import Start, ThinkTags, start_for, start_within
 from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser
+from pdcluster_worker.server.tools.streamed_call import NewId, Numbering
 
 _LETTERS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARACTERS = 9

@@ -1,5 +1,4 @@
-"""Formatters: the one sequence of deltas of a generation as the bytes of an API's answer, and what
-they share."""
+"""Formatters: the one sequence of deltas of a generation as the bytes of an API's answer."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Protocol
@@ -91,7 +90,7 @@ class Formatter(Protocol):
 
 
 class BlockFormatter(ABC):
-    """What formatters of APIs share whose answers are lists of blocks, of one choice."""
+    """Base of formatters of APIs whose answers are lists of blocks, of one choice."""
 
     def __init__(self) -> None:
         self._blocks = Blocks()

@@ -5,8 +5,8 @@ template shows.
 from dataclasses import dataclass
 
 from pdcluster_worker.config.model import ModelConfig, ReasoningParserName, ToolParserName
-from pdcluster_worker.server.reasoning import registry as reasoning_registry
 from pdcluster_worker.server.text.chat_template import ChatTemplate
+from pdcluster_worker.server.text.reasoning import ReasoningName, reasoning_parser_for
 from pdcluster_worker.server.tools import registry as tools_registry
 
 
@@ -33,7 +33,7 @@ class ModelParsers:
     """
 
     tools: tools_registry.ParserName | None = None
-    reasoning: reasoning_registry.ParserName | None = None
+    reasoning: ReasoningName | None = None
     takes_tools: bool = False
     leaves_calls: bool = False
 
@@ -47,7 +47,7 @@ def model_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelPar
         return NO_PARSERS
     return ModelParsers(
         tools_registry.parser_for(names.tools, template.tool_source),
-        reasoning_registry.parser_for(names.reasoning, template.source),
+        reasoning_parser_for(names.reasoning, template.source),
         template.takes_tools,
         names.tools == "none",
     )

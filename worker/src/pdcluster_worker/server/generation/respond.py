@@ -5,13 +5,13 @@ Every accepted request is logged here once, with the client's own id as a label.
 """
 
 import logging
+from hashlib import sha256
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
-from pdcluster_worker.server.generation.cache_salt import cache_salt
 from pdcluster_worker.server.generation.chat_answer import PLAIN, AnswerRules
 from pdcluster_worker.server.generation.choice import TextRules
 from pdcluster_worker.server.generation.formatter import Formatter
@@ -29,6 +29,8 @@ from pdcluster_worker.server.schemas.requests import Extension, Generate
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
 
 logger = logging.getLogger(__name__)
+
+_SALT_DOMAIN = b"pdcluster prefix cache"
 
 
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
@@ -98,6 +100,31 @@ def check_tenant(num_prompts: int, n: int, policy: PolicyConfig, tenant: str) ->
         "send fewer prompts, or a smaller n",
         param=param,
     )
+
+
+def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
+    """The salt of a request's prefix cache, which is shared within one salt only: 32 bytes, or b"".
+
+    By default each API key has a salt of its own, so neither `cached_tokens` nor the time to the
+    first token shows one client what another has sent.
+
+    key_digest: SHA-256 of the presented API key, b"" where no key is asked for.
+    own:        the request's field `cache_salt`.
+    shared:     one cache for all keys; `own` separates even then.
+
+    >>> cache_salt(b"", None, shared=False)
+    b''
+    >>> cache_salt(b"k" * 32, None, shared=True)
+    b''
+    >>> alice, bob = (cache_salt(key * 32, None, shared=False) for key in (b"a", b"b"))
+    >>> len(alice), alice == bob
+    (32, False)
+    """
+    digest = b"" if shared else key_digest
+    if not digest and own is None:
+        return b""
+    parts = (_SALT_DOMAIN, digest, b"" if own is None else sha256(own.encode()).digest())
+    return sha256(b"".join(len(part).to_bytes(1) + part for part in parts)).digest()
 
 
 def check_model(name: str, served: str) -> None:

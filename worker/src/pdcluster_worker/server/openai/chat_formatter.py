@@ -102,7 +102,7 @@ def _message_of(answer: WholeAnswer) -> AssistantMessage:
 
 
 def _added_by(delta: Delta) -> ChatDelta | None:
-    """What one event adds; None when it adds nothing to see."""
+    """The addition of one event; None when it adds nothing to see."""
     text = delta.text
     thoughts = [part.text for part in delta.parts if isinstance(part, ReasoningDelta)]
     reasoning = "".join(thoughts) or None

@@ -1,4 +1,4 @@
-"""What answers of OpenAI's chat and completions APIs share: one JSON, or events up to [DONE]."""
+"""Answers of OpenAI's chat and completions APIs: one JSON, or events up to [DONE]."""
 
 import time
 from abc import ABC, abstractmethod

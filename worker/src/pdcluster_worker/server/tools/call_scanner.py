@@ -8,54 +8,24 @@ holds is given out as it is written (`written`).  White space next to a call is
 dropped, and text that may become a mark is held back.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from pdcluster_worker.server.text.events import (
-    ArgumentsDelta,
     Part,
     TextDelta,
-    ToolCallBegin,
-    ToolCallEnd,
 )
 from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
-from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Call, Reader, Tools
+from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Reader, Tools
 from pdcluster_worker.server.tools.closing import CloseMark, NewValues, NoValues
-from pdcluster_worker.server.tools.streamed_call import StreamedCall, StreamedForm
-
-NewId = Callable[[], str]
+from pdcluster_worker.server.tools.streamed_call import (
+    BufferedCalls,
+    Numbering,
+    StreamedCall,
+    StreamedForm,
+)
 
 _PIECE_CHARACTERS = 4096
-
-
-class Numbering:
-    """Gives calls their numbers and ids, and lets no more than `most` through (None = any)."""
-
-    def __init__(self, new_id: NewId, most: int | None = None) -> None:
-        self._new_id = new_id
-        self._most = most
-        self._numbers = count()
-
-    def begin(self, name: str) -> ToolCallBegin | None:
-        """The next call's begin; None when it is one too many."""
-        number = next(self._numbers)
-        return (
-            ToolCallBegin(number, self._new_id(), name)
-            if self._most is None or number < self._most
-            else None
-        )
-
-    def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
-        """Whole calls."""
-        for call in calls:
-            begin = self.begin(call.name)
-            if begin is not None:
-                yield from (
-                    begin,
-                    ArgumentsDelta(begin.call, call.arguments),
-                    ToolCallEnd(begin.call),
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +41,7 @@ class Marks:
         return self.close or self.open
 
 
-class MarkedCalls:
+class MarkedCalls(BufferedCalls):
     """Calls between marks.
 
     marks: tried in this order where two begin at one place.
@@ -89,26 +59,16 @@ class MarkedCalls:
         new_values: NewValues = NoValues,
         written: StreamedForm | None = None,
     ) -> None:
+        super().__init__(numbering)
         self._marks = marks
         self._new_values = new_values
         self._read = read
         self._tools = tools
-        self._numbering = numbering
-        # outside of a call: not given out yet; inside: all of it, after the opening mark
-        self._text = ""
+        # `_text` outside of a call: not given out yet; inside: all of it, after the opening mark
         self._inside: Marks | None = None
         self._close = CloseMark("", NoValues())  # of the call that is open
         self._space = TrailingSpace()  # dropped if a call follows
         self._written = written
-        self._open: StreamedCall | None = None
-
-    def feed(self, text: str) -> Sequence[Part]:
-        """Take more text."""
-        self._text += text
-        parts: list[Part] = []
-        while (found := self._next()) is not None:
-            parts.extend(found)
-        return parts
 
     def end(self) -> Sequence[Part]:
         """No more text: a call without its closing mark is still one."""
@@ -120,12 +80,15 @@ class MarkedCalls:
             parts += self._shown(rest)
         return [*parts, *self._leftover_space()]
 
-    def _next(self) -> list[Part] | None:
+    def _next(self) -> Sequence[Part] | None:
         """Parts that the held text is certain to be; None when more is needed."""
         if self._inside is None:
             return self._outside()
         if self._open is not None:
-            return self._in_pieces(self._open)
+            found = self._streamed(self._open)
+            if self._open is None:
+                self._inside = None
+            return found
         if self._written is not None and (head := self._written.name_in(self._text, self._tools)):
             return self._begun(self._written, *head)
         place = self._close.find(self._text)
@@ -169,12 +132,6 @@ class MarkedCalls:
         self._open = StreamedCall(form, begin)
         self._space = TrailingSpace(drops=True)  # right after a call
         return [] if begin is None else [begin]
-
-    def _in_pieces(self, call: StreamedCall) -> list[Part] | None:
-        parts, self._text, is_over = call.take(self._text)
-        if is_over:
-            self._open = self._inside = None
-        return [*parts] if parts or is_over else None
 
     def _outside(self) -> list[Part] | None:
         places = [

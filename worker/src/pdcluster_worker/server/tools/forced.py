@@ -11,9 +11,13 @@ import re
 from collections.abc import Sequence
 
 from pdcluster_worker.server.text.events import ArgumentsDelta, Part, TextDelta, ToolCallEnd
-from pdcluster_worker.server.tools.call_scanner import Numbering
 from pdcluster_worker.server.tools.calls import Tools, object_of
-from pdcluster_worker.server.tools.streamed_call import StreamedCall, StreamedForm
+from pdcluster_worker.server.tools.streamed_call import (
+    BufferedCalls,
+    Numbering,
+    StreamedCall,
+    StreamedForm,
+)
 
 _FORM = StreamedForm(
     re.compile(r'\s*[\[,]\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\{)'),
@@ -22,22 +26,12 @@ _FORM = StreamedForm(
 _END = re.compile(r"\s*\]\s*")
 
 
-class RequiredCalls:
+class RequiredCalls(BufferedCalls):
     """An array of calls of any of the tools."""
 
     def __init__(self, tools: Tools, numbering: Numbering) -> None:
+        super().__init__(numbering)
         self._tools = tools
-        self._numbering = numbering
-        self._text = ""
-        self._open: StreamedCall | None = None
-
-    def feed(self, text: str) -> Sequence[Part]:
-        """Take more text."""
-        self._text += text
-        parts: list[Part] = []
-        while (found := self._next()) is not None:
-            parts.extend(found)
-        return parts
 
     def end(self) -> Sequence[Part]:
         """No more text: what is not the array's end is shown, unless it is a call
@@ -54,7 +48,7 @@ class RequiredCalls:
 
     def _next(self) -> Sequence[Part] | None:
         if self._open is not None:
-            return self._written(self._open)
+            return self._streamed(self._open)
         head = _FORM.name_in(self._text, self._tools)
         if head is None:
             return None
@@ -63,12 +57,6 @@ class RequiredCalls:
         begin = self._numbering.begin(name)
         self._open = StreamedCall(_FORM, begin)
         return [] if begin is None else [begin]
-
-    def _written(self, call: StreamedCall) -> Sequence[Part] | None:
-        parts, self._text, is_over = call.take(self._text)
-        if is_over:
-            self._open = None
-        return parts if parts or is_over else None
 
 
 def _may_be_call(text: str) -> bool:

@@ -7,7 +7,14 @@ from typing import Literal, Protocol
 
 from pdcluster_worker.config.model import ToolParserName
 from pdcluster_worker.server.text.events import Part
-from pdcluster_worker.server.tools.call_scanner import LeadingCalls, MarkedCalls, Marks, Numbering
+from pdcluster_worker.server.tools.call_readers import (
+    read_hermes,
+    read_llama,
+    read_mistral,
+    read_pythonic,
+    read_qwen_coder,
+)
+from pdcluster_worker.server.tools.call_scanner import LeadingCalls, MarkedCalls, Marks
 from pdcluster_worker.server.tools.calls import Reader, Tools
 from pdcluster_worker.server.tools.closing import (
     JsonValues,
@@ -15,10 +22,7 @@ from pdcluster_worker.server.tools.closing import (
     NoValues,
     ParameterValues,
 )
-from pdcluster_worker.server.tools.json_calls import read_hermes, read_llama, read_mistral
-from pdcluster_worker.server.tools.pythonic import read_pythonic
-from pdcluster_worker.server.tools.qwen_coder import read_qwen_coder
-from pdcluster_worker.server.tools.streamed_call import StreamedForm
+from pdcluster_worker.server.tools.streamed_call import Numbering, StreamedForm
 
 ParserName = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"]
 

@@ -7,11 +7,44 @@ back.  Only a choice that ends too early leaves a call without its end.
 
 import json
 import re
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from pdcluster_worker.server.text.events import ArgumentsDelta, Part, ToolCallBegin, ToolCallEnd
-from pdcluster_worker.server.tools.calls import Tools
+from pdcluster_worker.server.tools.calls import Call, Tools
+
+NewId = Callable[[], str]
+
+
+class Numbering:
+    """Gives calls their numbers and ids, and lets no more than `most` through (None = any)."""
+
+    def __init__(self, new_id: NewId, most: int | None = None) -> None:
+        self._new_id = new_id
+        self._most = most
+        self._numbers = count()
+
+    def begin(self, name: str) -> ToolCallBegin | None:
+        """The next call's begin; None when it is one too many."""
+        number = next(self._numbers)
+        return (
+            ToolCallBegin(number, self._new_id(), name)
+            if self._most is None or number < self._most
+            else None
+        )
+
+    def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
+        """Whole calls."""
+        for call in calls:
+            begin = self.begin(call.name)
+            if begin is not None:
+                yield from (
+                    begin,
+                    ArgumentsDelta(begin.call, call.arguments),
+                    ToolCallEnd(begin.call),
+                )
 
 
 class JsonDepth:
@@ -92,3 +125,32 @@ class StreamedCall:
         if self._begin is not None:
             parts.append(ToolCallEnd(self._begin.call))
         return parts, text[tail.end() :], True
+
+
+class BufferedCalls(ABC):
+    """A parser that holds text back until it is certain what it is.
+
+    _open: the call that is given out as it is written.
+    """
+
+    def __init__(self, numbering: Numbering) -> None:
+        self._numbering = numbering
+        self._text = ""
+        self._open: StreamedCall | None = None
+
+    def feed(self, text: str) -> Sequence[Part]:
+        self._text += text
+        parts: list[Part] = []
+        while (found := self._next()) is not None:
+            parts.extend(found)
+        return parts
+
+    @abstractmethod
+    def _next(self) -> Sequence[Part] | None:
+        """Parts that the held text is certain to be; None when more is needed."""
+
+    def _streamed(self, call: StreamedCall) -> Sequence[Part] | None:
+        parts, self._text, is_over = call.take(self._text)
+        if is_over:
+            self._open = None
+        return parts if parts or is_over else None

@@ -6,14 +6,18 @@ Where it takes none, the value is kept that has a type of the schema, or else th
 will complain of it.
 """
 
+import ast
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from pdcluster_worker.server.tools.calls import Schema
-from pdcluster_worker.server.tools.pythonic import literal_of
 from pdcluster_worker.server.tools.schema_match import SchemaMatch, Validity, type_of
 
+_JSON_VALUES = {"true": True, "false": False, "null": None}
+MAX_PYTHON_CHARACTERS = 1 << 16
+"""Python's parser takes about 100 bytes a character."""
 _TEXT_ALONE = frozenset({"string"})
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -107,3 +111,34 @@ def _as_json(value: Any) -> Iterator[Any]:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def literal_of(text: str) -> Any:
+    """The value that a text is in Python, as `['a', None]`; `...`, which no call has, for any
+    other text.
+    """
+    if len(text) > MAX_PYTHON_CHARACTERS:
+        return ...
+    try:
+        return literal(python_expression(text))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ...
+
+
+def python_expression(text: str) -> ast.expr:
+    with warnings.catch_warnings(action="ignore"):  # of what a model wrote
+        return ast.parse(text, mode="eval").body
+
+
+class _JsonNames(ast.NodeTransformer):
+    """true, false and null, as models that learned JSON write them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Take JSON's word for Python's."""
+        return ast.Constant(_JSON_VALUES[node.id]) if node.id in _JSON_VALUES else node
+
+
+def literal(value: ast.expr) -> Any:
+    changed = _JsonNames().visit(value)
+    assert isinstance(changed, ast.expr)
+    return ast.literal_eval(changed)

@@ -1,16 +1,13 @@
 """Separates the text between think tags from the answer after them, in pieces of any size.
 
-The parsers differ in how they begin.  Where the prompt ends inside an open tag,
-the text is reasoning from its first character; where it ends after a closed
-one, there is none.  In between, `qwen3` looks for an opening tag at the start,
-and takes text without one for the answer; `deepseek_r1` takes it for reasoning,
-since that model may leave the opening tag out.  Reasoning that never ends is
-all reasoning here; the calls in it are `answer_parser`'s business.
+Without a tag in the prompt, `qwen3` looks for an opening one and takes text without it for the
+answer; `deepseek_r1`, whose model may leave it out, for reasoning.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from pdcluster_worker.config.model import ReasoningParserName
 from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -108,3 +105,27 @@ class ThinkTags:
     def _taken(self, state: Start) -> str:
         text, self._text, self._state = self._text, "", state
         return text
+
+
+ReasoningName = Literal["deepseek_r1", "qwen3"]
+
+
+def reasoning_parser_for(name: ReasoningParserName, template: str) -> ReasoningName | None:
+    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None
+    = none is known.
+
+    A template with think tags is of a model that may reason; one that can be asked not to is
+    Qwen3's.
+    """
+    if name == "none":
+        return None
+    if name != "auto":
+        return name
+    if CLOSE not in template:
+        return None
+    return "deepseek_r1" if "<\uff5cAssistant\uff5c>" in template else "qwen3"
+
+
+def start_for(name: ReasoningName, prompt: str) -> Start:
+    """Place at which the answer to this prompt begins."""
+    return start_of(prompt, assumes_open=name == "deepseek_r1")

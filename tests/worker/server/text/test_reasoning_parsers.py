@@ -5,11 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
-from pdcluster_worker.server.reasoning.registry import parser_for, start_for
-from pdcluster_worker.server.reasoning.think import Start, ThinkTags, start_within
 from pdcluster_worker.server.text.events import Delta, WholeAnswer, assembled
-from pdcluster_worker.server.tools.call_scanner import Numbering
+from pdcluster_worker.server.text.reasoning import (
+    Start,
+    ThinkTags,
+    reasoning_parser_for,
+    start_for,
+    start_within,
+)
 from pdcluster_worker.server.tools.registry import FORMS
+from pdcluster_worker.server.tools.streamed_call import Numbering
 from tests.worker.server.recorded_calls import HERMES_NOW, TOOLS
 from tests.worker.server.tools.parsing import called, cut
 
@@ -149,9 +154,14 @@ def test_an_answer_that_goes_on_begins_where_the_message_ends() -> None:
 
 
 def test_a_parser_is_found_from_the_template() -> None:
-    assert [parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")] == [
+    assert [
+        reasoning_parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")
+    ] == [
         "qwen3",
         "deepseek_r1",
         None,
     ]
-    assert [parser_for(name, QWEN3) for name in ("none", "deepseek_r1")] == [None, "deepseek_r1"]
+    assert [reasoning_parser_for(name, QWEN3) for name in ("none", "deepseek_r1")] == [
+        None,
+        "deepseek_r1",
+    ]

@@ -1,1 +1,0 @@
-"""Reasoning that a model writes before its answer, separated from it by tags."""
