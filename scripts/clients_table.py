@@ -4,13 +4,16 @@ compares only.
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from pdcluster_worker.server.anthropic.schemas import MessagesRequest
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
-from pdcluster_worker.server.schemas.known_fields import Known, table
+from pdcluster_worker.server.schemas.fields import Only
+from pdcluster_worker.server.schemas.known_fields import Ignored
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 PAGE = Path(__file__).parents[1] / "docs" / "http.md"
@@ -21,6 +24,28 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "messages": MessagesRequest,
 }
 _PART = re.compile(r"(<!-- fields:[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Treatment of one field.  note: reason or fix, empty where there is none."""
+
+    kind: Literal["served", "refused", "ignored"]
+    note: str = ""
+
+
+def table(schema: type[BaseModel]) -> dict[str, Known]:
+    """Every field of a request schema, by name."""
+    return {name: _known(field.metadata) for name, field in schema.model_fields.items()}
+
+
+def _known(metadata: list[Any]) -> Known:
+    for marker in metadata:
+        if isinstance(marker, Only):
+            return Known("refused", marker.advice)
+        if isinstance(marker, Ignored):
+            return Known("ignored", marker.reason)
+    return Known("served")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ fixed script, so every expected text can be written down.
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.streams import Reader
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>

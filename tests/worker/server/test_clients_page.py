@@ -4,22 +4,18 @@ OpenAI's client, run as they stand there.
 
 import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from client_blocks import blocks, with_port
+from clients_table import PAGE, with_fields
 
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from client_blocks import blocks, with_port  # noqa: E402
-from clients_table import PAGE, with_fields  # noqa: E402
-
 TEXT = PAGE.read_text()
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 OPENAI = [block for block in blocks(CLIENTS) if block.title == "OpenAI, Python"]

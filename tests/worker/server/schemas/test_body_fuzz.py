@@ -10,10 +10,10 @@ import json
 
 import httpx
 import pytest
+from clients_table import table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.schemas.known_fields import table
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 BOUNDED = settings(

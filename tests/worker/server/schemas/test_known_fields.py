@@ -3,8 +3,8 @@ table of both.
 """
 
 import pytest
+from clients_table import Known, table
 
-from pdcluster_worker.server.schemas.known_fields import Known, table
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "Hi"}]

@@ -21,8 +21,7 @@ from pdcluster_worker.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pdcluster_worker.server.schemas.chat_adapter import Names, checked_chat
-from pdcluster_worker.server.schemas.requests import ChatRequest
+from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat
 
 _MISTRAL_ID = re.compile("toolu_[A-Za-z0-9]{9}")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

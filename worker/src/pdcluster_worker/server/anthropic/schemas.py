@@ -8,22 +8,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from pdcluster_schema.text import quoted
 from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, ToolName
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     Body,
-    CacheSalt,
     Only,
-    Priority,
     StopString,
     Text,
     check_sendable,
-    no_value,
+    check_type,
+    form_of,
+    type_of,
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
-from pdcluster_worker.server.schemas.requests import Extension, PositiveInt
+from pdcluster_worker.server.schemas.requests import PositiveInt, Sampling
 
 MAX_BLOCKS = 10_000
 LEAST_THINKING_TOKENS = 1024
@@ -76,20 +75,11 @@ _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _known(block: Any) -> Any:
-    kind = _type_of(block)
-    if isinstance(kind, str) and kind not in _KINDS:
-        raise no_value(
-            f"has type {quoted(kind)}: {_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}"
-        )
-    return block
-
-
-def _type_of(block: Any) -> Any:
-    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return check_type(block, _KINDS, f"{_TEXT_ONLY}, in blocks of type {', '.join(_KINDS)}")
 
 
 def _kind(block: Any) -> str:
-    kind = _type_of(block)
+    kind = type_of(block)
     return f"<{kind}>" if isinstance(kind, str) else "<text>"
 
 
@@ -104,18 +94,14 @@ ContentBlock = Annotated[
 ]
 
 
-def _form(content: Any) -> str:
-    return "<blocks>" if isinstance(content, list) else "<string>"
-
-
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
 Content = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<blocks>")], Discriminator(_form)
+    Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<list>")], Discriminator(form_of)
 ]
 SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
 System = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<blocks>")],
-    Discriminator(_form),
+    Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<list>")],
+    Discriminator(form_of),
 ]
 
 
@@ -187,23 +173,16 @@ class MessagesPrompt(Body):
     context_management: Annotated[Any, Ignored("a conversation is taken as it is sent")] = None
 
 
-class MessagesRequest(MessagesPrompt):
+class MessagesRequest(Sampling, MessagesPrompt):
     """Body of POST /v1/messages."""
 
     max_tokens: PositiveInt
     stop_sequences: (
         Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
     ) = None
-    stream: bool | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1)] = None
     metadata: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     service_tier: Annotated[Any, Ignored("there is one tier; see priority")] = None
     inference_geo: Annotated[Any, Ignored("it runs where this server runs")] = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    pdcluster: Extension | None = None
 
 
 class CountRequest(MessagesPrompt):

@@ -24,8 +24,7 @@ from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest, specs_for
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.http.request_context import RequestContext
-from pdcluster_worker.server.schemas.chat_adapter import CHAT_NAMES, Names
-from pdcluster_worker.server.schemas.requests import Extension, Generate
+from pdcluster_worker.server.schemas.requests import CHAT_NAMES, Extension, Generate, Names
 from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from pdcluster_worker.server.responses.schemas import (
     ResponsesTool,
     TextFormat,
 )
-from pdcluster_worker.server.schemas.chat_adapter import Names, checked_chat
-from pdcluster_worker.server.schemas.requests import ChatRequest
+from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat
 
 _SAME = (
     "temperature",

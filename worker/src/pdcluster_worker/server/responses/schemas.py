@@ -14,16 +14,17 @@ from pdcluster_worker.server.schemas.chat_fields import MAX_TOOLS, CallId, Reaso
 from pdcluster_worker.server.schemas.fields import (
     MAX_MESSAGES,
     Body,
-    CacheSalt,
     Only,
-    Priority,
     StopList,
     Text,
     check_sendable,
+    check_type,
+    form_of,
     no_value,
+    type_of,
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
-from pdcluster_worker.server.schemas.requests import Extension, Logprobs, PositiveInt
+from pdcluster_worker.server.schemas.requests import Logprobs, PositiveInt, Sampling
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -52,35 +53,20 @@ class RefusalPart(Body):
 
 
 def _known_part(part: Any) -> Any:
-    return _known_type(part, _PARTS, f"{_TEXT_ONLY}, in parts of type input_text")
+    return check_type(part, _PARTS, f"{_TEXT_ONLY}, in parts of type input_text")
 
 
 def _known_item(item: Any) -> Any:
-    return _known_type(item, _ITEMS, f"items of type {', '.join(_ITEMS)} are served")
-
-
-def _known_type(value: Any, known: tuple[str, ...], fix: str) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in known:
-        raise no_value(f"has type {quoted(kind)}: {fix}")
-    return value
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return check_type(item, _ITEMS, f"items of type {', '.join(_ITEMS)} are served")
 
 
 def _part_tag(part: Any) -> str:
-    return "<refusal>" if _type_of(part) == "refusal" else "<text>"
+    return "<refusal>" if type_of(part) == "refusal" else "<text>"
 
 
 def _item_tag(item: Any) -> str:
-    kind = _type_of(item)
+    kind = type_of(item)
     return f"<{kind}>" if kind in _ITEMS else "<message>"  # a message may leave its type out
-
-
-def _form(content: Any) -> str:
-    return "<list>" if isinstance(content, list) else "<string>"
 
 
 Part = Annotated[
@@ -90,7 +76,7 @@ Part = Annotated[
 ]
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 Content = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(_form)
+    Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(form_of)
 ]
 
 
@@ -141,7 +127,7 @@ Item = Annotated[
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Input = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(_form)
+    Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(form_of)
 ]
 
 
@@ -224,7 +210,7 @@ class ResponsesStreamOptions(Body):
     include_obfuscation: Annotated[Any, Ignored("nothing is added to events")] = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Sampling):
     """Body of POST /v1/responses.
 
     store:                the response is kept, for GET and for previous_response_id; null = true.
@@ -241,11 +227,8 @@ class ResponsesRequest(Body):
     instructions: Text | None = None
     previous_response_id: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     store: bool | None = None
-    stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: PositiveInt | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     top_logprobs: Logprobs | None = None
     include: Annotated[list[Text] | None, BeforeValidator(_checked_includes)] = None
     text: TextConfig | None = None
@@ -256,12 +239,8 @@ class ResponsesRequest(Body):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
 
-    top_k: Annotated[int | None, Field(ge=-1, le=2**31 - 1)] = None
     seed: Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1)] = None
     stop: StopList = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    pdcluster: Extension | None = None
 
     user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
     safety_identifier: Annotated[Any, Ignored("clients are identified by their API keys")] = None

@@ -7,6 +7,7 @@ their first error: a body of a million wrong items must not make a million error
 """
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -49,6 +50,24 @@ class Body(BaseModel):
     """Base of every request schema: strict, and silent about fields that it does not know."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def type_of(value: Any) -> Any:
+    """The `type` of a part or an item, as a body has it or as one that is checked."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def check_type(value: Any, known: Sequence[str], fix: str) -> Any:
+    """Refuse, in a validator, a part or an item of another type than the known ones."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in known:
+        raise no_value(f"has type {quoted(kind)}: {fix}")
+    return value
+
+
+def form_of(value: Any) -> str:
+    """The tag of a field that is a text, or a list of parts."""
+    return "<list>" if isinstance(value, list) else "<string>"
 
 
 def no_value(message: str) -> PydanticCustomError:

@@ -1,16 +1,14 @@
 """Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve.
 
 A request schema is the one table of what becomes of a field: `Only` marks one that is refused
-by name, with the fix; `Ignored` one that is a hint, accepted without effect; any other field of a
-schema is served.  `table` reads it, for docs/http.md.  A field of no schema is ignored too.
+by name, `Ignored` one that is accepted without effect; any other is served.  A field of no schema
+is ignored too.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel
-
-from pdcluster_worker.server.schemas.fields import Only
+from pdcluster_worker.server.schemas.fields import Body, Only
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,28 +16,6 @@ class Ignored:
     """Marks a field whose value, of any type, changes nothing.  reason: why that is right."""
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Treatment of one field.  note: reason or fix, empty where there is none."""
-
-    kind: Literal["served", "refused", "ignored"]
-    note: str = ""
-
-
-def table(schema: type[BaseModel]) -> dict[str, Known]:
-    """Every field of a request schema, by name."""
-    return {name: _known(field.metadata) for name, field in schema.model_fields.items()}
-
-
-def _known(metadata: list[Any]) -> Known:
-    for marker in metadata:
-        if isinstance(marker, Only):
-            return Known("refused", marker.advice)
-        if isinstance(marker, Ignored):
-            return Known("ignored", marker.reason)
-    return Known("served")
 
 
 _NO_LOGITS = "what users' code does to logits is not run here: use logit_bias"
@@ -51,7 +27,7 @@ _TEXT_ONLY = "this server takes text"
 _TEXT_ANSWERS = "this server answers with text"
 
 
-class KnownFields(BaseModel):
+class KnownFields(Body):
     """Fields of both APIs."""
 
     user: Annotated[Any, Ignored("clients are identified by their API keys")] = None
@@ -75,6 +51,12 @@ class KnownFields(BaseModel):
     truncate_prompt_tokens: Annotated[
         Any, Only(None, fix="shorten the prompt before it is sent")
     ] = None
+    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = (
+        None
+    )
+    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = (
+        None
+    )
     logits_processors: Annotated[Any, Only(None, [], fix=_NO_LOGITS)] = None
     custom_logit_processor: Annotated[Any, Only(None, fix=_NO_LOGITS)] = None
     custom_params: Annotated[Any, Only(None, {}, fix=_NO_LOGITS)] = None

@@ -6,11 +6,17 @@ we know and do not serve is refused by name (`Only`) or, as a hint, ignored
 the model are checked in `sampling`.
 """
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import PrefillMode
+from pdcluster_worker.server.errors.validation import from_validation
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.fields import (
     MAX_N,
@@ -33,6 +39,7 @@ from pdcluster_worker.server.schemas.structured_fields import Structured
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
+_FIELD_END = re.compile(r"[.\[]")
 
 PositiveInt = Annotated[int, Field(ge=1, le=_INT32)]
 Logprobs = Annotated[int, Field(ge=0, le=20)]
@@ -67,33 +74,30 @@ class Extension(Body):
     route: RouteFields | None = None
 
 
-class _Unsupported(Body, KnownFields):
-    """More fields of both APIs that are known and not served."""
+class Sampling(Body):
+    """Fields that all APIs share which generate."""
 
-    bad_words: Annotated[Any, Only(None, [], fix="use logit_bias, or structured_outputs.regex")] = (
-        None
-    )
-    allowed_token_ids: Annotated[Any, Only(None, fix="use structured_outputs.choice or .regex")] = (
-        None
-    )
+    stream: bool | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=_INT32)] = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    pdcluster: Extension | None = None
 
 
-class Generate(Structured, _Unsupported):
+class Generate(Structured, Sampling, KnownFields):
     """Fields that the two APIs share."""
 
     model: Text
     max_tokens: PositiveInt | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     n: Annotated[int | None, Field(ge=1, le=MAX_N)] = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: StopList = None
     seed: Annotated[int | None, Field(ge=-_INT64 - 1, le=_INT64)] = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     logit_bias: LogitBias = None
-    top_k: Annotated[int | None, Field(ge=-1, le=_INT32)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=_INT32)] = None
@@ -104,9 +108,6 @@ class Generate(Structured, _Unsupported):
     prompt_logprobs: Logprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    pdcluster: Extension | None = None
 
 
 class ChatRequest(Generate, Conversation, KnownChatFields):
@@ -138,3 +139,51 @@ class CompletionRequest(Generate):
     ] = None
     prompt_embeds: Annotated[Any, Only(None, fix="send text or token ids")] = None
     add_special_tokens: Annotated[Any, Only(None, True)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that the client of an API knows for chat's fields.
+
+    fields: of whole fields; the place within such a field is left out, for it is chat's.
+    parts:  of parts of the paths within others; the first that is found counts.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, param: str) -> str:
+        """Translate the path of a field.
+
+        >>> names = Names({"response_format": "text.format"}, {".function": ""})
+        >>> names.of("response_format.json_schema.schema"), names.of("tools[0].function.name")
+        ('text.format', 'tools[0].name')
+        """
+        name = self.fields.get(_FIELD_END.split(param, maxsplit=1)[0])
+        if name is not None:
+            return name
+        part = next((part for part in self.parts if part in param), None)
+        return param if part is None else param.replace(part, self.parts[part], 1)
+
+    @contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """Translate the field that a RequestError of the block names."""
+        try:
+            yield
+        except RequestError as e:
+            if e.param is not None:
+                name = self.of(e.param)
+                e.message, e.param = e.message.replace(e.param, name, 1), name
+            raise
+
+
+CHAT_NAMES = Names()
+"""Names of chat itself."""
+
+
+def checked_chat(fields: dict[str, Any]) -> ChatRequest:
+    """The request with these fields.  Raises RequestError in the words of chat."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as e:
+        raise from_validation(e.errors(include_url=False), fields) from e
