@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 def assemble(
     loaded: LoadedModel, cache: KVCache | DeviceKVCache, limits: StepLimits, *, invariant: bool
 ) -> Forward:
-    """invariant: a row's bits do not depend on what else is computed.  Raises ModelError where that
-    cannot be had, and on a device where transformers' code is not run.
+    """invariant: a row's bits do not depend on the batch.
+
+    Raises ModelError where neither our decoder nor transformers' code can run so on the device.
     """
     operations = make_operations(cache.tensor, loaded.attention, limits, invariant=invariant)
     if loaded.checkpoint is not None:

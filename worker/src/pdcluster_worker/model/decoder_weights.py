@@ -90,9 +90,7 @@ def _layer(checkpoint: Checkpoint, index: int, operations: Operations, rank: Par
 def _pack(
     checkpoint: Checkpoint, operations: Operations, *products: Linear, wide: bool = False
 ) -> Packed:
-    """Products of one input, one after another: converted one by one, so that a model of another
-    dtype is not in memory twice.
-    """
+    """Products of one input, converted here so that a model is never in memory in two dtypes."""
     weights = [product.weight for product in products]
     together = torch.cat(weights) if len(weights) > 1 else weights[0]
     bias = _bias(products, checkpoint.dtype)

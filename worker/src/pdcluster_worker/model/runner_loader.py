@@ -60,9 +60,8 @@ def open_runner(
 ) -> tuple[Runner, Cache, ModelInfo]:
     """Load the model and reserve its KV cache on `device`, cpu or cuda.  Raises ModelError.
 
-    on_rank_death: called with the reason, from a thread, when one of the engine's other ranks has
-                   ended by itself.
-    drafts_for: settings of the engine that this model, of one rank, drafts for; None = of itself.
+    on_rank_death: called from a thread with the reason, when another rank died.
+    drafts_for:    the engine that this draft model is for; None = not a draft model.
     """
     if device == "cpu":
         engine = structs.replace(engine, device_memory_share=None)  # not used on CPUs

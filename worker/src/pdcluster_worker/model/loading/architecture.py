@@ -1,8 +1,4 @@
-"""Sizes and traits of a model for our decoder, from its config.json alone.
-
-The fields are those that transformers' code of the model type reads; UnsupportedArchError for a
-value that we do not compute.
-"""
+"""Sizes and traits of a model for our decoder, from config.json as transformers reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,22 +13,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Traits of a model type, and its defaults for fields that a config may leave out.
-
-    qkv_bias:       whether q, k and v always have a bias (qwen2); None = as `attention_bias` says.
-    head_norms:     each query and key head is normed (qwen3).
-    offset_norms:   norms store their weight less 1 and round once (gemma).
-    sliding_window: of a config that names none (mistral).
-    """
+    """Traits of a model type, and its defaults for fields that a config may leave out."""
 
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
-    qkv_bias: bool | None = None
+    qkv_bias: bool | None = None  # qwen2: always; None = as `attention_bias` says
     mlp_bias: bool = False
-    head_norms: bool = False
-    offset_norms: bool = False
+    head_norms: bool = False  # each query and key head is normed (qwen3)
+    offset_norms: bool = False  # norms store their weight less 1 and round once (gemma)
     scales_embedding: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # default (mistral)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -53,15 +43,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Sizes and traits of a model.
-
-    windows:         of each layer, the tokens that a row sees; None = the whole context.
-    rotates:         of each layer: whether it has positions.
-    has_qkv_bias, has_out_bias, has_mlp_bias: of all layers.
-    embedding_scale: factor of embedded rows; None = 1.
-    max_model_len:   tokens of one request.
-    """
-
     family: Family
     activation: Activation
     attention: AttentionShape
@@ -74,9 +55,9 @@ class Architecture:
     has_qkv_bias: bool
     has_out_bias: bool
     has_mlp_bias: bool
-    windows: tuple[int | None, ...]
-    rotates: tuple[bool, ...]
-    embedding_scale: float | None
+    windows: tuple[int | None, ...]  # per layer, in tokens; None = full attention
+    rotates: tuple[bool, ...]  # per layer: has positions
+    embedding_scale: float | None  # None = 1
     max_model_len: int
 
     @property
@@ -85,7 +66,7 @@ class Architecture:
 
 
 def read_architecture(config: Config, max_model_len: int) -> Architecture:
-    """Raises UnsupportedArchError.  max_model_len: at most the config's own."""
+    """max_model_len: at most the config's own.  Raises UnsupportedArchError."""
     kind = config["model_type"]
     family = FAMILIES.get(kind)
     if family is None:
@@ -135,7 +116,7 @@ def _activation(config: Config) -> Activation:
 def _windows(
     config: Config, family: Family, num_layers: int, max_model_len: int
 ) -> tuple[int | None, ...]:
-    """A window as long as a request may be is none."""
+    """A window of at least max_model_len counts as None."""
     kind = config["model_type"]
     if kind in ("llama", "gemma"):
         return (None,) * num_layers

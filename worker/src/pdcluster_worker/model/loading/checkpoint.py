@@ -1,8 +1,7 @@
-"""The weights of a model that our decoder runs, read by name from its safetensors files.
+"""The weights of a model that our decoder runs, by name from its safetensors files.
 
-Tensors stay mapped from their files until they are packed.  Files that have not exactly the
-weights that the config promises raise UnsupportedArchError; others beside these are left alone,
-as transformers does.
+Tensors stay mapped until they are packed.  Missing or wrong weights raise UnsupportedArchError;
+additional ones are ignored, as transformers does.
 """
 
 import json
@@ -23,7 +22,7 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Weights [N, K] of a product, in whatever dtype they were read, and its bias [N] or None."""
+    """weight: [N, K], in the file's dtype; bias: [N] or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -31,11 +30,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """tensors: by name; those of the embedding and norms in any dtype, like the products."""
-
     architecture: Architecture
     dtype: torch.dtype
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]  # by name, in the files' dtypes
 
     def vector(self, name: str) -> Tensor:
         """A weight of the model's dtype."""
@@ -51,12 +48,11 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights in the model's dtype."""
         return sum(tensor.numel() for tensor in self.tensors.values()) * self.dtype.itemsize
 
 
 def open_checkpoint(folder: Path, architecture: Architecture, dtype: torch.dtype) -> Checkpoint:
-    """Raises UnsupportedArchError, and ModelError for files that are torn."""
+    """Raises UnsupportedArchError, and ModelError for malformed files."""
     shapes = expected_shapes(architecture)
     tensors: dict[str, Tensor] = {}
     head = None
@@ -83,7 +79,6 @@ def open_checkpoint(folder: Path, architecture: Architecture, dtype: torch.dtype
 
 
 def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight by its name."""
     shape, width = architecture.attention, architecture.hidden_size
     inner = architecture.intermediate_size
     query, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -121,7 +116,7 @@ def expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that transformers reads.  Raises UnsupportedArchError without any."""
+    """The files that transformers reads.  Raises UnsupportedArchError without any."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists():
         return [whole]

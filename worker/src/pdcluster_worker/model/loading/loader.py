@@ -1,8 +1,6 @@
-"""Loads a Hugging Face model folder: for our decoder where it knows the architecture, else as
-transformers' module, whose layers call our attention function.
+"""Loads a Hugging Face model folder: for our decoder, or as transformers' module.
 
-What cannot be served is refused with the reason.  Nothing is fetched and no code of the folder
-is run.
+Unsupported models are refused with the reason.  No code of the folder runs.
 """
 
 import logging
@@ -53,16 +51,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """checkpoint: for our decoder; None = module is transformers' in eval mode, and reason says
-    why.
-    """
-
     info: ModelInfo
     attention: AttentionShape
     weight_bytes: int
-    checkpoint: Checkpoint | None
-    module: Any = None
-    reason: str = ""
+    checkpoint: Checkpoint | None  # for our decoder
+    module: Any = None  # transformers', in eval mode, without a checkpoint
+    reason: str = ""  # why our decoder does not run it
 
 
 def load_model(

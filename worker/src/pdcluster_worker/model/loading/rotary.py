@@ -1,7 +1,4 @@
-"""Rotary position embeddings of fixed frequencies: plain, or scaled as linear, llama3 or yarn.
-
-The order of the operations is that of transformers, so that tables are the same bits.
-"""
+"""Rotary position embeddings: plain, linear, llama3 or yarn, with transformers' bits."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,16 +15,14 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """kind: `rope_type` of a config; parameters: its numbers."""
-
     head_dim: int
-    kind: str
+    kind: str  # `rope_type`
     theta: float
     parameters: Parameters = field(default_factory=dict)
 
     @staticmethod
     def read(config: Mapping[str, Any], head_dim: int, default_theta: float) -> "Rotary":
-        """Raises UnsupportedArchError for a kind that is not one of fixed frequencies."""
+        """Raises UnsupportedArchError for a kind without fixed frequencies."""
         given: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if not isinstance(given, dict):
             raise UnsupportedArchError(f"rope_parameters is {given!r}")

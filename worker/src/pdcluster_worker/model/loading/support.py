@@ -49,7 +49,7 @@ OTHER_MODEL = (
 
 
 class UnsupportedArchError(Exception):
-    """Our decoder does not run this model; the message says why."""
+    pass
 
 
 def read_config(folder: Path) -> Config:
@@ -87,9 +87,7 @@ def read_config(folder: Path) -> Config:
 
 
 def context_limit(config: Config, max_model_len: int | None) -> int:
-    """Most tokens of one request: the lower of the config's max_position_embeddings and the
-    setting.
-    """
+    """The lower one of max_position_embeddings and the setting."""
     limits = [limit for limit in (config.get("max_position_embeddings"), max_model_len) if limit]
     if not limits:
         raise ModelError("config.json names no max_position_embeddings: set engine.maxModelLen")

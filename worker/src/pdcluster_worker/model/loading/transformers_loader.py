@@ -1,8 +1,4 @@
-"""Loads a model by transformers' code, for architectures that our decoder does not have.
-
-What cannot be served is refused with the reason: first from config.json, before weights are read,
-then by a dry run.
-"""
+"""Loads a model by transformers' code, for architectures that our decoder does not have."""
 
 from pathlib import Path
 from typing import Any
@@ -26,10 +22,7 @@ from pdcluster_worker.model.loading.support import (
 def load_module(
     path: Path, raw: Config, dtype: torch.dtype, max_model_len: int | None
 ) -> tuple[Any, Probed, Config]:
-    """The module in eval mode, what its dry run showed, and its config with its type's defaults.
-
-    Raises ModelError.
-    """
+    """The module in eval mode, its dry run, and its complete config.  Raises ModelError."""
     config = _complete_config(path, raw)
     check_kind(config)
     limit = context_limit(config, max_model_len)
@@ -44,10 +37,7 @@ def load_module(
 
 
 def _complete_config(path: Path, raw: Config) -> Config:
-    """The config with its model type's defaults, plus what is only in the file.
-
-    Raises ModelError for an unknown type.
-    """
+    """With the type's defaults and the file's own fields.  Raises ModelError."""
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,7 +1,4 @@
-"""Opens a model over several ranks: the KV cache of all, and rank 0's part of the weights.
-
-Our own decoder alone is divided.
-"""
+"""Opens a model over several ranks; only our own decoder can be divided."""
 
 import logging
 import os
