@@ -38,10 +38,6 @@ _STRATEGIES = {
 }
 
 
-def preview_of_files(new: PDCluster, old: PDCluster) -> Preview:
-    return preview(new, old, steady_state(old), _now())
-
-
 def preview_of_cluster(new: PDCluster, live: Live | None) -> tuple[Preview, str | None]:
     """The preview, and a note where the existing object is not valid."""
     if live is None:
@@ -198,7 +194,7 @@ def plan_command(
         old = load_file(against)
         if faults := identity_faults(old, new):
             raise refused(file, faults)
-        found = preview_of_files(new, old)
+        found = preview(new, old, steady_state(old), _now())
     typer.echo(render_preview(new, found))
     if found.refused:
         typer.echo("The API server would refuse it, and nothing of this would happen:", err=True)

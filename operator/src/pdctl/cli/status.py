@@ -15,10 +15,6 @@ from pdctl.local.run_directory import RunDirectory, runs
 _COLUMNS = ("name", "state", "http", "pid", "restarts", "log")
 
 
-def local_names(state_dir: Path) -> list[str]:
-    return sorted({state["name"] for _, state in _running(state_dir, None)})
-
-
 def _running(state_dir: Path, name: str | None) -> list[tuple[RunDirectory, dict[str, Any]]]:
     return [
         (run, state)
@@ -102,7 +98,7 @@ def find_local_run(state_dir: Path, name: str | None, kube_context: KubeContext)
     """
     if kube_context != KubeContext():
         return None
-    names = local_names(state_dir)
+    names = sorted({state["name"] for _, state in _running(state_dir, None)})
     if name in names or (name is None and names):
         return find_directory(state_dir, name)
     if name is None or not names or kube_context.has_file():

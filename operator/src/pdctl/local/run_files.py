@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pdcluster_api.certificates.authority import WORKER_NAME, issue, make_authority
 from pdcluster_api.manifests.vllm import IN_CONTAINER
-from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file, policy_file
+from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.plan import ProcessSpec
@@ -52,10 +52,6 @@ class RunSettings:
     etcd_endpoints: tuple[str, ...]
     certificates: Certificates
     command: tuple[str, ...]
-
-
-def write_policy(cluster: PDCluster, settings: RunSettings) -> None:
-    write_yaml(settings.run.policy, policy_file(cluster))
 
 
 def write_process(cluster: PDCluster, process: ProcessSpec, settings: RunSettings) -> Launch:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pdcluster_api.discovery.etcd import check_reachable
 from pdcluster_api.errors import EtcdUnreachableError, StartError
+from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.etcd_keys import records_prefix, workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
@@ -26,8 +27,8 @@ from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import ManagedProcess
 from pdctl.local.remarks import watch_remarks
-from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import RunSettings, make_certificates, write_policy, write_process
+from pdctl.local.run_directory import RunDirectory, write_yaml
+from pdctl.local.run_files import RunSettings, make_certificates, write_process
 from pdctl.local.screen import Screen
 from pdctl.local.state import DisaggregationReporter, make_state
 from pdctl.local.supervisor import CONFIGURATION_ERROR, Supervisor
@@ -138,7 +139,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
             make_certificates(run.certificates),
             prepared.request.command,
         )
-        write_policy(cluster, settings)
+        write_yaml(run.policy, policy_file(cluster))
         supervisor = Supervisor(
             [write_process(cluster, process, settings) for process in plan.processes], screen.echo
         )
