@@ -98,17 +98,13 @@ class Controller:
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:
-        """Fill the cache; every PDCluster is due then."""
         await self._resync.fill()
         self.is_filled = True
         for key in self.cache.clusters():
             self.add(key)
 
     async def run(self) -> None:
-        """Work until `stop`; keys in work are finished first.
-
-        Raises what ends a part unexpectedly.
-        """
+        """Work until `stop`; keys in work are finished first.  Raises what ends a part."""
         parts = {
             "reconciles": self._runner.run(),
             "watches": self._watches.run(),
@@ -131,11 +127,9 @@ class Controller:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Take no further key."""
         self._runner.stop()
 
     def add(self, key: Key) -> None:
-        """Enqueue a PDCluster."""
         self._runner.add(key)
 
     def resync_soon(self) -> None:
@@ -143,7 +137,6 @@ class Controller:
         self._resync.request()
 
     def problems(self) -> list[str]:
-        """Parts that have stalled, as text; empty = none."""
         return self._progress.problems(self._runner.queue, time.monotonic())
 
     async def _work(self, key: Key) -> Done:
@@ -171,7 +164,6 @@ def session_maker(
     verification: VerificationContext,
     enqueue: Callable[[Key], None],
 ) -> Callable[[Key], Session]:
-    """Make sessions of PDClusters, with what they all share."""
     events, slots = FailedCreates(client), ReadLimits()
 
     def make(key: Key) -> Session:

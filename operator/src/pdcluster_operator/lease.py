@@ -1,11 +1,6 @@
-"""Leader election by a Lease: at most one of several operator processes works.
-
-A candidate takes the Lease when it is free, or when its record has not changed
-for the whole lease time by the candidate's own monotonic clock; other machines'
-clocks are never compared.  The leader renews it; a leader that could not renew
-for the renew time has lost, and must stop working at once, which is before
-another candidate can take over.  A clean stop releases the Lease, so that the next
-one need not wait.
+"""Leader election by a Lease: at most one operator process works. A candidate takes a Lease that
+has not changed for the lease time by its own monotonic clock; clocks of machines are never
+compared.
 """
 
 import asyncio
@@ -46,16 +41,12 @@ class LeaseTimes:
 
 @dataclass
 class Leadership:
-    """One candidate.
+    """One candidate."""
 
-    identity: unique to the process, such as the pod's name and a random part
-    client:   with time limits well below `times.renew`
-    """
-
-    client: ApiClient
+    client: ApiClient  # with time limits well below `times.renew`
     namespace: str
     name: str
-    identity: str
+    identity: str  # unique to the process, such as the pod's name and a random part
     times: LeaseTimes = LeaseTimes()
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -65,13 +56,10 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this process may work now."""
         return self.clock() - self._renewed_at < self.times.renew
 
     async def acquire(self) -> None:
-        """Wait until this process is the leader; errors of the API server are logged and
-        retried.
-        """
+        """Wait until this process leads; errors of the API server are logged and retried."""
         while not await self._take_quietly():
             await self.sleep(self.times.retry)
         logger.info("leading lease=%s/%s identity=%s", self.namespace, self.name, self.identity)
@@ -93,9 +81,7 @@ class Leadership:
         )
 
     async def release(self) -> None:
-        """Give the Lease up, if it is held; an error is only logged: the Lease then expires by
-        itself.
-        """
+        """Give the Lease up; an error is only logged: the Lease then expires by itself."""
         self._renewed_at = float("-inf")
         try:
             live = await self.client.find(LEASE, self.namespace, self.name)
@@ -114,7 +100,6 @@ class Leadership:
             return False
 
     async def _take(self) -> bool:
-        """Take or renew the Lease, if it is free or ours; returns whether it is ours now."""
         sent_at = self.clock()  # time spent on the way counts against us
         live = await self.client.find(LEASE, self.namespace, self.name)
         if live is None:

@@ -1,9 +1,5 @@
-"""The Lease in a thread of its own, on a loop and a connection that no work holds.
-
-Work that holds the main loop for longer than a Lease lasts costs no leadership then; a main loop
-that never comes back does not answer `/healthz`, by which its pod is restarted.  The other way
-round, work must not outlive the leadership: the main loop learns of a loss at once, and a process
-that is still there when another candidate may lead is ended.
+"""The Lease in a thread of its own, so that long work in the main loop costs no leadership. After a
+loss the main loop stops at once; a process that does not is ended before another may lead.
 """
 
 import asyncio
@@ -29,18 +25,15 @@ def _end_process() -> None:
 
 @dataclass
 class LeaseThread:
-    """One candidate, as `Leadership`; runs while it is entered.
+    """One candidate, as `Leadership`; runs while it is entered."""
 
-    connect: makes the client of the API server, on the loop of the thread
-    end:     ends the process without asking its main loop
-    """
-
+    # makes the client of the API server, on the loop of the thread
     connect: Callable[[], Coroutine[Any, Any, ApiClient]]
     namespace: str
     name: str
     identity: str
     times: LeaseTimes = field(default_factory=LeaseTimes)
-    end: Callable[[], None] = _end_process
+    end: Callable[[], None] = _end_process  # ends the process without asking its main loop
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop, repr=False)
     _thread: Thread = field(init=False, repr=False)
     _client: ApiClient = field(init=False, repr=False)
@@ -77,7 +70,6 @@ class LeaseThread:
         await self._run(self._hold())
 
     async def release(self) -> None:
-        """Give the Lease up, if it is held."""
         await self._run(self._leadership.release())
 
     async def _hold(self) -> None:

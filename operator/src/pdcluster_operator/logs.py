@@ -1,7 +1,5 @@
-"""Logs of the operator: on stderr, one line per record, whatever text of a tenant is in it.
-
-A log collector never tears a record apart then, and no name, key or message of an object can make a
-line of its own.
+"""Logs on stderr, one line per record, whatever text of a tenant is in it: no name, key or message
+of an object can make a line of its own.
 """
 
 import json
@@ -20,17 +18,13 @@ class OneLineText(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
         return super().format(record).replace("\\", "\\\\").translate(_ESCAPED)
 
 
 class JsonLines(logging.Formatter):
-    """Writes a JSON object: time, level, logger, message, and error, the traceback, if there is
-    one.
-    """
+    """Writes a JSON object: time, level, logger, message, and error, the traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in one line."""
         content = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -52,7 +46,6 @@ FORMATS: Mapping[str, LogFormat] = {"text": "text", "json": "json"}
 
 
 def start_logging(level: int, log_format: LogFormat) -> None:
-    """Once, before anything logs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_FORMATTERS[log_format])
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,9 +1,5 @@
-"""The operator process: settings, probes, leadership, then the watches and the queue until a
-signal.
-
-It leads or it stands by; one that loses the Lease, or whose watches end, exits
-with 1 and is restarted.  SIGTERM ends it with 0: keys in work are finished,
-the Lease is given up.  Wrong settings end it with 2 before anything starts.
+"""The operator process: settings, probes, leadership, then watches and queue until a signal. Exit
+codes: 0 after SIGTERM, 1 after a lost Lease or an ended watch, 2 for wrong settings.
 """
 
 import asyncio
@@ -36,28 +32,24 @@ from pdcluster_operator.lease_thread import LeaseThread
 from pdcluster_operator.logs import start_logging
 from pdcluster_operator.settings import Settings
 
+# A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the number
+# of requests
 LIMITS = ClientLimits(page=100)
-"""A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the
-number of requests.
-"""
 
-WATCH_CONNECTIONS = 0
-"""No bound: each watch keeps one, of each kind in each namespace."""
+WATCH_CONNECTIONS = 0  # No bound: each watch keeps one, of each kind in each namespace
 
+# Well below the time after which an unrenewed Lease is lost
 LEASE_LIMITS = ClientLimits(timeout_seconds=3.0, tries=2)
-"""Well below the time after which an unrenewed Lease is lost."""
 
+# Buffer of each TLS connection for what it reads; asyncio's own 256 KiB are 7 MiB for some thirty
+# connections
 TLS_BUFFER_BYTES = 2**16
-"""Buffer of each TLS connection for what it reads; asyncio's own 256 KiB are 7 MiB for some thirty
-connections.
-"""
 
 STOP_SECONDS = 10.0
 logger = logging.getLogger("pdcluster_operator")
 
 
 def main() -> None:
-    """Entry point of `pdcluster-operator`."""
     try:
         settings = Settings.from_environment(os.environ)
         start_logging(settings.log_level, settings.log_format)
@@ -127,19 +119,15 @@ class Process:
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        """Parts without progress, for /healthz."""
         return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
 
     def unready(self) -> list[str]:
-        """Reasons, for /readyz, why it neither leads with filled caches nor stands by."""
         if self.state == "leading":
             return [] if self.loop.is_filled else ["the cache is being filled"]
         return [] if self.state == "standing by" else ["starting"]
 
     async def run(self, connect: Callable[[], Coroutine[Any, Any, ApiClient]]) -> int:
-        """Returns the exit code.  connect: makes the client for the Lease, with short time
-        limits.
-        """
+        """Returns the exit code.  connect: makes the client for the Lease, with short timeouts."""
         if not self.settings.leader_election:
             return await self._lead(asyncio.Event().wait())
         identity = f"{self.settings.identity}-{secrets.token_hex(4)}"
@@ -154,9 +142,7 @@ class Process:
                 await leadership.release()
 
     async def _lead(self, lost: Coroutine[Any, Any, Any]) -> int:
-        """Work until a stop signal (0), or until leadership or a part that must not end is lost
-        (1).
-        """
+        """Work until a stop signal (0), or until leadership or a needed part is lost (1)."""
         self.state = "leading"
         self.loop.metrics.is_leader.set(1)
         losing = asyncio.create_task(lost, name="leadership")
@@ -217,7 +203,6 @@ class Process:
 
 
 def take_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT ask to stop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -1,8 +1,4 @@
-"""Settings of the operator process: read from the environment once, checked, frozen.
-
-A value that is wrong ends the process with exit code 2 and a message that
-names the variable, before anything is started.
-"""
+"""Settings of the operator process, from the environment, checked before anything starts."""
 
 import logging
 import re
@@ -33,41 +29,27 @@ _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namesp
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the installation.
+    """Settings of the installation."""
 
-    worker_image:     of clusters that name none; kept for the life of a revision
-    server_image:     likewise, of those with a stock engine; empty = worker_image
-    etcd_image:       of a managed etcd that names none
-    identity:         holder of the Lease: unique among the replicas
-    namespace:        where the Lease is, and from where workers' etcd is asked
-    lease_name:       of the Lease that its replicas share, and of no other installation in the
-                      namespace
-    cluster_domain:   in which the members of a managed etcd have their names
-    watch_namespaces: where PDClusters are served; empty = everywhere
-    watch_silence_seconds: silence after which a watch is opened again
-    resync_seconds:   how often everything is listed and looked at again
-    concurrency:      PDClusters worked on at once at most: another is begun only beside one that
-                      writes no objects, or waits
-    http_port:        of probes and metrics; 0 = any, for tests
-    kubeconfig:       path to reach the API server from outside of a pod; None = as its
-                      ServiceAccount
-    """
-
-    worker_image: str
-    etcd_image: str
-    identity: str
-    namespace: str
-    server_image: str = ""
+    worker_image: str  # of clusters that name none; kept for the life of a revision
+    etcd_image: str  # of a managed etcd that names none
+    identity: str  # holder of the Lease: unique among the replicas
+    namespace: str  # where the Lease is, and from where workers' etcd is asked
+    server_image: str = ""  # likewise, of those with a stock engine; empty = worker_image
+    # of the Lease that its replicas share, and of no other installation in the namespace
     lease_name: str = "pdcluster-operator"
-    cluster_domain: str = "cluster.local"
-    watch_namespaces: tuple[str, ...] = ()
-    watch_silence_seconds: float = 70.0
-    resync_seconds: float = 300.0
+    cluster_domain: str = "cluster.local"  # in which the members of a managed etcd have their names
+    watch_namespaces: tuple[str, ...] = ()  # where PDClusters are served; empty = everywhere
+    watch_silence_seconds: float = 70.0  # silence after which a watch is opened again
+    resync_seconds: float = 300.0  # how often everything is listed and looked at again
+    # PDClusters worked on at once at most: another is begun only beside one that writes no objects,
+    # or waits
     concurrency: int = 4
-    http_port: int = 8080
+    http_port: int = 8080  # of probes and metrics; 0 = any, for tests
     log_level: int = logging.INFO
     log_format: LogFormat = "text"
     leader_election: bool = True
+    # path to reach the API server from outside of a pod; None = as its ServiceAccount
     kubeconfig: Path | None = None
 
     @classmethod
@@ -186,7 +168,6 @@ def _kubeconfig(environment: Mapping[str, str]) -> Path | None:
 
 
 def _own_namespace() -> str:
-    """The namespace of this pod; outside of one, default."""
     try:
         return _POD_NAMESPACE_FILE.read_text().strip()
     except OSError:

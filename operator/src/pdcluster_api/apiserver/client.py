@@ -1,9 +1,6 @@
 """Requests to the API server, as raw JSON: no model classes, which would take most of the memory.
-
-Every request has a time limit.  What may pass by itself (no connection, 429,
-5xx) is tried again a bounded number of times, after the Retry-After that the
-server asks for or a doubling delay; the rest is raised as one of `errors`.
-The caller decides what to do about a 409: only it knows what that meant.
+No connection, 429 and 5xx are tried again a bounded number of times; the rest is raised as one of
+`errors`.
 """
 
 import asyncio
@@ -39,49 +36,37 @@ from pdcluster_schema.quick_json import decoded, encoded, encoded_as_stored, enc
 
 logger = logging.getLogger(__name__)
 
-APPLY = "application/apply-patch+yaml"
-"""JSON is YAML."""
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-CONNECT_SECONDS = 5.0
-"""Until the connection of a watch stands; it has no time limit as a whole."""
+CONNECT_SECONDS = 5.0  # Until the connection of a watch stands; it has no time limit as a whole
 
-FIRST_PAGE = 10
-"""Objects of the first page of a list; the later ones follow from its bytes."""
+FIRST_PAGE = 10  # Objects of the first page of a list; the later ones follow from its bytes
 
+# Bytes of a page of a list, about: parsed it takes some times as much memory, and an object may
+# have 1.5 MiB
 PAGE_BYTES = 4 * 2**20
-"""Bytes of a page of a list, about: parsed it takes some times as much memory, and an object may
-have 1.5 MiB.
-"""
 
+# Bytes at which a page is asked for again with fewer objects: large ones may follow small ones
 MOST_PAGE_BYTES = 4 * PAGE_BYTES
-"""Bytes at which a page is asked for again with fewer objects: large ones may follow small ones."""
 
 OK = 200
 
+# Query of every write. By default the API server parses a body twice, to warn of unknown fields: no
+# one reads a warning of ours, and an apply with one is refused all the same.
 _WRITE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Query of every write.  By default the API server parses a body twice, to warn of unknown fields:
-no one reads a warning of ours, and an apply with one is refused all the same.
-"""
 
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Bounds of one request.
+    """Bounds of one request."""
 
-    timeout_seconds:     of one try
-    tries:               in all
-    first_delay_seconds: before the second try, doubled before each further one
-    max_delay_seconds:   the longest wait, the server's Retry-After included
-    page:                objects per answer of a list, at most; fewer of large ones
-    """
-
-    timeout_seconds: float = 15.0
-    tries: int = 4
-    first_delay_seconds: float = 0.2
-    max_delay_seconds: float = 10.0
-    page: int = 500
+    timeout_seconds: float = 15.0  # of one try
+    tries: int = 4  # in all
+    first_delay_seconds: float = 0.2  # before the second try, doubled before each further one
+    max_delay_seconds: float = 10.0  # the longest wait, the server's Retry-After included
+    page: int = 500  # objects per answer of a list, at most; fewer of large ones
 
     def delay(self, num_tries: int, retry_after: float | None) -> float:
         """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
@@ -123,7 +108,6 @@ class ApiClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._connection.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body:
@@ -131,7 +115,6 @@ class ApiClient:
         return await self._send(ApiRequest("get", kind.name, "GET", kind.path(namespace, name), {}))
 
     async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
-        """One object; None when there is none."""
         try:
             return await self.get(kind, namespace, name)
         except NotFoundError:
@@ -145,7 +128,6 @@ class ApiClient:
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Body]:
-        """Every object of a kind, as `pages`."""
         async for page in self.pages(kind, namespace, labels=labels, fields=fields):
             for item in page.items:
                 yield item
@@ -153,11 +135,9 @@ class ApiClient:
     async def pages(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[ListPage]:
-        """Every object of a kind (in a namespace, or in all), with apiVersion and kind.
-
-        labels, fields: selectors
-        A list that lasted so long that its version is no longer kept starts again, and may repeat
-        objects.
+        """Every object of a kind (in a namespace, or in all), with apiVersion and kind.  labels,
+        fields: selectors A list that lasted so long that its version is no longer kept starts
+        again, and may repeat objects.
         """
         query = {"labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in query.items() if value}
@@ -194,9 +174,8 @@ class ApiClient:
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], silence_seconds: float
     ) -> AsyncIterator[bytes]:
         """Lines of a watch, until the API server ends it: `watching` makes events of them.
-
-        silence_seconds: time without a line after which it is taken for dead
-        Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.
+        silence_seconds: time without a line after which it is taken for dead Raises GoneError when
+        its start is too old, UnavailableError when it breaks or is silent.
         """
         request = ApiRequest("watch", kind.name, "GET", kind.path(namespace), query)
         timeout = aiohttp.ClientTimeout(
@@ -217,17 +196,13 @@ class ApiClient:
             self._metrics.calls.labels(request.verb, request.kind, str(code)).inc()
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Create an object.
-
-        Raises ConflictError when one of that name exists, also by a lost answer.
-        """
+        """Raises ConflictError when one of that name exists, also by a lost answer."""
         path = kind.path(body["metadata"]["namespace"])
         return await self._send(ApiRequest("create", kind.name, "POST", path, _WRITE, body))
 
     async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
-        """Server-side apply; with metadata.uid only to that very object.
-
-        force: take over fields that others have set otherwise; without it they are a ConflictError
+        """Server-side apply; with metadata.uid only to that very object.  force: take over fields
+        that others have set otherwise; without it they are a ConflictError
         """
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         query = {**_WRITE, "force": str(force).lower()}
@@ -242,9 +217,7 @@ class ApiClient:
         *,
         subresource: str | None = None,
     ) -> Body:
-        """JSON merge patch of an object or a subresource; conditional if it has
-        metadata.resourceVersion.
-        """
+        """Conditional if the patch has metadata.resourceVersion."""
         path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._patch(kind, path, patch, MERGE_PATCH)
 
@@ -267,7 +240,6 @@ class ApiClient:
         )
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """PUT; metadata.resourceVersion makes it conditional."""
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         return await self._send(ApiRequest("update", kind.name, "PUT", path, _WRITE, body))
 
@@ -275,9 +247,8 @@ class ApiClient:
         self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False
     ) -> Body | None:
         """Delete that very object (not another one of the name); one that is gone is no error.
-
         What it owns goes after it, or with foreground before it: then it is being deleted for as
-        long as the garbage collector knows of anything of that, and is returned so.  Without, one
+        long as the garbage collector knows of anything of that, and is returned so. Without, one
         that is being deleted in the foreground goes at once.
         """
         policy = "Foreground" if foreground else "Background"
@@ -302,7 +273,6 @@ class ApiClient:
         return body
 
     async def _send_sized(self, request: ApiRequest) -> tuple[Body, int]:
-        """Returns the answer and its bytes."""
         num_tries, sent = 0, _encoded(request)
         while True:
             num_tries += 1

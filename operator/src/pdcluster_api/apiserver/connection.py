@@ -1,7 +1,5 @@
-"""Connections to one API server, and how we log in at it.
-
-The Kubernetes client reads the configuration and renews tokens.  Its own way to send a request
-copies and checks each header and parameter, which takes as long as aiohttp's whole sending.
+"""Connections to one API server. The Kubernetes client reads the configuration and renews tokens;
+its own sending is as slow as all of aiohttp's.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,20 +23,16 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request.
+    """One request."""
 
-    verb: of Kubernetes (get, list, create, patch, delete); kind: for metrics, messages
-    most_bytes: of the answer; None = any number
-    """
-
-    verb: str
-    kind: str
+    verb: str  # of Kubernetes (get, list, create, patch, delete)
+    kind: str  # for metrics, messages
     method: str
     path: str
     query: Mapping[str, str]
     body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     content_type: str = JSON
-    most_bytes: int | None = None
+    most_bytes: int | None = None  # of the answer; None = any number
 
 
 class ApiConnection:
@@ -66,10 +60,9 @@ class ApiConnection:
     async def send(
         self, request: ApiRequest, body: bytes | None, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        """Send a request; returns when the head of its answer is there.
-
-        Raises aiohttp.ClientError, TimeoutError and OSError, and UnavailableError when our token
-        cannot be read, as from a file that is being written.
+        """Send a request; returns when the head of its answer is there.  Raises
+        aiohttp.ClientError, TimeoutError and OSError, and UnavailableError when our token cannot be
+        read, as from a file that is being written.
         """
         headers = {**self._fixed, "Content-Type": request.content_type}
         token = await self._token()
@@ -86,7 +79,6 @@ class ApiConnection:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._session.close()
 
     async def _token(self) -> str | None:
@@ -99,9 +91,8 @@ class ApiConnection:
 
 
 def _proxy_for(host: str) -> str | None:
-    """Proxy that the environment names for a URL; None = none.
-
-    One that is reached by TLS does not count: the cluster's CA would have to know it.
+    """Proxy that the environment names for a URL; None = none.  One that is reached by TLS does not
+    count: the cluster's CA would have to know it.
     """
     url = URL(host)
     if url.host is None or proxy_bypass(url.host):

@@ -1,7 +1,5 @@
-"""Find why a container ended, in the end of its log: the line that names the error.
-
-Pure.  Times are left out, so that a container that ends again and again for
-one reason leaves the same words each time.
+"""Find why a container ended, and whether that counts against it now. Pure. Times are left out, so
+that the same reason gives the same words each time.
 """
 
 import json
@@ -18,13 +16,12 @@ Body = Mapping[str, Any]
 
 BACK_OFF = "CrashLoopBackOff"
 
+# Longest time from a container's end to its pod being unready: the kubelet takes seconds, and a
+# worker whose engine has ended some more
 UNREADY_GRACE = timedelta(seconds=60)
-"""Longest time from a container's end to its pod being unready: the kubelet takes seconds, and a
-worker whose engine has ended some more.
-"""
 
+# A run that was this long begins a new count, as it does for the kubelet's back-off
 BACKOFF_RESET = timedelta(minutes=10)
-"""A run that was this long begins a new count, as it does for the kubelet's back-off."""
 
 
 def latest_end(entry: Body, unready_since: str | None) -> Body:
@@ -40,7 +37,6 @@ def latest_end(entry: Body, unready_since: str | None) -> Body:
 
 def keeps_crashing(entry: Body, unready_since: str | None) -> bool:
     """Return whether a container that has ended did so before, for the same spell of unreadiness.
-
     One crash may be chance; from the second on it counts, also while the container runs.
     """
     waiting = (entry.get("state") or {}).get("waiting") or {}
@@ -50,7 +46,6 @@ def keeps_crashing(entry: Body, unready_since: str | None) -> bool:
 
 
 def _is_first(entry: Body, unready_since: str | None) -> bool:
-    """Return whether the last run served for long before it ended: ends before it are over."""
     ended = latest_end(entry, unready_since)
     begin, end = _time(ended.get("startedAt")), _time(ended.get("finishedAt"))
     since = _time(unready_since)
@@ -88,9 +83,7 @@ def termination_message(left: str) -> str:
 
 def first_error(left: str) -> str:
     """The first exception that names a cause, of a program whose processes pass one on; else the
-    last words.
-
-    One that only counts what is invalid is followed by the first of those.
+    last words.  One that only counts what is invalid is followed by the first of those.
     """
     lines = [_PROCESS.sub("", line.strip()).strip() for line in left.splitlines()]
     for at, line in enumerate(lines):
@@ -101,7 +94,6 @@ def first_error(left: str) -> str:
 
 
 def _invalid(lines: list[str]) -> list[str]:
-    """The first of what pydantic lists: its place, if it has one, and what is wrong."""
     listed = takewhile(lambda line: line and not line.startswith(_MORE), lines[:_MOST_LISTED])
     found = []
     for line in listed:
@@ -136,7 +128,6 @@ def _plain(line: str) -> str:
 
 
 def _entry(line: str) -> dict[str, object] | None:
-    """A line of a log in JSON."""
     try:
         entry = json.loads(line) if line.startswith("{") else None
     except ValueError:
@@ -153,9 +144,7 @@ _PREFIX = re.compile(r"^.*? failed error: ", re.DOTALL)
 
 
 def refusal_of(message: str) -> Problem:
-    """Problem from a controller's message, without the name of the pod that happened to be
-    tried.
-    """
+    """Problem from a controller's message, without the name of the pod it tried."""
     short = _POD.sub("a pod is ", _PREFIX.sub("", message))
     reason = conditions.QUOTA_EXCEEDED if "exceeded quota" in message else conditions.PODS_REFUSED
     return Problem(reason, short)

@@ -24,18 +24,17 @@ from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_schema import conditions
 
 _TRANSIENT = frozenset({429, 500, 502, 503, 504})
+# Words of refusals that come with any status; the last one, an unknown field in an apply, even with
+# 500
 _REFUSALS = (
     "admission webhook",
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
     "failed to create typed patch object",
 )
-"""Words of refusals that come with any status; the last one, an unknown field in an apply, even
-with 500.
-"""
 
+# The whole answer to a JSON patch whose `test` fails; a fault of an object is always named
 _FAILED_TEST = "the server rejected our request due to an error in our request"
-"""The whole answer to a JSON patch whose `test` fails; a fault of an object is always named."""
 
 _IMMUTABLE = "field is immutable when `immutable` is set"
 
@@ -128,7 +127,6 @@ class ImmutableError(RefusedError):
 
 
 def failure_of(error: ClusterError, what: str) -> WriteFailure:
-    """Failure for the status.  what: the object, as in `Service chat`."""
     message = f"{error}; {error.fix}" if error.fix else str(error)
     return WriteFailure(object=what, reason=error.reason, message=message)
 

@@ -1,9 +1,4 @@
-"""The kinds of objects that the operator reads or makes, in one table.
-
-The order of the table is the order in which the operator writes objects: what a
-pod needs before the pods, and the Services, which move traffic, last.  `writes.actions` says which
-of them need not wait.
-"""
+"""The kinds of objects that the operator reads or makes, in the order in which it writes them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -29,21 +24,15 @@ API_VERSION = f"{GROUP}/v1alpha1"
 
 
 class ApplyStrategy(Enum):
-    """Treatment of a kind by the operator (`writes.diff`).
+    """Treatment of a kind by the operator (`writes.diff`)."""
 
-    APPLIED: server-side apply, its drift reverted, deleted when not wanted
-    RECORD:  created once; its content never changes, and it is deleted when not wanted
-    KEPT:    applied once, again only on request, and left to the owner reference to delete
-    REQUEST: created once, patched where it must change, since its spec is the user's; deleted when
-             not wanted
-    READ:    not made by us
-    """
-
-    APPLIED = "applied"
-    RECORD = "record"
-    KEPT = "kept"
+    APPLIED = "applied"  # server-side apply, its drift reverted, deleted when not wanted
+    RECORD = "record"  # created once; its content never changes, and it is deleted when not wanted
+    KEPT = "kept"  # applied once, again only on request, and left to the owner reference to delete
+    # created once, patched where it must change, since its spec is the user's; deleted when not
+    # wanted
     REQUEST = "request"
-    READ = "read"
+    READ = "read"  # not made by us
 
 
 @dataclass(frozen=True)
@@ -57,9 +46,7 @@ class Kind:
     is_optional: bool = False
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
-        """URL path of one object, or of all of a namespace, or (namespace None) of all there
-        are.
-        """
+        """URL path of one object, of all of a namespace, or (namespace None) of all."""
         root = (
             f"/api/{self.api_version}"
             if "/" not in self.api_version
@@ -102,6 +89,7 @@ INFERENCE_POOL = Kind(
 )
 SERVICE = Kind("v1", "Service", "services", ApplyStrategy.APPLIED)
 
+# Every kind of which the operator makes objects for a PDCluster, in the order of making
 CHILDREN = (
     SERVICE_ACCOUNT,
     SECRET,
@@ -115,9 +103,8 @@ CHILDREN = (
     INFERENCE_POOL,
     SERVICE,
 )
-"""Every kind of which the operator makes objects for a PDCluster, in the order of making."""
 
+# The kinds whose controllers make pods, which use others of a PDCluster's objects
 MAKE_PODS = frozenset({DEPLOYMENT, STATEFUL_SET})
-"""The kinds whose controllers make pods, which use others of a PDCluster's objects."""
 
 CHILD_OF_NAME = {kind.name: kind for kind in CHILDREN}

@@ -1,8 +1,5 @@
-"""The asynchronous half of the Kubernetes client, imported without the synchronous one.
-
-The package `kubernetes` imports both, with a tree of libraries for the other half: some 7 MiB in
-each operator, for nothing.  So its own `__init__` is left out, and all that we use is imported
-here and nowhere else.  Its parts can still be imported by others, one by one, as kopf does.
+"""The asynchronous half of the Kubernetes client, without the synchronous one, which `kubernetes`
+imports too: some 7 MiB in each operator.
 """
 
 import importlib.util

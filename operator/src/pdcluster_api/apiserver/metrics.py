@@ -4,9 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 
 class ApiMetrics:
-    """Counts every request that was sent, each try for itself, and every error that reached a
-    caller.
-    """
+    """Counts each try of a request, and every error that reached a caller."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.calls = Counter(

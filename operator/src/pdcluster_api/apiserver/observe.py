@@ -1,8 +1,5 @@
-"""Turn cached bodies into the planner's input: one PDCluster, its workloads, scalers, etcd and
-Service.
-
-Pure.  Only children of this very PDCluster count: those of an earlier one of
-the same name are about to be collected.
+"""Turn cached bodies into the planner's input. Pure. Only children of this very PDCluster count, by
+uid.
 """
 
 from collections import defaultdict
@@ -30,13 +27,12 @@ from pdcluster_schema.revision import at_revision, template_hash, written_names
 from pdcluster_schema.sections import ROUTER
 from pdcluster_schema.workload import WorkloadId
 
+# Characters of the annotation that asks for a verification; they are kept in the status
 MAX_REQUEST = 64
-"""Characters of the annotation that asks for a verification; they are kept in the status."""
 
+# Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then
+# it needs a moment to say so
 LATE_SECONDS = 10.0
-"""Time for a kubelet to report the end of a pod: it kills one at the end of its grace period, then
-it needs a moment to say so.
-"""
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,17 @@ class Live:
 
     @property
     def key(self) -> Key:
-        """Namespace and name of the PDCluster."""
         return Key(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        """Uid of the PDCluster."""
         return str(self.body["metadata"]["uid"])
 
     @property
     def is_going(self) -> bool:
-        """Return whether it is being deleted."""
         return "deletionTimestamp" in self.body["metadata"]
 
     def own(self, kind: str) -> dict[str, Body]:
-        """Children of one kind by name."""
         return self._own.get(kind, {})
 
 
@@ -134,7 +126,6 @@ def managed_etcd(
     live: Live, name: str, desired: int, faults: Mapping[str, Problem]
 ) -> DiscoveryState:
     """The managed etcd, by the readiness of its pods, with the worst problem of the others.
-
     faults: by StatefulSet, the problem that keeps it from getting pods
     """
     body = live.own("Deployment").get(name) or live.own("StatefulSet").get(name, {})
@@ -160,9 +151,8 @@ def managed_etcd(
 
 
 def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
-    """The cluster under the revision whose workers are what its spec asks for, if any run.
-
-    An older operator's snapshots say so by their revision alone, which names the spec as written.
+    """The cluster under the revision whose workers are what its spec asks for, if any run.  An
+    older operator's snapshots say so by their revision alone, which names the spec as written.
     """
     hashed = template_hash(cluster.spec)
     records = [
@@ -192,13 +182,11 @@ def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
 
 def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
     """Workloads without a StatefulSet that still have pods of an earlier one: a new one could not
-    make its own.
-
-    With the seconds to wait for those, None = unknown.  A pod that should have ended long ago, as
-    of a lost node, holds nothing back: the pod of its name waits for it.  The others need not,
-    though Kubernetes makes them only after a pod of a lower ordinal that it could make: with the
-    first one stuck it makes none.
-    Pods that were orphaned on purpose have no owner, and are adopted.
+    make its own.  With the seconds to wait for those, None = unknown. A pod that should have ended
+    long ago, as of a lost node, holds nothing back: the pod of its name waits for it. The others
+    need not, though Kubernetes makes them only after a pod of a lower ordinal that it could make:
+    with the first one stuck it makes none. Pods that were orphaned on purpose have no owner, and
+    are adopted.
     """
     sets = {workload_of(body) for body in live.own("StatefulSet").values()}
     lefts = {
@@ -226,9 +214,8 @@ def _seconds_left(pod: Body, now: datetime) -> float | None:
 def ready_workers(
     live: Live, revision: str | None, draining: Collection[str] = ()
 ) -> list[tuple[WorkloadId, Body]]:
-    """Pods of workers that are ready and do not end, of one revision; None = of all.
-
-    draining: pods that count too though they say that they are not ready any more
+    """Pods of workers that are ready and do not end, of one revision; None = of all.  draining:
+    pods that count too though they say that they are not ready any more
     """
     return [
         (identity, pod)
@@ -243,9 +230,7 @@ def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
 
 
 def refused_pods(deployment: Body) -> Problem | None:
-    """Problem that keeps a Deployment from getting pods, as its controller says; None = there is
-    none.
-    """
+    """Problem that keeps a Deployment from getting pods; None = there is none."""
     conditions = (deployment.get("status") or {}).get("conditions") or ()
     messages = (
         str(each.get("message") or "")
@@ -256,16 +241,13 @@ def refused_pods(deployment: Body) -> Problem | None:
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
-    """Return whether a StatefulSet has fewer pods than desired; one that is being deleted gets
-    none.
-    """
+    """True if a StatefulSet has too few pods; one that is being deleted gets none."""
     if "deletionTimestamp" in body["metadata"]:
         return False
     return int(body.get("status", {}).get("replicas", 0)) < int(body["spec"].get("replicas", 1))
 
 
 def owner_uids(body: Mapping[str, Any]) -> list[str]:
-    """Uids of an object's owners."""
     return [reference["uid"] for reference in body["metadata"].get("ownerReferences", ())]
 
 
@@ -275,7 +257,6 @@ def _is_of_etcd(body: Body) -> bool:
 
 
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
-    """Workloads of all StatefulSets, and of terminating pods whose StatefulSet is gone."""
     pods, recorded = _pods_by_workload(live), _recorded_pools(live)
     sets = {
         identity: body
@@ -292,7 +273,6 @@ def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]
 
 
 def _with_accelerators(state: WorkloadState, recorded: Mapping[str, Any]) -> WorkloadState:
-    """The workload with type and number of accelerators that it was made for."""
     gpus, numbers = (pod.gpu for pod in state.pods), (pod.gpus_per_replica for pod in state.pods)
     number = recorded.get("gpusPerReplica")
     return replace(
@@ -303,7 +283,6 @@ def _with_accelerators(state: WorkloadState, recorded: Mapping[str, Any]) -> Wor
 
 
 def _recorded_pools(live: Live) -> dict[str, Mapping[str, Any]]:
-    """Pool that a workload was made for, by its snapshot; etcd has none."""
     pools = {
         workload.name: (record.get("data") or {}).get("pool")
         for record in live.own("ControllerRevision").values()
@@ -342,9 +321,8 @@ def _is_behind(body: Body) -> bool:
 
 
 def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
-    """Pods by StatefulSet: they are its children, not the PDCluster's, and have our labels.
-
-    Labels can be copied: a pod without an owner, or of another controller, is not ours.
+    """Pods by StatefulSet: they are its children, not the PDCluster's, and have our labels.  Labels
+    can be copied: a pod without an owner, or of another controller, is not ours.
     """
     found: defaultdict[WorkloadId, list[Body]] = defaultdict(list)
     for body in live.children:
@@ -372,7 +350,6 @@ def _scaler(body: Body) -> ScalerState:
 
 
 def _writer(scaler: Body) -> str | None:
-    """The other manager that wrote the replicas of a scaler last."""
     entries = scaler["metadata"].get("managedFields") or ()
     names = (
         str(each.get("manager"))

@@ -1,8 +1,5 @@
-"""Problems of a pod, in words that a user can act on.
-
-Pure: a pod's body as the API server has it -> PodState.  Counters and back-off
-times that Kubernetes puts into its messages are left out, so that a pod that
-goes on failing in the same way says the same all the time.
+"""Problems of a pod, in words that a user can act on. Pure. Counters and back-off times are left
+out, so that a pod that goes on failing says the same all the time.
 """
 
 import re
@@ -51,18 +48,12 @@ _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 @dataclass(frozen=True)
 class Hints:
-    """Fixes for pods of one kind, as messages end.
+    """Fixes for pods of one kind, as messages end."""
 
-    name:   the field that names their image
-    pull:   what to check when the image is not pulled
-    scheduling: what to change when no node takes one
-    memory: when one was killed for its memory
-    """
-
-    name: str
-    pull: str
-    scheduling: str
-    memory: str
+    name: str  # the field that names their image
+    pull: str  # what to check when the image is not pulled
+    scheduling: str  # what to change when no node takes one
+    memory: str  # when one was killed for its memory
 
 
 FOR_WORKERS = Hints(
@@ -111,13 +102,11 @@ def pod_state(body: Body) -> PodState:
 
 
 def ending_pod(body: Body) -> EndingPod:
-    """A terminating pod."""
     node = (body.get("spec") or {}).get("nodeName") or ""
     return EndingPod(body["metadata"]["name"], node, _since(body))
 
 
 def _number(text: object) -> int:
-    """Accelerators in an annotation; 0 = none, or a number that no worker has."""
     return next((each for each in range(1, MAX_RANKS + 1) if str(each) == text), 0)
 
 
@@ -130,7 +119,6 @@ def _has_started(body: Body) -> bool:
 
 def _loading(body: Body) -> str:
     """`PodState.loading`: a time that it began at, not how long ago that is, which always differs.
-
     Kubernetes shows no line of a container that runs; the operator may not read logs.
     """
     entries = (body.get("status") or {}).get("initContainerStatuses") or ()
@@ -146,9 +134,7 @@ def _loading(body: Body) -> str:
 
 
 def _since(body: Body) -> str | None:
-    """`PodState.since`; without a Ready condition (no kubelet has seen the pod) from its
-    creation.
-    """
+    """`PodState.since`; without a Ready condition from its creation."""
     metadata, ready = body["metadata"], _condition(body, "Ready")
     if metadata.get("deletionTimestamp"):
         return str(metadata["deletionTimestamp"])
@@ -201,7 +187,6 @@ def _put_out(body: Body) -> Problem | None:
 
 
 def _first_problem(body: Body, hints: Hints) -> Problem | None:
-    """Problem of the first container that has one, in the order in which they start."""
     status = body.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
     images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
@@ -263,7 +248,6 @@ def _container_problem(entry: Body, image: str, hints: Hints, since: str | None)
 
 
 def _is_refusal(container: str, ended: Body) -> bool:
-    """Return whether it ended on purpose, and will each time."""
     code = ended.get("exitCode")
     return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
 

@@ -1,7 +1,5 @@
-"""Watch the objects of a kind: the API server's lines as events.
-
-A watch goes on from the version of a list, or of the last event.  Bookmarks carry a version and no
-object: the API server sends one a minute, so a watch without any line for longer is dead.
+"""Watch the objects of a kind: the API server's lines as events. It sends a bookmark a minute, so a
+watch without any line for longer is dead.
 """
 
 from collections.abc import AsyncIterator
@@ -13,11 +11,10 @@ from pdcluster_api.apiserver.errors import UnavailableError, error_of
 from pdcluster_api.apiserver.kinds import Body, Kind
 from pdcluster_schema.quick_json import decoded, encoded
 
-SILENCE_SECONDS = 70.0
-"""Silence of a watch that is taken for dead."""
+SILENCE_SECONDS = 70.0  # Silence of a watch that is taken for dead
 
+# Time after which the API server ends a watch: another one may go to another API server
 SERVER_SECONDS = 240
-"""Time after which the API server ends a watch: another one may go to another API server."""
 
 _TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
@@ -31,7 +28,6 @@ class WatchEvent:
 
     @property
     def version(self) -> str:
-        """Version from which a watch goes on after this event."""
         return str(self.body["metadata"]["resourceVersion"])
 
 
@@ -47,10 +43,8 @@ class Selection:
 async def watch(
     client: ApiClient, what: Selection, since: str, silence_seconds: float = SILENCE_SECONDS
 ) -> AsyncIterator[WatchEvent]:
-    """Events after a version, until the API server ends the watch.
-
-    Raises GoneError when that version is too old, UnavailableError when the watch breaks or is
-    silent.
+    """Events after a version, until the API server ends the watch.  Raises GoneError when that
+    version is too old, UnavailableError when the watch breaks or is silent.
     """
     query = {
         "watch": "true",

@@ -1,7 +1,5 @@
-"""Makes the cluster's small certificate authority and the one certificate that its workers share.
-
-EC P-256, PEM.  Workers check their peers by name, not by address, so one
-certificate serves them all, wherever they run.
+"""The cluster's certificate authority and the one certificate of its workers: EC P-256, PEM. Peers
+are checked by name, not by address, so one certificate serves all.
 """
 
 import datetime
@@ -29,10 +27,7 @@ class Pair:
 
 
 def make_authority(now: datetime.datetime) -> Pair:
-    """Make an authority.
-
-    Its name is its own, so that two can be distinguished where both are accepted.
-    """
+    """Its name is its own, so that two can be distinguished where both are accepted."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     name = _name(f"PDCluster CA {serial:x}"[:64])  # an X.509 common name ends at 64 characters
@@ -50,9 +45,8 @@ def make_authority(now: datetime.datetime) -> Pair:
 
 
 def issue(authority: Pair, names: Iterable[str], now: datetime.datetime) -> Pair:
-    """A certificate for both ends of mutual TLS, good for these DNS names and IP addresses.
-
-    Ends with its authority at the latest.  Raises ValueError when `authority` is none
+    """A certificate for both ends of mutual TLS, good for these DNS names and IP addresses.  Ends
+    with its authority at the latest. Raises ValueError when `authority` is none
     (`reading.read_pair`).
     """
     signer = x509.load_pem_x509_certificate(authority.certificate)

@@ -40,10 +40,9 @@ from pdcluster_api.certificates.secret_reader import (
 )
 from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 
+# A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the rest is
+# for a slow node
 SETTLE = datetime.timedelta(minutes=10)
-"""A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the
-rest is for a slow node.
-"""
 
 RENEW_LEAF_BEFORE = LEAF_LIFETIME / 3
 # longer than a leaf lives, so that no leaf is cut short by its authority's end
@@ -64,22 +63,17 @@ class RotationStep(enum.Enum):
 
 @dataclass(frozen=True)
 class RotationDecision:
-    """One step.
-
-    reason:             what happens and why, in words for an event; empty with KEEP
-    requeue_after_seconds: when the next step falls due; None = not sooner than the resync
-    """
+    """One step."""
 
     step: RotationStep
-    reason: str = ""
+    reason: str = ""  # what happens and why, in words for an event; empty with KEEP
+    # when the next step falls due; None = not sooner than the resync
     requeue_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """Data and our annotations of the two Secrets: `ca`: authority with key; `tls`: mounted by
-    workers.
-    """
+    """`ca`: authority with key; `tls`: mounted by workers.  Data and our annotations."""
 
     ca: StoredSecret
     tls: StoredSecret
@@ -88,10 +82,8 @@ class Secrets:
 def next_step(
     ca: StoredSecret | None, tls: StoredSecret | None, now: datetime.datetime, requested: str | None
 ) -> RotationDecision:
-    """Decide the next step.
-
-    ca, tls: the Secrets as they are, None = there is none
-    requested: value of the PDCluster's annotation ROTATE_CA; a new value asks for a new authority
+    """Decide the next step.  ca, tls: the Secrets as they are, None = there is none requested:
+    value of the PDCluster's annotation ROTATE_CA; a new value asks for a new authority
     """
     held = read_secrets(ca, tls, now)
     if held.authority is None or held.leaf is None:
@@ -114,10 +106,7 @@ def carry_out(
     now: datetime.datetime,
     requested: str | None,
 ) -> Secrets:
-    """Content of the Secrets after a step of `next_step`; write `ca` first.
-
-    KEEP returns its input.
-    """
+    """Content of the Secrets after a step; write `ca` first.  KEEP returns its input."""
     if step is RotationStep.KEEP and ca and tls:
         return Secrets(ca, tls)
     held = read_secrets(ca, tls, now)

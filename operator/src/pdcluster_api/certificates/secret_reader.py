@@ -1,7 +1,5 @@
-"""Content of a cluster's two Secrets, and the usable parts of it.
-
-Users edit Secrets; whatever is in one, reading it gives facts and, where a
-part cannot be used, the fault as text.  `rotation` decides what to do then.
+"""Content of a cluster's two Secrets. Users edit Secrets: a part that cannot be used is a fault as
+text.
 """
 
 import base64
@@ -30,10 +28,7 @@ class StoredSecret:
 
     @classmethod
     def of(cls, secret: Mapping[str, Any] | None) -> "StoredSecret | None":
-        """From a Secret of the API server; None for None.
-
-        A value that is not base64 reads as empty.
-        """
+        """A value that is not base64 reads as empty; None for None."""
         if secret is None:
             return None
         data = {key: _decoded(value) for key, value in (secret.get("data") or {}).items()}
@@ -51,16 +46,13 @@ class StoredSecret:
 
 @dataclass(frozen=True)
 class HeldPairs:
-    """Usable parts of the two Secrets.
+    """Usable parts of the two Secrets."""
 
-    authority: None = `authority_fault` says why there is none
-    accepted:  the authorities that workers accept, in the order of the file
-    leaf:      the workers' certificate; None = `leaf_fault` says why there is none
-    """
-
-    authority: x509.Certificate | None
+    authority: x509.Certificate | None  # None = `authority_fault` says why there is none
     authority_fault: str
+    # the authorities that workers accept, in the order of the file
     accepted: tuple[x509.Certificate, ...]
+    # the workers' certificate; None = `leaf_fault` says why there is none
     leaf: x509.Certificate | None
     leaf_fault: str
 

@@ -1,7 +1,4 @@
-"""NetworkPolicies: the allowed connections to each port.
-
-Ingress only: connections from pods are left open.
-"""
+"""NetworkPolicies (ingress only), the ServiceAccount and the TLS Secrets of a cluster."""
 
 import base64
 from collections.abc import Mapping
@@ -25,24 +22,21 @@ from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ranks import MAX_RANKS
 
+# Those behind the KV ports are UCX's, for the transports nixl and ucx where they go over TCP
 NUM_UCX_PORTS = 128
-"""Those behind the KV ports are UCX's, for the transports nixl and ucx where they go over TCP."""
 
+# Ports of all ranks of all engines of a worker, as many as any revision may have, then UCX's
 _KV_PORTS: Manifest = {
     "port": KV_PORT,
     "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS + NUM_UCX_PORTS - 1,
     "protocol": "TCP",
 }
-"""Ports of all ranks of all engines of a worker, as many as any revision may have, then
-UCX's.
-"""
 
 _KIND = "networking.k8s.io/v1/NetworkPolicy"
 
 
 def workers_policy(owner: Owner, *, has_stock_engines: bool = False) -> Manifest:
     """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers.
-
     has_stock_engines: any port from them, since a stock engine moves KV over ports of its choice
     """
     workers = workers_selector(owner.name)
@@ -90,9 +84,7 @@ def _ports(*numbers: int) -> list[Manifest]:
 
 
 def service_account(cluster: PDCluster, owner: Owner) -> Manifest:
-    """Without a mounted token; with the pull secrets, which a managed etcd's image from the same
-    registry needs too.
-    """
+    """Without a mounted token; with the pull secrets, which the etcd's image needs too."""
     secrets = [{"name": name} for name in cluster.spec.image.pull_secrets]
     parts = {"imagePullSecrets": secrets} if secrets else {}
     labels = cluster_labels(owner.name, "ingress")
@@ -117,10 +109,9 @@ def render_tls_secrets(
     ca_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
     tls_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
 ) -> tuple[Manifest, Manifest]:
-    """The authority's and the workers', to be written in this order.
-
-    ca:  tls.crt and tls.key of the authority, PEM
-    tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers, PEM
+    """The authority's and the workers', to be written in this order.  ca: tls.crt and tls.key of
+    the authority, PEM tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the
+    workers, PEM
     """
     names = child_names(owner.name)
     return _secret(owner, names.authority, ca, ca_annotations), _secret(

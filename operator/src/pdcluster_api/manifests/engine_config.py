@@ -50,9 +50,7 @@ def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
 
 
 def requires_keys(cluster: PDCluster, role: str) -> bool:
-    """Return whether workers of a role check API keys: those that can answer a client, if a
-    Secret with keys is named.
-    """
+    """True if workers of a role check API keys: those that can answer a client."""
     return cluster.spec.service.api_key_secret is not None and role in (
         ROUTER,
         cluster.spec.decode_role,
@@ -62,7 +60,6 @@ def requires_keys(cluster: PDCluster, role: str) -> bool:
 def engine_config(
     cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool
 ) -> Manifest:
-    """`data` of the engine ConfigMap."""
     site = WorkerFileSettings(
         model_path=model_path,
         etcd_endpoints=etcd_endpoints(cluster),
@@ -104,7 +101,6 @@ def _etcd_tls(cluster: PDCluster, has_certificate: bool) -> EtcdTls | None:
 
 
 def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
-    """The ConfigMap that every worker of a cluster mounts, of whatever revision."""
     data = {POLICY_FILE: yaml_text(policy_file(cluster))}
     return new_object(
         "v1/ConfigMap",
@@ -115,14 +111,12 @@ def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
     )
 
 
+# In JSON: characters that it escapes, an empty key, a long key. These libyaml writes otherwise than
+# PyYAML's own emitter does; a file of a running pod must not change.
 _OWN_WAYS = re.compile(r'\\|"":|"[^"]{100,}":')
-"""In JSON: characters that it escapes, an empty key, a long key.  These libyaml writes otherwise
-than PyYAML's own emitter does; a file of a running pod must not change.
-"""
 
 
 def yaml_text(value: Any) -> str:
-    """Block style, keys in the value's own order, no aliases.  value: of JSON's types."""
     return _text(json.dumps(value))
 
 

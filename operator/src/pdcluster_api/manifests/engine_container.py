@@ -1,7 +1,5 @@
-"""The container of a stock engine, beside that of our server process in a worker's pod.
-
-A native sidecar, so that it outlives the server process: what a stopped worker
-still streams needs its engine (docs/design/stock-engine.md).
+"""The container of a stock engine: a native sidecar, so that it outlives the server process, whose
+streams need it (docs/design/stock-engine.md).
 """
 
 from collections.abc import Mapping
@@ -16,8 +14,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import PoolSpec
 
 ENGINE_CONTAINER = "engine"
-SHARED_MEMORY = "8Gi"
-"""A bound, not a reservation: ranks of one engine exchange tensors in it."""
+SHARED_MEMORY = "8Gi"  # A bound, not a reservation: ranks of one engine exchange tensors in it
 
 _SCRATCH = "engine-tmp"
 _SCRATCH_SIZE = "64Gi"  # graphs and kernels that it compiles are tens of GiB at the most
@@ -28,8 +25,8 @@ _HOME = {
 }
 _LOGGING = {"VLLM_LOGGING_CONFIG_PATH": f"{ENGINE_FOLDER}/{LOGGING_FILE}"}
 _PERIOD_SECONDS, _FAILURES = 10, 2
+# File in which the probe leaves what `nvidia-smi` says, for the server process without a GPU
 GPU_REPORT = "/dev/shm/pdcluster-gpus.csv"
-"""File in which the probe leaves what `nvidia-smi` says, for the server process without a GPU."""
 
 _REPORT = f"""\
 import os, subprocess
@@ -51,6 +48,8 @@ try:
 except OSError:
     pass
 """
+# Ends with status 1 where the server process says that the engine is stalled, and only there: a
+# server process that does not answer is no reason to lose an engine
 _STALLED = f"""\
 import sys, urllib.error, urllib.request
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
@@ -61,9 +60,6 @@ except urllib.error.HTTPError as e:
         sys.exit(e.read(500).decode(errors="replace"))
 except OSError:
     pass
-"""
-"""Ends with status 1 where the server process says that the engine is stalled, and only there: a
-server process that does not answer is no reason to lose an engine.
 """
 
 
@@ -125,7 +121,6 @@ def engine_volumes() -> list[Manifest]:
 
 
 def has_engine_container(record: Mapping[str, Any]) -> bool:
-    """Return whether the pods of a workload's snapshot have a stock engine."""
     workload = record.get("data", {}).get("statefulSet", {})
     pod = workload.get("spec", {}).get("template", {}).get("spec", {})
     return any(each.get("name") == ENGINE_CONTAINER for each in pod.get("initContainers") or ())

@@ -1,11 +1,6 @@
-"""A managed etcd: what runs it, Services, budget and policy.
-
-Workers lease all that it holds and register again after a loss, so one member
-in memory is enough.  A Deployment runs it, which has another pod made as soon as a lost
-node's is given up; a StatefulSet would wait for that one without end.  Three members keep
-discovery going while a node is away, and need volumes, since a member that lost its data
-cannot come back under its old name: they are a StatefulSet.  Either is recorded like a
-worker's: a newer operator restarts no etcd.
+"""A managed etcd. One member in memory is a Deployment, which replaces a lost node's pod at once;
+three are a StatefulSet with volumes. Either is recorded like a worker's: a newer operator restarts
+no etcd.
 """
 
 import hashlib
@@ -33,10 +28,7 @@ _HASH_LENGTH = 8
 def render_etcd(
     cluster: PDCluster, owner: Owner, site: RenderSettings, records: Iterable[Mapping[str, Any]]
 ) -> tuple[Manifest, ...]:
-    """All objects of the managed etcd, its record first; none where endpoints are given.
-
-    records: live ControllerRevisions.
-    """
+    """All objects of the managed etcd, its record first.  records: live ControllerRevisions"""
     etcd = cluster.spec.discovery.etcd
     if etcd.endpoints:
         return ()
@@ -69,10 +61,8 @@ def render_etcd(
 
 def etcd_record_name(cluster: PDCluster) -> str:
     """Name of the record of the managed etcd as the spec asks for it; another spec is another
-    record.
-
-    Values that are the default do not count, so that an operator that knows one more field finds
-    the record again.
+    record.  Values that are the default do not count, so that an operator that knows one more field
+    finds the record again.
     """
     etcd = cluster.spec.discovery.etcd
     # of a StatefulSet in memory, which an older operator made, the name is another one
@@ -127,7 +117,6 @@ def _pod_labels(owner: Owner) -> dict[str, str]:
 
 
 def _client_service(owner: Owner) -> Manifest:
-    """Service for workers and operator: members that are ready."""
     spec = {
         "type": "ClusterIP",
         "selector": _selector(owner),

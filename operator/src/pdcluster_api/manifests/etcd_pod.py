@@ -18,10 +18,9 @@ from pdcluster_schema.pdcluster import PDCluster
 
 DATA_FOLDER = "/var/lib/etcd"
 MIN_QUOTA_MIB = 128  # what is never compacted away shows early
+# A record is a kilobyte or two, written every half minute, and each version is kept for ten
+# minutes: some 40 KiB, and an index beside it
 QUOTA_KIB_OF_WORKER = 64
-"""A record is a kilobyte or two, written every half minute, and each version is kept for ten
-minutes: some 40 KiB, and an index beside it.
-"""
 LOGS_MIB = 192  # two write-ahead logs of 64 MB each, and a snapshot
 PROCESS_MIB = 192
 TOLERATION_SECONDS = 30  # of a lost node, where Kubernetes gives 300 by default
@@ -51,7 +50,6 @@ class EtcdSizes:
 def etcd_pod(
     cluster: PDCluster, owner: Owner, site: RenderSettings, labels: dict[str, str]
 ) -> Manifest:
-    """The pod template of the members."""
     etcd, sizes = cluster.spec.discovery.etcd, EtcdSizes.for_workers(_most_workers(cluster))
     spec: Manifest = {
         "serviceAccountName": child_names(owner.name).service_account,
@@ -73,7 +71,6 @@ def etcd_pod(
 
 
 def etcd_claims(storage: StorageSpec, labels: dict[str, str]) -> list[Manifest]:
-    """volumeClaimTemplates of the members."""
     spec: dict[str, Any] = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": str(storage.size)}},
@@ -91,12 +88,10 @@ def etcd_claims(storage: StorageSpec, labels: dict[str, str]) -> list[Manifest]:
 
 
 def peers_name(cluster: str) -> str:
-    """The headless Service in which members have their names."""
     return f"{cluster}-etcd-peers"
 
 
 def _most_workers(cluster: PDCluster) -> int:
-    """The most that the pools may have."""
     pools = (pool for role in cluster.spec.roles.present().values() for pool in role.pools)
     return sum(pool.max_replicas or pool.replicas for pool in pools)
 
@@ -133,7 +128,6 @@ def _container(etcd: EtcdSpec, owner: Owner, site: RenderSettings, sizes: EtcdSi
 
 
 def _places(etcd: EtcdSpec, owner: Owner, site: RenderSettings) -> dict[str, str]:
-    """Names and addresses of a member: it alone, or one of those of a StatefulSet."""
     services = f"{owner.namespace}.svc.{site.cluster_domain}"
     domain = f"{peers_name(owner.name)}.{services}"
     members = [f"{owner.name}-etcd-{ordinal}" for ordinal in range(etcd.replicas)]

@@ -47,7 +47,6 @@ def model_source(model: ModelSpec, container: Manifest, *, weights: bool) -> Mod
 
 
 def on_volume(path: str) -> str:
-    """Path in a pod of a folder below the root of the claimed volume."""
     return f"{MODELS}/{path.strip('/')}"
 
 
@@ -82,9 +81,7 @@ def _downloaded(
 
 
 def _folder(hub: HuggingFaceSpec) -> str:
-    """One folder for each repository and revision, since pods of several clusters share a
-    node's cache.
-    """
+    """One for each repository and revision: pods of several clusters share the cache."""
     return f"{hub.repo}--{hub.revision}".replace("/", "--")
 
 
@@ -110,9 +107,7 @@ def _token(hub: HuggingFaceSpec) -> list[dict[str, Any]]:
 
 def _prepare(container: Manifest) -> Manifest:
     """Hands the folder to the worker's user: the kubelet makes it, as root, and volumes of a node
-    know no fsGroup.
-
-    The one container that runs as root, with the one capability that this takes.
+    know no fsGroup.  The one container that runs as root, with the one capability that this takes.
     """
     return {
         **container,

@@ -1,8 +1,4 @@
-"""Common parts of every rendered object: metadata, owner and the selectors that find pods again.
-
-A Manifest is a plain dict as the API server takes it.  Rendering the same
-input twice gives equal manifests; nothing here knows what exists already.
-"""
+"""Common parts of every rendered object: metadata, owner, names and selectors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,25 +19,18 @@ USER = 65532  # the images' own user; neither workers nor etcd ever run as root
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """Settings of the operator that rendering depends on.
+    """Settings of the operator that rendering depends on."""
 
-    worker_image:       for a revision whose spec names none; resolved by the caller and kept in the
-                        record
-    server_image:       likewise, beside a stock engine: our server process alone; empty = the
-                        worker image, which has it as well
-    etcd_image:         for a managed etcd whose spec names none
-    operator_namespace: from where the operator asks a managed etcd
-    cluster_domain:     in which the members of a managed etcd have their names
-    """
-
+    # for a revision whose spec names none; resolved by the caller and kept in the record
     worker_image: str
-    etcd_image: str
-    operator_namespace: str
-    cluster_domain: str = "cluster.local"
+    etcd_image: str  # for a managed etcd whose spec names none
+    operator_namespace: str  # from where the operator asks a managed etcd
+    cluster_domain: str = "cluster.local"  # in which the members of a managed etcd have their names
+    # likewise, beside a stock engine: our server process alone; empty = the worker image, which has
+    # it as well
     server_image: str = ""
 
     def worker_image_for(self, engine_type: str) -> str:
-        """The image of workers with an engine of a type, of a revision whose spec names none."""
         return (self.server_image if engine_type == VLLM else "") or self.worker_image
 
 
@@ -57,10 +46,9 @@ class Owner:
 def new_object(
     kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any
 ) -> Manifest:
-    """An object of the owner's namespace, removed with its owner.
-
-    kind:  apiVersion and kind in one, as in apps/v1/StatefulSet
-    parts: everything but metadata (spec, data, ...), and `annotations`
+    """An object of the owner's namespace, removed with its owner.  kind: apiVersion and kind in
+    one, as in apps/v1/StatefulSet parts: everything but metadata (spec, data, ...), and
+    `annotations`
     """
     api_version, _, kind_name = kind.rpartition("/")
     annotations = parts.pop("annotations", None)
@@ -72,10 +60,8 @@ def new_object(
 
 
 def owner_reference(owner: Owner) -> Manifest:
-    """The controller reference.
-
-    It does not block the owner's deletion: that would need a right over the
-    PDCluster's finalizers, and there is none to wait for.
+    """The controller reference.  It does not block the owner's deletion: that would need a right
+    over the PDCluster's finalizers, and there is none to wait for.
     """
     return {
         "apiVersion": OWNER_API_VERSION,
@@ -107,16 +93,11 @@ def workers_selector(cluster: str) -> Manifest:
 
 @dataclass(frozen=True)
 class ChildNames:
-    """Names of one set of children.
+    """Names of one set of children."""
 
-    service_account: of the pods
-    authority:       Secret with the CA and its key
-    certificates:    Secret that workers mount
-    """
-
-    service_account: str
-    authority: str
-    certificates: str
+    service_account: str  # of the pods
+    authority: str  # Secret with the CA and its key
+    certificates: str  # Secret that workers mount
 
 
 def child_names(cluster: str) -> ChildNames:
@@ -124,12 +105,10 @@ def child_names(cluster: str) -> ChildNames:
 
 
 def policy_name(cluster: str) -> str:
-    """The NetworkPolicy of the workers."""
     return f"{cluster}-pdc"
 
 
 def etcd_policy_name(cluster: str) -> str:
-    """The NetworkPolicy of the managed etcd."""
     return f"{cluster}-pdc-etcd"
 
 
@@ -147,9 +126,7 @@ def pod_security() -> Manifest:
 
 
 def container_security() -> Manifest:
-    """securityContext of a container: no way to more rights, and no writing outside of its
-    volumes.
-    """
+    """securityContext without privileges, and without writing outside of volumes."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

@@ -16,7 +16,6 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def placement_of(
     workload: WorkloadId, accelerator: AcceleratorSpec, placement: PlacementSpec | None
 ) -> Manifest:
-    """The fields of a pod's spec that say where it runs."""
     affinity = {
         **_node_affinity(accelerator),
         **(_domain_affinity(workload, placement) if placement and placement.domain_label else {}),
@@ -31,10 +30,8 @@ def placement_of(
 
 def with_accelerator(spec: Manifest, accelerator: AcceleratorSpec) -> Manifest:
     """A pod's spec after the user's template, whose lists took the place of ours: what the
-    accelerator needs is added to them.
-
-    A node must fit one of the terms, so our labels go into each.  Node affinity that the template
-    removed stays away.
+    accelerator needs is added to them.  A node must fit one of the terms, so our labels go into
+    each. Node affinity that the template removed stays away.
     """
     kept, tolerations = dict(spec), spec.get("tolerations", [])
     if accelerator.resource and isinstance(tolerations, list):
@@ -57,7 +54,6 @@ def _at(content: Any, *path: str) -> Any:
 
 
 def _add_expressions(term: Any, expressions: list[Manifest]) -> None:
-    """Add to one node selector term; an empty one fits no node, and so it stays."""
     if not isinstance(term, dict) or not (term.get("matchExpressions") or term.get("matchFields")):
         return
     given = term.get("matchExpressions") or []
@@ -91,9 +87,7 @@ def _expressions(accelerator: AcceleratorSpec) -> list[Manifest]:
 
 
 def _domain_affinity(workload: WorkloadId, placement: PlacementSpec) -> dict[str, Any]:
-    """All workers of a revision beside each other: the first one chooses the domain, the others
-    follow it.
-    """
+    """The first worker of a revision chooses the domain, the others follow it."""
     term = {
         "labelSelector": {"matchLabels": {CLUSTER: workload.cluster, REVISION: workload.revision}},
         "topologyKey": placement.domain_label,

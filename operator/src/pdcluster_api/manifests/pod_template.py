@@ -1,9 +1,5 @@
-"""The user's pod templates over a rendered pod: that of the spec, then that of the role.
-
-The spec's is one for every role, so a pod takes of it what it has a place for:
-the container `engine` only beside a stock engine, and nothing of an accelerator
-in a router, which computes nothing.  What the role's own template says counts as
-it is.
+"""The user's pod templates over a rendered pod: that of the spec, then that of the role. Of the
+spec's, which is for every role, a pod takes what it has a place for.
 """
 
 import copy
@@ -116,7 +112,6 @@ _ACTIONS = frozenset({"exec", "httpGet", "tcpSocket", "grpc", "sleep"})
 
 
 def merge_pod_template(rendered: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """A new template: `patch` over `rendered`; neither is changed."""
     return _merge_maps(copy.deepcopy(rendered), copy.deepcopy(patch))
 
 
@@ -146,9 +141,8 @@ def _merge_values(field: str, base: Any, patch: Any) -> Any:
 
 
 def _merge_lists(field: str, base: list[Any], patch: list[Any]) -> list[Any]:
-    """By key and in the order of `base`; what is new comes last.
-
-    An item of nothing but `$patch: replace` drops all of `base`.
+    """By key and in the order of `base`; what is new comes last.  An item of nothing but `$patch:
+    replace` drops all of `base`.
     """
     merged = [] if {_PATCH: "replace"} in patch else base
     places = {
@@ -186,7 +180,6 @@ def _merge_item(
 
 
 def _identity(field: str, item: Any) -> _Identity | None:
-    """Values of the item's merge keys; None when it lacks one."""
     keys = _KEYS[field]
     return (
         tuple(value if isinstance(value := item[key], Hashable) else repr(value) for key in keys)

@@ -1,7 +1,5 @@
-"""The way in: everything that a PDCluster becomes on Kubernetes, for `reconcile` to bring about.
-
-Pure: the same arguments give equal manifests.  Workloads are recorded when
-they are first made (`record`), everything else follows the newest spec.
+"""Everything that a PDCluster becomes on Kubernetes. Pure. Workloads come from their record, a
+ControllerRevision that is rendered once; everything else follows the newest spec.
 """
 
 from collections.abc import Iterable, Mapping
@@ -91,7 +89,6 @@ def render_record(
 
 def record_name(workload: WorkloadId, hashed: str) -> str:
     """Name of the snapshot of a workload; routers of one revision come from one after another.
-
     hashed: `template_hash` of what it is made of
     """
     return f"{workload.name}-{hashed}" if workload.role == ROUTER else workload.name
@@ -109,10 +106,7 @@ def hashed_record(record: Manifest, hashed: str) -> Manifest:
 def render_workload(
     record: Mapping[str, Any], replicas: int, owner: Owner
 ) -> tuple[Manifest, Manifest]:
-    """StatefulSet and engine ConfigMap of a record, as rendered or as read from the API server.
-
-    They share its parts.
-    """
+    """StatefulSet and engine ConfigMap, which share parts of the record."""
     data, marks = record["data"], record["metadata"]["labels"]
     name = workload_name(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
     stateful_set, config = data["statefulSet"], data["engineConfig"]
@@ -136,17 +130,13 @@ def render_workload(
 
 
 def image_of_record(record: Mapping[str, Any]) -> str:
-    """The worker image that was resolved when the record was made, whatever a pod template puts
-    over it.
-    """
+    """As resolved when the record was made, whatever a pod template puts over it."""
     image: str = record["data"]["image"]
     return image
 
 
 def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, role: str, pool: PoolSpec) -> bool:
-    """Return whether a snapshot was made for the pool as declared now; a missing value differs
-    in nothing.
-    """
+    """True if a snapshot was made for the pool as declared; a missing value is equal."""
     declared = _pool(cluster, role, pool)
     return all(
         declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items()
@@ -164,7 +154,6 @@ def pool_of_engine(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
     """Parts of a pool's declaration that its workers depend on, and that are not in the revision.
-
     Of the accelerator only the object's own definition: another one in a newer operator's table is
     for new workers.
     """
@@ -177,12 +166,10 @@ def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
-    """Its spec without replicas.
-
-    OnDelete: the template of a record never changes, so the only change that a
-    StatefulSet could roll out is one made by hand, which is drift and reverted at once
-    and must not cost a running worker.  Routers hold no KV, and are replaced in place, one after
-    another, when their own part of the spec changes.
+    """Its spec without replicas.  OnDelete: the template of a record never changes, so the only
+    change that a StatefulSet could roll out is one made by hand, which is drift and reverted at
+    once and must not cost a running worker. Routers hold no KV, and are replaced in place, one
+    after another, when their own part of the spec changes.
     """
     strategy = "RollingUpdate" if workload.role == ROUTER else "OnDelete"
     return {

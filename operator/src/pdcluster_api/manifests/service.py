@@ -27,9 +27,7 @@ from pdcluster_schema.workload import WorkloadId
 
 
 def ingress_service(cluster: PDCluster, owner: Owner, serving: str, role: str) -> Manifest:
-    """The OpenAI API over the ready workers of one revision and role; changing `serving` switches
-    the traffic at once.
-    """
+    """The OpenAI API; changing `serving` switches the traffic at once."""
     service = cluster.spec.service
     spec = {
         "type": service.type,
@@ -108,10 +106,6 @@ _KIND = "policy/v1/PodDisruptionBudget"
 
 
 def workload_budget(owner: Owner, workload: WorkloadId, min_available: int) -> Manifest:
-    """Budget of one pool and revision.
-
-    min_available: workers that an eviction has to leave ready.
-    """
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     spec = _spec(workload_selector(workload), {"minAvailable": min_available})
     return new_object(_KIND, workload.name, owner, labels, spec=spec)

@@ -1,7 +1,5 @@
-"""vLLM's command line and environment, for a container of a pod and for a process of `pdctl up`
-alike.
-
-Pure.  What PDCluster sets comes after the user's own flags, since the last of two counts.
+"""vLLM's command line and environment, in a pod or under `pdctl up`. Pure. What PDCluster sets
+comes after the user's own flags, since the last of two counts.
 """
 
 import json
@@ -14,12 +12,12 @@ from pdcluster_schema.sections import PoolSpec
 
 DEFAULT_COMMAND = ("vllm", "serve")
 LOOPBACK = "127.0.0.1"
-MAX_LOGPROBS = 21
-"""One more than a client may ask for: the chosen token is asked for as well."""
+MAX_LOGPROBS = 21  # One more than a client may ask for: the chosen token is asked for as well
 
+# The end of this file becomes the message of the container's end
 TERMINATION_LOG = "/dev/termination-log"
-"""The end of this file becomes the message of the container's end."""
 
+# Fields that are passed on where they are given; vLLM's own defaults follow the device
 _FLAGS = {
     "max_model_len": "--max-model-len",
     "max_sequences": "--max-num-seqs",
@@ -30,27 +28,22 @@ _FLAGS = {
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
 }
-"""Fields that are passed on where they are given; vLLM's own defaults follow the device."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Listeners of a stock engine.
-
-    http, kv_events: of this worker's server process alone, on loopback
-    side_channel:    where engines of other workers ask for KV blocks, at `address`
-    is_process:      started by the worker's server process; otherwise in a container of its own
-    """
+    """Listeners of a stock engine."""
 
     address: str = LOOPBACK
-    http: int = 8100
+    http: int = 8100  # of this worker's server process alone, on loopback
     kv_events: int = 8101
-    side_channel: int = 8200
+    side_channel: int = 8200  # where engines of other workers ask for KV blocks, at `address`
+    # started by the worker's server process; otherwise in a container of its own
     is_process: bool = False
 
 
+# Listeners in a pod, whose address the kubelet puts in
 IN_CONTAINER = VllmSettings(address="$(POD_IP)")
-"""Listeners in a pod, whose address the kubelet puts in."""
 
 
 def vllm_command(
@@ -99,7 +92,6 @@ def vllm_command(
 
 
 def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> dict[str, str]:
-    """Environment variables over those that the image or the machine has."""
     on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
     threads = {}
     if engine.threads:
@@ -119,10 +111,9 @@ def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> 
 
 
 def vllm_logging(engine: EngineSpec) -> str:
-    """vLLM's logging configuration, in JSON: errors go to the container's message too.
-
-    One of its processes logs why it cannot start, and another one's long traceback, which ends the
-    log, hides that.
+    """vLLM's logging configuration, in JSON: errors go to the container's message too.  One of its
+    processes logs why it cannot start, and another one's long traceback, which ends the log, hides
+    that.
     """
     variables = {each.name: each.value for each in engine.env or ()}
     level = variables.get("VLLM_LOGGING_LEVEL", "INFO").upper()

@@ -1,11 +1,5 @@
-"""The two files that a worker reads: the engine file (fixed for a revision) and the policy file
-(hot-reloaded).
-
-A worker refuses an engine file with a field that it does not know, and a
-revision's image may be older than the operator: values that are the worker's
-defaults too are left out.  The policy file is rendered in full, since a worker
-ignores fields that it does not know there.  Field names and defaults are a
-contract with the worker (`tests/contract`).
+"""The worker's two files: the engine file (fixed for a revision) and the policy file (hot-
+reloaded). An older image refuses unknown fields of the engine file, so defaults are left out of it.
 """
 
 from dataclasses import dataclass, fields
@@ -23,9 +17,7 @@ from pdcluster_schema.vllm_engine import VLLM
 
 @dataclass(frozen=True)
 class EtcdTls:
-    """PEM files for an etcd that speaks TLS; certificate and key only where it asks clients for
-    one.
-    """
+    """PEM files for an etcd that speaks TLS; certificate and key where it asks for them."""
 
     ca: str
     certificate: str | None = None
@@ -34,13 +26,7 @@ class EtcdTls:
 
 @dataclass(frozen=True)
 class WorkerFileSettings:
-    """Values of a worker's place and not of the spec: paths as it sees them, listeners (port 0 =
-    any).
-
-    api_keys: folder of files that each hold one key which clients may present; None = no key is
-              asked for
-    vllm:     where a stock engine listens
-    """
+    """Values of a worker's place and not of the spec (port 0 = any)."""
 
     model_path: str
     etcd_endpoints: tuple[str, ...]
@@ -52,8 +38,9 @@ class WorkerFileSettings:
     grpc_port: int = 9000
     kv_port: int = 9100
     etcd_tls: EtcdTls | None = None
+    # folder of files that each hold one key which clients may present; None = no key is asked for
     api_keys: str | None = None
-    vllm: VllmSettings = IN_CONTAINER
+    vllm: VllmSettings = IN_CONTAINER  # where a stock engine listens
 
 
 _LISTEN = {
@@ -65,6 +52,7 @@ _LISTEN = {
 }
 
 _VLLM_PORTS = {"http": "port", "kv_events": "kvEventsPort", "side_channel": "sideChannelPort"}
+# Fields that the server process of a stock engine has to know; the others are flags alone
 _VLLM_FACTS = {
     "type",
     "block_size",
@@ -75,18 +63,15 @@ _VLLM_FACTS = {
     "tensor_parallel_size",
     "pipeline_parallel_size",
 }
-"""Fields that the server process of a stock engine has to know; the others are flags alone."""
 
 _VLLM_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 1024}
+# vLLM's own where the field is left to it: of each rank on CPUs, and of an H100. It does not say
+# which it took. The server process grants credits by them, so too few would leave it one prompt at
+# a time; what is too many waits in vLLM's queue.
 _VLLM_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
-"""vLLM's own where the field is left to it: of each rank on CPUs, and of an H100.
 
-It does not say which it took.  The server process grants credits by them, so too few would leave
-it one prompt at a time; what is too many waits in vLLM's queue.
-"""
-
+# Defaults of `qos.stallSeconds`; on an accelerator a step at a new shape may compile kernels
 _STALL_SECONDS, _ACCELERATOR_STALL_SECONDS = 20, 120
-"""Defaults of `qos.stallSeconds`; on an accelerator a step at a new shape may compile kernels."""
 
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
@@ -94,7 +79,6 @@ _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 def engine_file(
     cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
-    """The engine file of the workers of one role and pool; `gpu` is always in it."""
     model = cluster.spec.model
     discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
     if site.etcd_tls:
@@ -120,7 +104,6 @@ def engine_file(
 
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
-    """The policy file of every worker of a cluster."""
     spec = cluster.spec
     service = spec.service
     policy = {
@@ -182,7 +165,6 @@ def _vllm_facts(pool: PoolSpec, engine: EngineSpec) -> dict[str, Any]:
 
 
 def _set_fields(part: EtcdTls | WorkerFileSettings | VllmSettings) -> dict[str, Any]:
-    """The values that differ from the defaults."""
     return {
         field.name: value
         for field in fields(part)

@@ -1,10 +1,5 @@
-"""The pod of a worker: its container, its files, its identity, its probes, and how it ends; with a
-stock engine that as a second container.
-
-Files are mounted as folders, so that a change of the policy or of a
-certificate reaches a running worker.  The user's pod templates come over all
-of it last; only the labels that the pods are found by stay, and what leads
-them to nodes with their accelerator.
+"""The pod of a worker, with the user's templates over it. Files are mounted as folders, so that a
+change of policy or certificate reaches a running worker.
 """
 
 from typing import Any
@@ -48,13 +43,12 @@ STARTUP_PERIOD_SECONDS = 5
 # until every node's kube-proxy has dropped a pod that is going, connections still arrive
 FORGET_SECONDS = 5
 SHARED_MEMORY = "1Gi"
+# Requests of the server process beside a stock engine, which has the resources of the role
 SERVER_REQUESTS = {"cpu": "500m", "memory": "512Mi"}
-"""Requests of the server process beside a stock engine, which has the resources of the role."""
 
+# Size for a worker's compiled kernels and a download's temporary files: some GiB, and never the
+# node's whole disk
 _TMP = "16Gi"
-"""Size for a worker's compiled kernels and a download's temporary files: some GiB, and never the
-node's whole disk.
-"""
 
 _READABLE_BY_US = 0o440
 
@@ -66,10 +60,7 @@ def worker_pod(
     image: str,
     labels: dict[str, str],
 ) -> Manifest:
-    """The pod template of a workload.
-
-    labels: those of its pods, which no template of the user's overrides
-    """
+    """labels: those of its pods, which no template of the user's overrides"""
     rendered = {
         "metadata": {
             "labels": labels,
@@ -90,15 +81,12 @@ def worker_pod(
 
 
 def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
-    """Source of the model for pods of a role; a router reads no weights."""
     container = _base_container(cluster, cluster.spec.roles.present()[role], image)
     return model_source(cluster.spec.model, container, weights=role != ROUTER)
 
 
 def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
-    """Metadata with our labels over its own; what a template made of them that is no map cannot
-    be kept.
-    """
+    """Our labels over the template's; anything but a map cannot be kept."""
     others = metadata.get("labels")
     return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
 
@@ -173,7 +161,6 @@ def _container(
 
 
 def has_vllm_engine(cluster: PDCluster, role: str) -> bool:
-    """Return whether workers of a role are our server process beside a stock engine."""
     return role != ROUTER and cluster.spec.engine_of(role).type == VLLM
 
 
@@ -201,9 +188,7 @@ def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec)
 
 
 def _base_container(cluster: PDCluster, role: RoleSpec, image: str) -> Manifest:
-    """Common parts of the worker and its init containers; equal resources, so that the pod
-    costs no more.
-    """
+    """Equal resources in the worker and its init containers: the pod costs no more."""
     return {
         "image": image,
         "imagePullPolicy": cluster.spec.image.pull_policy,
@@ -249,7 +234,6 @@ def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
 
 
 def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
-    """Volumes by where they are mounted."""
     etcd_secret, key_secret = (
         cluster.spec.discovery.etcd.tls_secret,
         cluster.spec.service.api_key_secret,
@@ -286,9 +270,7 @@ def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
 
 
 def _scratch(shared_memory: str) -> list[Manifest]:
-    """/tmp, since the root file system is read-only, and /dev/shm, of which a container runtime
-    gives 64 MB only.
-    """
+    """/tmp, since the root is read-only, and /dev/shm, of which a runtime gives 64 MB only."""
     memory = {"medium": "Memory", "sizeLimit": shared_memory}
     return [
         {"name": "tmp", "emptyDir": {"sizeLimit": _TMP}},

@@ -1,7 +1,5 @@
-"""The plan of one cluster: what should run.  Its status is planned apart, once that was applied.
-
-Pure, and without memory except the status that was last written.  Everything that is not in a plan
-is to be removed; planning again on what a plan led to gives the same plan.
+"""The plan of one cluster: what should run; all else is to be removed. Pure, and without memory but
+the last status: planning again on what a plan led to gives the same plan.
 """
 
 from pdcluster_api.plan.desired import (
@@ -51,14 +49,12 @@ def plan_cluster(desired: DesiredState) -> ClusterPlan:
 
 
 def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
-    """The size of every declared pool as it is asked for now."""
     return plan_inputs(cluster, observed).sizes
 
 
 def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
-    """Replicas that are asked for now, by workload.
-
-    This includes growth, after which the declared revision is not whole: it cannot take over yet.
+    """Replicas that are asked for now, by workload.  This includes growth, after which the declared
+    revision is not whole: it cannot take over yet.
     """
     inputs = plan_inputs(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, inputs.target, observed, is_target_ready=False)
@@ -72,15 +68,14 @@ def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
     )
 
 
+# Roles that answer requests; decode and mixed workers behind routers do too
 ANSWERING = ("decode", "mixed", ROUTER)
-"""Roles that answer requests; decode and mixed workers behind routers do too."""
 
 
 def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
     """Replicas by answering role in the revision that the Service selects; 0 = none of that role.
-
-    Routers count from the time when the Service leads to them.  While the old workers end first,
-    as with Recreate, nothing answers: then the declared replicas count.
+    Routers count from the time when the Service leads to them. While the old workers end first, as
+    with Recreate, nothing answers: then the declared replicas count.
     """
     found = dict.fromkeys(ANSWERING, 0)
     for role, replicas in _declared(cluster) if plan.ends_first else _planned(plan):

@@ -21,26 +21,19 @@ from pdcluster_schema.workload import Workload, WorkloadId
 
 @dataclass(frozen=True)
 class DesiredState:
-    """One reconcile's desired state.
-
-    kept:    older workloads that stay
-    leaving: pools that are no longer declared and still answer
-    drain:   all workloads, at the sizes that they may have now
-    now:     RFC 3339 in UTC
-    """
+    """One reconcile's desired state."""
 
     inputs: PlanInputs
     step: RolloutStep
-    kept: tuple[Workload, ...]
-    leaving: tuple[Workload, ...]
-    drain: DrainPlan
+    kept: tuple[Workload, ...]  # older workloads that stay
+    leaving: tuple[Workload, ...]  # pools that are no longer declared and still answer
+    drain: DrainPlan  # all workloads, at the sizes that they may have now
     registered: InSync
     over_budget: Condition | None
-    now: str
+    now: str  # RFC 3339 in UTC
 
     @property
     def serving_role(self) -> str:
-        """The role that answers in the serving revision: an older one may have had other roles."""
         inputs, step = self.inputs, self.step
         if step.serving == inputs.target:
             return _ingress_role(inputs)
@@ -97,11 +90,10 @@ def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload
 
 
 def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
-    """The older workloads that stay, at their pool's size; at their own size if that is more.
-
-    So their scaler counts as ever and edits by hand do not, while a lower `replicas` that came
-    with a new revision takes no worker from the serving one.  One whose pool is no longer
-    declared keeps its size.
+    """The older workloads that stay, at their pool's size; at their own size if that is more.  So
+    their scaler counts as ever and edits by hand do not, while a lower `replicas` that came with a
+    new revision takes no worker from the serving one. One whose pool is no longer declared keeps
+    its size.
     """
     desired = {size.key: size.desired for size in inputs.sizes}
     for workload in step.kept:
@@ -110,9 +102,7 @@ def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
 
 
 def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
-    """Size of a workload that stays, as last planned; as it is when it begins to stay; None =
-    unknown.
-    """
+    """Size of a workload that stays, as last planned, else as it is; None = unknown."""
     state = inputs.existing.of(workload.role, workload.pool, workload.revision)
     kept_sizes = Previous(inputs.observed.status).kept()
     return kept_sizes.get(workload.name, None if state is None else state.desired)
@@ -120,10 +110,8 @@ def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
 
 def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
     """Pools of the serving revision that are no longer declared: they answer until their role is
-    ready.
-
-    One that answers nothing goes: it would only keep others from what they wait for.
-    Not with Recreate, which removes the old pods first.
+    ready.  One that answers nothing goes: it would only keep others from what they wait for. Not
+    with Recreate, which removes the old pods first.
     """
     if inputs.current != inputs.target or inputs.cluster.spec.rollout.strategy == "Recreate":
         return ()
@@ -139,10 +127,9 @@ def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
 
 
 def _ingress_role(inputs: PlanInputs) -> str:
-    """The role that answers in the declared revision.
-
-    Of routers it takes one that is asked for.  A Service that leads to decode or mixed workers,
-    since there were no routers, leads on to them until one is ready.
+    """The role that answers in the declared revision.  Of routers it takes one that is asked for. A
+    Service that leads to decode or mixed workers, since there were no routers, leads on to them
+    until one is ready.
     """
     decode_role = inputs.cluster.spec.decode_role
     if not any(size.desired for size in inputs.sizes if size.role == ROUTER):
@@ -155,11 +142,9 @@ def _ingress_role(inputs: PlanInputs) -> str:
 
 def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
     """Replicas to which workloads may shrink now; undeclared pools that serve shrink to 0 before
-    they go.
-
-    Not with Recreate, and not of a replaced revision: they go as a whole, and their pods drain as
-    they end.  So do the workers of a revision that is given up, which no Service selects: etcd,
-    which may be the cause, is not asked.
+    they go.  Not with Recreate, and not of a replaced revision: they go as a whole, and their pods
+    drain as they end. So do the workers of a revision that is given up, which no Service selects:
+    etcd, which may be the cause, is not asked.
     """
     is_dropped = inputs.is_rolled_back and inputs.observed.service_revision != inputs.target
     dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
@@ -182,7 +167,6 @@ def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
 
 
 def _over_budget(inputs: PlanInputs, workloads: tuple[Workload, ...]) -> Condition | None:
-    """Condition of two revisions that exceed the budget together; none with Recreate."""
     if inputs.cluster.spec.rollout.strategy == "Recreate":
         return None
     side_by_side = SideBySide(inputs.target, workloads, inputs.sizes, inputs.observed.workloads)

@@ -1,8 +1,4 @@
-"""Inputs of one reconcile, and what follows from them alone: revisions, sizes, the roll out.
-
-Pure.  The size of every declared pool is the one that is asked for now; whether the
-declared revision can take over is decided here, once, for all parts of the plan.
-"""
+"""Derived inputs of one plan: revisions, pool sizes, rollout. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,35 +27,25 @@ from pdcluster_schema.workload import PoolKey
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """Inputs of one reconcile: the object, the observed state, and the size of every declared pool.
-
-    target:  the declared revision
-    current: the revision that serves until this reconcile; None = none does
-    is_target_ready: whether the declared revision can take over
-    rollout: the one that is under way to it; None = none is
-    ending:  its terminating pods
-    """
+    """The object, the observed state, and the size of every declared pool."""
 
     cluster: PDCluster
     observed: Observed
     existing: Workloads
-    target: str
-    current: str | None
+    target: str  # the declared revision
+    current: str | None  # the revision that serves until this reconcile; None = none does
     sizes: tuple[PoolSize, ...]
-    is_target_ready: bool
-    rollout: Rollout | None
-    ending: Ending = field(default_factory=Ending)
+    is_target_ready: bool  # whether the declared revision can take over
+    rollout: Rollout | None  # the one that is under way to it; None = none is
+    ending: Ending = field(default_factory=Ending)  # its terminating pods
 
     @property
     def deadline(self) -> int:
-        """Seconds without progress after which a roll out has stalled."""
         return self.cluster.spec.rollout.progress_deadline_seconds
 
     @property
     def has_fallback(self) -> bool:
-        """Return whether another revision serves, if only by its name, until the declared one
-        is whole.
-        """
+        """True if another revision serves, if only by its name, until the declared one is whole."""
         return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (
             None,
             self.target,
@@ -67,21 +53,15 @@ class PlanInputs:
 
     @property
     def is_rolled_back(self) -> bool:
-        """Return whether the declared revision has no workers: it stalled beside one that
-        answered.
-        """
         return is_rolled_back(
             self.rollout, self.target, self.deadline, has_fallback=self.has_fallback
         )
 
     def shown(self, size: PoolSize) -> WorkloadState | None:
-        """The workload of a pool's numbers: of the revision that serves, else of the declared
-        one.
-        """
+        """The workload of a pool's numbers: of the serving revision, else of the declared one."""
         return self.existing.of(*size.key, self.current) or self.existing.of(*size.key, self.target)
 
     def views(self) -> Iterator[RoleView]:
-        """Declared pools beside what runs of them, by role."""
         for role in self.cluster.spec.roles.present():
             declared = [
                 DeclaredPool(size.pool.name, size.pool.gpu, size.desired, size.note)
@@ -92,10 +72,7 @@ class PlanInputs:
 
 
 def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:
-    """Look at one reconcile's inputs.
-
-    now: RFC 3339; None = the clock of a roll out stands where the last status has it
-    """
+    """now: RFC 3339; None = the clock of a rollout stands where the last status has it"""
     existing, target = Workloads(observed), revision_of(cluster.spec)
     sizes = autoscaled(
         cluster.spec.autoscale,
@@ -127,7 +104,6 @@ def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) 
 
 
 def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
-    """Inputs of a roll out's clock."""
     observed, views = inputs.observed, tuple(inputs.views())
     is_recreated = inputs.cluster.spec.rollout.strategy == "Recreate"
     left = old_pods_of(inputs.target, observed, inputs.ending.lost) if is_recreated else None
@@ -149,10 +125,9 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
 
 def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
     """Seed of a lost scaler: the size of the last plan, which a StatefulSet that drains may not
-    have yet.
-
-    A pool that is not in the status is new, and begins with its `replicas`.  Without a status the
-    serving revision counts; of an earlier revision that no longer counts nothing is taken.
+    have yet.  A pool that is not in the status is new, and begins with its `replicas`. Without a
+    status the serving revision counts; of an earlier revision that no longer counts nothing is
+    taken.
     """
     desired = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
     if desired:
@@ -168,10 +143,6 @@ def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]
 
 
 def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
-    """Return whether the declared revision has every worker that it should have.
-
-    Where no worker is to answer requests, there is nothing to wait for.
-    """
     desired = {size.key: size.desired for size in sizes}
     is_whole = all(
         (state := workloads[key]) is not None and state.ready >= number

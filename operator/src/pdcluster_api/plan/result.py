@@ -1,7 +1,4 @@
-"""Results of the planner: plain values, carried out by the operator.
-
-ClusterPlan is whole: whatever of a cluster is not in it is to be removed.
-"""
+"""Results of the planner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,17 +9,14 @@ from pdcluster_schema.workload import PoolPair, Workload, WorkloadId
 
 @dataclass(frozen=True)
 class ScalerPlan:
-    """One scaler as it should be.
-
-    request: replicas to write together with `seen`; None = leave its spec alone, it is the user's
-    status:  what /scale and HPA read
-    """
+    """One scaler as it should be."""
 
     role: str
     pool: str
     seen: int
+    # replicas to write together with `seen`; None = leave its spec alone, it is the user's
     request: int | None
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: Mapping[str, Any] = field(default_factory=dict)  # what /scale and HPA read
 
 
 @dataclass(frozen=True)
@@ -36,63 +30,44 @@ class PlannedEvent:
 
 @dataclass(frozen=True)
 class DueVerification:
-    """A pair to verify now.
-
-    workers: ready decode workers, any of which can be asked
-    request: value of the annotation, kept with the outcome
-    even_if_busy: that value is new
-    """
+    """A pair to verify now."""
 
     pair: PoolPair
     revision: str
-    workers: tuple[str, ...]
-    request: str = ""
-    even_if_busy: bool = False
+    workers: tuple[str, ...]  # ready decode workers, any of which can be asked
+    request: str = ""  # value of the annotation, kept with the outcome
+    even_if_busy: bool = False  # that value is new
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Desired state.
+    """Desired state."""
 
-    serving:    the revision that the ingress Service selects
-    serving_role: the role whose workers answer HTTP in that revision: decode or mixed
-    workloads:  every StatefulSet that should exist, of all revisions, at the size that it may have
-    ends_first: Recreate: delete the old StatefulSets in the foreground; create new ones once they
-                are gone
-    reports_first: the status must be written before anything follows it: it holds a new decision
-                of the autoscaler, or how far a roll out will exceed the budget
-    commands:   pods that get a drain command before StatefulSets are written; others lose theirs
-    cut:        pods that go though they have not drained: their time is over
-    budgets:    per serving workload, the number of its workers that a node drain leaves ready
-    stale_records: pods that do not exist and whose records may be removed
-    needs_worker_records: the plan depends on a fresh read of the worker records
-    """
-
-    serving: str
-    serving_role: str
+    serving: str  # the revision that the ingress Service selects
+    serving_role: str  # the role whose workers answer HTTP in that revision: decode or mixed
+    # every StatefulSet that should exist, of all revisions, at the size that it may have
     workloads: tuple[Workload, ...]
     scalers: tuple[ScalerPlan, ...]
+    # Recreate: delete the old StatefulSets in the foreground; create new ones once they are gone
     ends_first: bool = False
+    # the status must be written before anything follows it: it holds a new decision of the
+    # autoscaler, or how far a roll out will exceed the budget
     reports_first: bool = False
+    # pods that get a drain command before StatefulSets are written; others lose theirs
     commands: frozenset[str] = frozenset()
-    cut: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()  # pods that go though they have not drained: their time is over
+    # per serving workload, the number of its workers that a node drain leaves ready
     budgets: Mapping[WorkloadId, int] = field(default_factory=dict)
-    stale_records: tuple[str, ...] = ()
-    needs_worker_records: bool = False
+    stale_records: tuple[str, ...] = ()  # pods that do not exist and whose records may be removed
+    needs_worker_records: bool = False  # the plan depends on a fresh read of the worker records
 
 
 @dataclass(frozen=True)
 class StatusPlan:
-    """The status that is to be written.
+    """The status that is to be written."""
 
-    status: the whole of it, conditions with their transition times included
-    events: changes against the status before
-    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
-                           resync
-    verify: KV transfers to verify now
-    """
-
-    status: Mapping[str, Any]
-    events: tuple[PlannedEvent, ...] = ()
+    status: Mapping[str, Any]  # the whole of it, conditions with their transition times included
+    events: tuple[PlannedEvent, ...] = ()  # changes against the status before
+    # until a change is expected without an event; None = no sooner than the resync
     requeue_after_seconds: float | None = None
-    verify: tuple[DueVerification, ...] = ()
+    verify: tuple[DueVerification, ...] = ()  # KV transfers to verify now

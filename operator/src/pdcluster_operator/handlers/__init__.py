@@ -1,4 +1,1 @@
-"""Watch events become cache entries and keys of the work queue; probes are answered.
-
-No decisions.
-"""
+"""Kubernetes events become cache entries and keys of the work queue; probes are answered."""

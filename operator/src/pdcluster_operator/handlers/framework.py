@@ -1,8 +1,4 @@
-"""Run kopf: its settings, its registry and a memory that keeps nothing.
-
-Everything that it could write is off: we register low-level handlers only, the
-cache and the back-off are ours, and the Lease stands before it starts.
-"""
+"""Run kopf with all that it could write turned off: cache, back-off and Lease are ours."""
 
 import asyncio
 import logging
@@ -17,19 +13,14 @@ from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_an
 from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_schema import labels
 
-LIST_CHUNK = 20
-"""PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB."""
+LIST_CHUNK = 20  # PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB
 
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """namespaces: empty = all; in_pod: log in as the pod's ServiceAccount, else by kubeconfig.
-
-    silence_seconds: time without an event or a bookmark after which a watch is opened again
-    """
-
-    namespaces: Sequence[str] = ()
-    in_pod: bool = True
+    namespaces: Sequence[str] = ()  # empty = all
+    in_pod: bool = True  # log in as the pod's ServiceAccount, else by kubeconfig
+    # time without an event or a bookmark after which a watch is opened again
     silence_seconds: float = SILENCE_SECONDS
 
 
@@ -37,11 +28,9 @@ class NoDifferences(kopf.DiffBaseStorage):
     """Makes no digest of an object: kopf would build one at every event, for change handlers."""
 
     def build(self, *, body: Any, extra_fields: Any = None) -> Any:
-        """Nothing of it."""
         return {}
 
     def fetch(self, *, body: Any) -> Any:
-        """Nothing was stored."""
         return None
 
     def store(self, *, body: Any, patch: Any, essence: Any) -> None:
@@ -50,7 +39,6 @@ class NoDifferences(kopf.DiffBaseStorage):
 
 def make_settings(watching: WatchSettings) -> kopf.OperatorSettings:
     """Watches that end in time and are known to move, short requests, no posting, no peering.
-
     Where namespaces are given the operator has no right to list them, nor the CRDs: kopf would ask
     for half a minute before the first watch.
     """
@@ -90,7 +78,6 @@ async def run_watches(
     settings: WatchSettings, watch: Watch, stop: asyncio.Event, started: asyncio.Event
 ) -> None:
     """Watch the PDClusters until `stop`; raises, or ends early, when a watch ends for good.
-
     started: set when kopf has put its own signal handlers in
     """
     read_json_of_any_depth()

@@ -1,8 +1,4 @@
-"""The parts of kopf that it may move in any release: imported here, and nowhere else.
-
-`tests/operator/pdcluster_operator/handlers/test_kopf_private.py` fails when they are moved or
-called otherwise.
-"""
+"""The parts of kopf that it may move in any release: imported here, and nowhere else."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +10,9 @@ from pdcluster_schema.quick_json import decoded
 
 
 class NoMemories(ResourceMemories):
-    """Keeps nothing: kopf stores some kilobytes for every object, for handlers that we do not
-    use.
-    """
+    """Keeps nothing: kopf stores some kilobytes per object for handlers that we do not use."""
 
     async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
-        """A fresh record."""
         return ResourceMemory()
 
 

@@ -5,15 +5,13 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+# Function that returns the problems, a sentence each; empty = none
 Problems = Callable[[], list[str]]
-"""Function that returns the problems, a sentence each; empty = none."""
 
 
 def make_app(
     unhealthy: Problems, unready: Problems, registry: CollectorRegistry
 ) -> web.Application:
-    """The application; problems are the body of a 503."""
-
     async def healthz(request: web.Request) -> web.Response:
         return _answer(unhealthy())
 
@@ -34,10 +32,8 @@ def make_app(
 
 async def serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
     """Listen on all addresses, of both families; returns the runner, to be cleaned up, and the
-    port.
-
-    With port 0 each family gets one of its own, and that of IPv4 is returned.  Raises OSError when
-    the port is taken.
+    port.  With port 0 each family gets one of its own, and that of IPv4 is returned. Raises OSError
+    when the port is taken.
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

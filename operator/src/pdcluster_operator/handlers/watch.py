@@ -1,7 +1,5 @@
-"""Watch events of PDClusters: into the cache, and the PDCluster into the work queue.
-
-One low-level handler, so kopf adds no finalizer, no annotation and no retries of its own.  An event
-that brings nothing new adds nothing.
+"""Watch events of PDClusters: into the cache, and the PDCluster into the work queue. One low-level
+handler, so kopf adds no finalizer, no annotation and no retries of its own.
 """
 
 from collections.abc import Callable
@@ -16,16 +14,13 @@ from pdcluster_operator.informer.cache import Cache
 
 @dataclass(frozen=True)
 class Watch:
-    """add: enqueues a key; listed: called when the watch had to list again, and may have missed
-    deletions.
-    """
+    """listed: called when the watch listed again, and may have missed deletions."""
 
     cache: Cache
     add: Callable[[Key], None]
     listed: Callable[[], None]
 
     async def on_event(self, *, event: kopf.RawEvent, **_: Any) -> None:
-        """Take in one event."""
         if event["type"] is None:
             self.listed()
         learn = self.cache.remove if event["type"] == "DELETED" else self.cache.put
@@ -35,7 +30,6 @@ class Watch:
 
 
 def register(registry: kopf.OperatorRegistry, watch: Watch) -> None:
-    """Let kopf watch the PDClusters."""
     kopf.on.event(PDCLUSTER.api_version, PDCLUSTER.plural, registry=registry, id=PDCLUSTER.plural)(
         watch.on_event
     )

@@ -1,15 +1,6 @@
-"""The informer cache: every PDCluster and every child, as the watches last delivered them, trimmed.
-
-Bodies are kept packed (`compressor`): a hundred clusters are a few thousand
-objects, which as dictionaries would take most of the operator's memory.  An
-older version never replaces a newer one, so answers to our own writes can be
-put in at once and the watch may repeat them late; and an answer that comes
-after the watch delivered a deletion brings nothing back.  The meaning of the objects
-is not known here, except for the label and the owner that name their PDCluster.
-
-Whatever a user makes can have our label and an owner of our kind.  So of an object whose owner is
-not the very PDCluster that is here only the identity is kept: that its name is taken, and until
-when; and so of what is more than any PDCluster has.
+"""The informer cache: every PDCluster and child as the watches last delivered them, trimmed and
+compressed. An older version never replaces a newer one, so answers to our own writes are put in at
+once. Of an object whose owner is not the PDCluster that is here only the identity is kept.
 """
 
 import sys
@@ -25,8 +16,8 @@ from pdcluster_schema import labels
 from pdcluster_schema.load import bounded
 from pdcluster_schema.pdcluster import KIND
 
+# Time for which a deletion is remembered: an answer to a write comes within its time limit
 REMEMBER_SECONDS = 60.0
-"""Time for which a deletion is remembered: an answer to a write comes within its time limit."""
 
 MAX_REMEMBERED = 10_000
 _OURS = f"{labels.GROUP}/"
@@ -42,15 +33,12 @@ _IDENTITY = (
 _POD_LABELS = frozenset(
     {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT}
 )
-MAX_UID = 64
-"""Characters of a uid that is believed; one of Kubernetes has 36."""
+MAX_UID = 64  # Characters of a uid that is believed; one of Kubernetes has 36
+# Bytes of all objects of one PDCluster, as JSON: above those of the largest one with two revisions.
+# A user may make more that look like its own: of those only the identity is kept, by which they are
+# deleted.
 MAX_BYTES = 24 * 2**20
-"""Bytes of all objects of one PDCluster, as JSON: above those of the largest one with two
-revisions.  A user may make more that look like its own: of those only the identity is kept, by
-which they are deleted.
-"""
-MAX_OWNERS = 4
-"""Owners that are kept of an object that is not ours: a real one has one."""
+MAX_OWNERS = 4  # Owners that are kept of an object that is not ours: a real one has one
 # managers of their fields are not needed
 _NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})
 
@@ -82,20 +70,17 @@ class _CacheEntry:
 
 @dataclass
 class Cache:
-    """Bodies by kind and name, and by the PDCluster that they belong to.
-
-    _removed: by uid the objects deleted lately: the last version, and the time of its deletion
-              event
-    _num_bytes: of each PDCluster with its objects, as JSON
-    _changes: likewise, the number of the last change
-    """
+    """Bodies by kind and name, and by the PDCluster that they belong to."""
 
     clock: Callable[[], float] = time.monotonic
     _compressor: Compressor = field(default_factory=Compressor)
     _entries: dict[Name, _CacheEntry] = field(default_factory=dict)
+    # by uid the objects deleted lately: the last version, and the time of its deletion event
     _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
     _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
+    # of each PDCluster with its objects, as JSON
     _num_bytes: defaultdict[Key, int] = field(default_factory=lambda: defaultdict(int))
+    # likewise, the number of the last change
     _changes: dict[Key, int] = field(default_factory=dict)
     _num_changes: int = 0
 
@@ -129,16 +114,13 @@ class Cache:
         return known.owner
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
-        """One body; None when there is none."""
         entry = self._entries.get(Name(kind, namespace, name))
         return None if entry is None else entry.compressed.body()
 
     def children(self, key: Key, kinds: Collection[str] = ()) -> Iterator[Body]:
         """Bodies of a PDCluster's objects, in the order of kind and name; not the PDCluster
-        itself.
-
-        kinds: none = all
-        Each is as it is when it is asked for; what is deleted meanwhile is left out.
+        itself.  kinds: none = all Each is as it is when it is asked for; what is deleted meanwhile
+        is left out.
         """
         for name in sorted(self._children.get(key, ())):
             entry = self._entries.get(name)
@@ -146,7 +128,6 @@ class Cache:
                 yield entry.compressed.body()
 
     def unread(self, key: Key) -> list[Name]:
-        """Objects of a PDCluster of which the identity alone is kept: they came before it did."""
         uid = self._uid(key)
         return [name for name in self._children.get(key, ()) if uid in self._entries[name].foreign]
 
@@ -155,20 +136,16 @@ class Cache:
         return self._changes.get(key, 0)
 
     def clusters(self) -> list[Key]:
-        """Every PDCluster."""
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
 
     def version(self, name: Name) -> ObjectVersion | None:
-        """Version of one body; None when there is none."""
         entry = self._entries.get(name)
         return None if entry is None else entry.version
 
     def versions(self, kind: str) -> dict[Name, ObjectVersion]:
-        """Bodies of one kind."""
         return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
 
     def forget(self, name: Name) -> Key | None:
-        """Drop an entry, whatever its version; returns the PDCluster it belonged to."""
         entry = self._entries.get(name)
         self._drop(name)
         return None if entry is None else entry.owner
@@ -191,7 +168,6 @@ class Cache:
         return None if cluster is None else cluster.version.uid
 
     def _foreign(self, owner: Key, body: Mapping[str, Any]) -> tuple[str, ...]:
-        """Uids of the PDClusters that own an object; empty when the one that is here does."""
         uids = [reference["uid"] for reference in _references(owner.name, body)]
         return () if self._uid(owner) in uids else tuple(uids[:MAX_OWNERS])
 
@@ -206,9 +182,7 @@ class Cache:
             self._removed.popitem(last=False)
 
     def _is_removed(self, version: ObjectVersion) -> bool:
-        """A newer version is of an object that left the watch's selection, and has come back
-        into it.
-        """
+        """A newer version is of an object that left the watch's selection and is back."""
         last, when = self._removed.get(version.uid, (0, 0.0))
         return version.resource_version <= last and self.clock() - when <= REMEMBER_SECONDS
 
@@ -229,7 +203,6 @@ class Cache:
 
 
 def name_of(kind: str, body: Mapping[str, Any]) -> Name:
-    """Kind, namespace and name of a body."""
     return Name(kind, sys.intern(body["metadata"]["namespace"]), body["metadata"]["name"])
 
 
@@ -240,7 +213,6 @@ def version_of(body: Mapping[str, Any]) -> ObjectVersion:
 
 def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
     """The PDCluster that an object is kept for, by label and owner (a pod by label); None = none.
-
     Objects that the StatefulSet controller makes carry our labels too, and are not ours.
     """
     metadata = body["metadata"]
@@ -252,7 +224,6 @@ def owner_of(kind: str, body: Mapping[str, Any]) -> Key | None:
 
 
 def _references(name: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Owner references to a PDCluster of a name."""
     return [
         each
         for each in body["metadata"].get("ownerReferences", ())

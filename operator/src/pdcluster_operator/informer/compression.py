@@ -1,8 +1,5 @@
-"""Bodies as compressed JSON, and the examples by which they get small.
-
-Objects of a kind say almost the same: other names, other uids.  So the first few of each kind are
-kept as examples, a dictionary in the sense of zlib, and every later one takes a fifth of what it
-takes without.  Of a Secret no example is kept, since that would outlive it.
+"""Bodies as compressed JSON, with the first few of each kind as zlib's dictionary: a later one
+takes a fifth of the space. Secrets are no examples, since an example outlives its object.
 """
 
 import zlib
@@ -13,11 +10,10 @@ from typing import Any
 from pdcluster_api.apiserver.kinds import Body
 from pdcluster_schema.quick_json import decoded, encoded
 
+# Examples of a kind: a PDCluster has up to four children of one, each of another form
 NUM_EXAMPLES = 4
-"""Examples of a kind: a PDCluster has up to four children of one, each of another form."""
 
-MAX_BYTES = 32_768
-"""Bytes of a dictionary that zlib looks at: its window."""
+MAX_BYTES = 32_768  # Bytes of a dictionary that zlib looks at: its window
 
 _LEVEL = 3
 _NO_EXAMPLES = frozenset({"Secret"})
@@ -32,7 +28,6 @@ class CompressedBody:
     num_bytes: int
 
     def body(self) -> Body:
-        """The body again."""
         decompressor = zlib.decompressobj(zdict=self.examples)
         body: Body = decoded(decompressor.decompress(self.content))
         return body
@@ -45,7 +40,6 @@ class Compressor:
     _examples: dict[str, tuple[bytes, int]] = field(default_factory=dict)
 
     def compress(self, kind: str, body: Mapping[str, Any]) -> CompressedBody:
-        """Pack a body of a kind."""
         text = encoded(body)
         examples, number = self._examples.get(kind, (b"", 0))
         compressor = zlib.compressobj(_LEVEL, zdict=examples)

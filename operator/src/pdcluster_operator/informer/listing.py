@@ -10,33 +10,28 @@ from pdcluster_api.apiserver.watch import Selection
 from pdcluster_operator.informer.cache import Name
 from pdcluster_schema import labels
 
-WATCHED = (PDCLUSTER, POD, *CHILDREN)
-"""Every kind that is watched and cached."""
+WATCHED = (PDCLUSTER, POD, *CHILDREN)  # Every kind that is watched and cached
 
+# Label of every child: the API server sends no other object of these kinds
 SELECTOR = f"{labels.MANAGED_BY}={labels.FIELD_MANAGER}"
-"""Label of every child: the API server sends no other object of these kinds."""
 
 _KIND_OF_NAME = {kind.name: kind for kind in WATCHED}
 
 
 @dataclass(frozen=True)
 class ObjectLister:
-    """Lists of all kinds.  namespaces: None in it = all
-
-    versions: of the last whole list of each selection, from which a watch of it goes on
-    """
+    """Lists of all kinds.  namespaces: None in it = all"""
 
     client: ApiClient
     namespaces: Sequence[str | None] = (None,)
+    # of the last whole list of each selection, from which a watch of it goes on
     versions: dict[Selection, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[str]:
-        """Names of the kinds."""
         return tuple(_KIND_OF_NAME)
 
     def selections(self, kinds: Iterable[Kind]) -> list[Selection]:
-        """The selections that are listed and watched of these kinds."""
         return [
             Selection(kind, namespace, "" if kind == PDCLUSTER else SELECTOR)
             for kind in kinds
@@ -44,15 +39,13 @@ class ObjectLister:
         ]
 
     async def bodies(self, kind: str) -> AsyncIterator[Body]:
-        """All objects of a kind."""
         for what in self.selections([_KIND_OF_NAME[kind]]):
             async for body in self.of(what):
                 yield body
 
     async def of(self, what: Selection) -> AsyncIterator[Body]:
-        """All objects of a selection; notes the version of the list at its end.
-
-        An optional kind that is absent has no objects, and its list no version.
+        """All objects of a selection; notes the version of the list at its end.  An optional kind
+        that is absent has no objects, and its list no version.
         """
         version = ""
         self.versions.pop(what, None)

@@ -1,10 +1,5 @@
-"""Watch the children of all PDClusters: each event into the cache, its PDCluster into the queue.
-
-kopf watches the PDClusters.  Of an event of a child only the key of its PDCluster is needed, and
-there are some twenty for each: docs/design/kopf-list-and-watch.md says what kopf would do for one.
-
-A watch goes on from the list that filled the cache.  When the API server no longer has the version
-that one stood at, the kind is listed again, and what is not listed any more is forgotten.
+"""Watch the children of all PDClusters: each event into the cache, its PDCluster into the queue. A
+watch goes on from the list that filled the cache; where that version is gone, it lists again.
 """
 
 import asyncio
@@ -22,27 +17,21 @@ from pdcluster_schema.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 RETRY = Backoff(first=1.0, most=10.0)
+# Failures in a row that the API server answered, after which the kind is listed again: it may never
+# take that version again, as after a restore of its etcd
 FAILURES_TO_LIST = 5
-"""Failures in a row that the API server answered, after which the kind is listed again: it may
-never take that version again, as after a restore of its etcd.
-"""
 
-ABSENT_SECONDS = 60.0
-"""Time after which an optional kind that was absent is listed again."""
+ABSENT_SECONDS = 60.0  # Time after which an optional kind that was absent is listed again
 
 
 @dataclass
 class Watches:
-    """The watches of pods and of every kind of children.
+    """The watches of pods and of every kind of children."""
 
-    client: without a bound on its connections: each watch has one of its own
-    add:    enqueues a PDCluster
-    """
-
-    client: ApiClient
+    client: ApiClient  # without a bound on its connections: each watch has one of its own
     listing: ObjectLister
     cache: Cache
-    add: Callable[[Key], None]
+    add: Callable[[Key], None]  # enqueues a PDCluster
     silence_seconds: float = SILENCE_SECONDS
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 

@@ -1,8 +1,5 @@
-"""Liveness of the process, for its probe: progress of the queue, the resync and every watch.
-
-Pure: clock values come in, sentences come out.  A process whose requests the API
-server refuses is healthy; one whose loop, queue runners or watches have stalled
-is not, and a restart is the cure.
+"""Liveness of the process, for its probe. Pure. A process whose requests are refused is healthy;
+one whose loop, queue or watches have stalled is not, and a restart is the cure.
 """
 
 from collections import Counter
@@ -12,28 +9,22 @@ from dataclasses import dataclass, field
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.queue.work_queue import WorkQueue
 
+# Longest time in which no reconcile begins or ends though keys wait; the length of the queue says
+# nothing, since thousands take their time
 MAX_WAIT_SECONDS = 120.0
-"""Longest time in which no reconcile begins or ends though keys wait; the length of the queue says
-nothing, since thousands take their time.
-"""
 
-MAX_WORK_SECONDS = 300.0
-"""Every request has a time limit, so work on one key ends long before."""
+MAX_WORK_SECONDS = 300.0  # Every request has a time limit, so work on one key ends long before
 
+# Resyncs in a row that found changes which a watch had missed, before it counts as stalled
 MAX_MISSES = 2
-"""Resyncs in a row that found changes which a watch had missed, before it counts as stalled."""
 
 
 @dataclass
 class QueueHealth:
-    """Facts about the resync and the watches.
+    """Facts about the resync and the watches."""
 
-    resync_seconds: the interval that was set
-    resynced:       when the last resync ended, on the clock of `problems`
-    """
-
-    resync_seconds: float
-    resynced: float
+    resync_seconds: float  # the interval that was set
+    resynced: float  # when the last resync ended, on the clock of `problems`
     _missed: Counter[str] = field(default_factory=Counter)
 
     def resync_ended(self, now: float, kinds: Iterable[str], missed: Iterable[str]) -> None:

@@ -1,11 +1,5 @@
-"""The resync: list everything, correct the cache where a watch has missed a change, enqueue every
-PDCluster.
-
-It fills the cache before the first reconcile.  kopf's watch of PDClusters, when it had to
-list again (at its start, after a restart of the API server, or a gap longer than its
-history), delivers no deletion of the gap: `request` has PDClusters listed soon.  A
-difference counts as missed by a watch only when it is still there after a
-grace period, so the ordinary delay of an event is not mistaken for silence.
+"""The resync: list everything, correct the cache where a watch has missed a change, enqueue all. A
+difference counts as missed only if it is still there after a grace period.
 """
 
 import asyncio
@@ -33,14 +27,11 @@ GRACE_SECONDS = 5.0
 
 @dataclass
 class Resync:
-    """Runs as one task for the whole process.
-
-    add: adds a key to the work queue
-    """
+    """Runs as one task for the whole process."""
 
     listing: ObjectLister
     cache: Cache
-    add: Callable[[Key], None]
+    add: Callable[[Key], None]  # adds a key to the work queue
     progress: QueueHealth
     grace_seconds: float = GRACE_SECONDS
     _early: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,13 +44,10 @@ class Resync:
         self.progress.resync_ended(time.monotonic(), (), ())
 
     def request(self) -> None:
-        """Have PDClusters checked as soon as the grace period allows."""
         self._early.set()
 
     async def run(self) -> None:
-        """Resync every `resync_seconds`, and check PDClusters on request; a failure is logged, the
-        next one retries.
-        """
+        """Resync every `resync_seconds`, check PDClusters on request; failures are logged."""
         due = time.monotonic() + self.progress.resync_seconds
         while True:
             with contextlib.suppress(TimeoutError):
@@ -76,7 +64,6 @@ class Resync:
                 due = time.monotonic() + self.progress.resync_seconds
 
     async def once(self) -> None:
-        """Resync once: check everything, and enqueue every PDCluster."""
         missed = await self.check(self.listing.kinds)
         self.progress.resync_ended(time.monotonic(), self.listing.kinds, missed)
         for key in self.cache.clusters():
@@ -92,7 +79,6 @@ class Resync:
         return missed
 
     async def _differences(self, kind: str) -> dict[Name, ObjectVersion | None]:
-        """Objects whose listing differs from the cache, with the cache's version before it."""
         before = self.cache.versions(kind)
         bodies = self.listing.bodies(kind)
         listed = {

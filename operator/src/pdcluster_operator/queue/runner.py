@@ -1,11 +1,5 @@
-"""The queue runner: takes keys from the queue and works on them, a bounded number at once, until
-stopped.
-
-Work that writes objects keeps processor and API server busy, so a second one beside it would make
-both slower and nothing sooner.  Another is begun only beside one that reads or reports
-(`write_gate`), and beside work that takes long, because it waits for a webhook, a busy server or
-an etcd (docs/design/overlapping-reconciles.md).  A key whose work raises is tried again after
-the queue's back-off; the error is logged and counted, and ends nothing else.
+"""The queue runner: works on a bounded number of keys at once until stopped. While a reconcile
+writes, or is short, none is begun beside it (docs/design/overlapping-reconciles.md).
 """
 
 import asyncio
@@ -25,12 +19,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WriteGate:
-    """Shared by the reconciles and the runner that begins them.
+    """Shared by the reconciles and the runner that begins them."""
 
-    on_open: called when no write closes it any more
-    """
-
-    on_open: Callable[[], None] | None = None
+    on_open: Callable[[], None] | None = None  # called when no write closes it any more
     _num_writing: int = 0
 
     @property
@@ -40,7 +31,6 @@ class WriteGate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Keep it closed while objects are written."""
         self._num_writing += 1
         try:
             yield
@@ -50,48 +40,34 @@ class WriteGate:
                 self.on_open()
 
 
-AT_ONCE = 2
-"""Keys in work that are not taken to be waiting, where the gate is open."""
+AT_ONCE = 2  # Keys in work that are not taken to be waiting, where the gate is open
 
+# Age of work that is taken to be waiting: some times the duration of a reconcile that makes
+# everything
 BLOCKED_AFTER_SECONDS = 0.5
-"""Age of work that is taken to be waiting: some times the duration of a reconcile that makes
-everything.
-"""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Result of the work on a key.
+    """Result of the work on a key."""
 
-    requeue_after_seconds: until a change is expected without an event; None = no sooner than the
-                           resync
-    try_again:          something was refused: come back after the back-off
-    wrote:              something was written, or tried to be
-    """
-
+    # until a change is expected without an event; None = no sooner than the resync
     requeue_after_seconds: float | None = None
-    try_again: bool = False
-    wrote: bool = False
+    try_again: bool = False  # something was refused: come back after the back-off
+    wrote: bool = False  # something was written, or tried to be
 
 
 @dataclass
 class QueueRunner:
-    """Works on the keys of one queue.
+    """Works on the keys of one queue."""
 
-    work:          what is done for a key
-    on_error:      called with every exception of `work`
-    most:          keys in work at a time
-    gate:          of another beside one
-    waits_seconds: the age of work that is taken to be waiting
-    """
-
-    work: Callable[[Key], Awaitable[Done]]
-    on_error: Callable[[], None]
-    most: int
+    work: Callable[[Key], Awaitable[Done]]  # what is done for a key
+    on_error: Callable[[], None]  # called with every exception of `work`
+    most: int  # keys in work at a time
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     clock: Callable[[], float] = time.monotonic
-    gate: WriteGate = field(default_factory=WriteGate)
-    waits_seconds: float = BLOCKED_AFTER_SECONDS
+    gate: WriteGate = field(default_factory=WriteGate)  # of another beside one
+    waits_seconds: float = BLOCKED_AFTER_SECONDS  # the age of work that is taken to be waiting
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
 
@@ -99,7 +75,6 @@ class QueueRunner:
         self.gate.on_open = self._wake.set
 
     def add(self, key: Key) -> None:
-        """Enqueue a key now."""
         self.queue.add(key, self.clock())
         self._wake.set()  # it waits for the gate where that is closed
 
@@ -118,14 +93,10 @@ class QueueRunner:
                     await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """Take no further key."""
         self._stopping = True
         self._wake.set()
 
     def _free_at(self, now: float) -> float:
-        """Time when another key may be begun, if none in work ends before; work that ends wakes
-        the runner.
-        """
         since = sorted(now - age for _, age in self.queue.in_work(now))
         if len(since) >= self.most:
             return inf

@@ -1,10 +1,5 @@
-"""The work queue: keys that are due, in work, or waiting for a retry.
-
-Pure: every method that depends on time takes the clock's value, in seconds.
-A key is worked on by one runner at a time; an add meanwhile enqueues it again
-once that runner is done, and any number of adds count as one.  Taking a key
-forgets its schedule: the work on it decides again.
-`queue.runner` drives it with asyncio.
+"""The work queue: keys that are due, in work, or scheduled. Pure: times are passed in, in seconds.
+One worker at a time per key; adds meanwhile count as one and enqueue it again when that is done.
 """
 
 from collections import OrderedDict
@@ -18,33 +13,28 @@ from pdcluster_schema.backoff import Backoff
 
 Key = TypeVar("Key")
 RETRY = Backoff(first=0.5, most=120.0)
+# Forgotten times kept before they are cleared away: some lie months ahead, and each reconcile adds
+# one
 _SPARE = 64
-"""Forgotten times kept before they are cleared away: some lie months ahead, and each reconcile adds
-one.
-"""
 
 
 @dataclass
 class WorkQueue(Generic[Key]):
-    """Keys that are due (with the time since when), in work, dirty (added while in work) or
-    scheduled for later.
-
-    _times: a heap of all that was scheduled (time, order, key), of which only what `_later` says
-            still counts
-    """
+    """Keys that are due (with the time since when), in work, dirty or scheduled."""
 
     backoff: Backoff = RETRY
     _due: "OrderedDict[Key, float]" = field(default_factory=OrderedDict)
     _processing: dict[Key, float] = field(default_factory=dict)
     _dirty: set[Key] = field(default_factory=set)
     _later: dict[Key, float] = field(default_factory=dict)
+    # a heap of all that was scheduled (time, order, key), of which only what `_later` says still
+    # counts
     _times: list[tuple[float, int, Key]] = field(default_factory=list)
     _num_times: int = 0
     _moved: float = -inf
     _failures: dict[Key, int] = field(default_factory=dict)
 
     def add(self, key: Key, now: float) -> None:
-        """Enqueue a key now."""
         if key in self._processing:
             self._dirty.add(key)
         else:
@@ -104,19 +94,14 @@ class WorkQueue(Generic[Key]):
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a runner."""
         return len(self._due)
 
     def next_at(self) -> float | None:
-        """Time when the next scheduled key becomes due; None when none is scheduled."""
         while self._times and self._later.get(self._times[0][2]) != self._times[0][0]:
             heappop(self._times)  # what it was scheduled for has been forgotten, or brought forward
         return self._times[0][0] if self._times else None
 
     def stood_still(self, now: float) -> float:
-        """Seconds for which a key has waited while none was taken or finished; 0 when none
-        waits.
-        """
         return now - max(self._moved, next(iter(self._due.values()))) if self._due else 0.0
 
     def in_work(self, now: float) -> Iterator[tuple[Key, float]]:

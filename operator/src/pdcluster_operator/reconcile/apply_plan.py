@@ -1,8 +1,5 @@
-"""Apply a plan: write what differs from it, and the statuses of scalers.
-
-The answers to our own writes go into the cache at once, so that the next reconcile starts
-from them; the watch then brings nothing new.  Whatever a reconcile learns so enqueues its
-cluster again.
+"""Apply a plan: write what differs from it, and the statuses of scalers. Answers to our own writes
+go into the cache at once; what they bring enqueues the cluster again.
 """
 
 import logging
@@ -36,47 +33,36 @@ from pdcluster_operator.writes.drift import writers
 from pdcluster_schema.conditions import APPLY_FAILED
 
 logger = logging.getLogger(__name__)
-CERTIFICATES = "Certificates"
-"""Reason of the events about a cluster's certificates."""
+CERTIFICATES = "Certificates"  # Reason of the events about a cluster's certificates
 
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """Result of acting on a plan.
+    """Result of acting on a plan."""
 
-    requeue_after_seconds: until the certificates are due for a check
-    events:   of the certificates
-    failures: refused writes, and objects that are not as they should be
-    cut:      pods that were removed before they had drained
-    wrote:    something was written, or tried to be
-    changed:  it was more than statuses
-    conflict: of an object that kept changing: the reconcile is done again
-    missing_secret: no snapshots: a Secret is missing, and no event will come: try again
-    """
-
-    requeue_after_seconds: float | None
-    events: tuple[PlannedEvent, ...] = ()
+    requeue_after_seconds: float | None  # until the certificates are due for a check
+    events: tuple[PlannedEvent, ...] = ()  # of the certificates
+    # refused writes, and objects that are not as they should be
     failures: tuple[WriteFailure, ...] = ()
-    cut: tuple[str, ...] = ()
-    wrote: bool = False
-    changed: bool = False
+    cut: tuple[str, ...] = ()  # pods that were removed before they had drained
+    wrote: bool = False  # something was written, or tried to be
+    changed: bool = False  # it was more than statuses
+    # of an object that kept changing: the reconcile is done again
     conflict: ConflictError | None = None
+    # no snapshots: a Secret is missing, and no event will come: try again
     missing_secret: bool = False
 
 
 @dataclass
 class PlanApplier:
-    """Writes for all PDClusters.
-
-    now:  wall-clock time, in UTC
-    gate: of another reconcile, closed while objects are written
-    """
+    """Writes for all PDClusters."""
 
     client: ApiClient
     cache: Cache
     site: RenderSettings
     etcd: EtcdRequests
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # wall-clock time, in UTC
+    # of another reconcile, closed while objects are written
     gate: WriteGate = field(default_factory=WriteGate)
     statuses: Statuses = field(init=False, repr=False)
 
@@ -85,7 +71,6 @@ class PlanApplier:
 
     async def apply(self, found: Observation, plan: ClusterPlan, session: Session) -> ApplyResult:
         """Make it so: drain commands before a shrink, objects, then records of lost workers.
-
         Raises UnavailableError: the outcome is unknown then.
         """
         await session.etcd.command(found.target, plan.commands)
@@ -107,7 +92,6 @@ class PlanApplier:
     async def _apply_objects(
         self, found: Observation, plan: ClusterPlan, session: Session, now: datetime
     ) -> ApplyResult:
-        """Render every child, compare it with what there is, and write what differs."""
         live, cluster, owner = found.live, found.cluster, owner_of(found.live)
         tls = tls_step(live, owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
@@ -171,7 +155,6 @@ class PlanApplier:
     async def _write(
         self, live: Live, session: Session, actions: list[Action]
     ) -> tuple[list[WriteFailure], ConflictError | None]:
-        """Return the refused writes, and the conflict."""
         conflict = None
         try:
             with self.gate.closed():
@@ -187,9 +170,6 @@ class PlanApplier:
 
 
 def _naming_writers(failure: WriteFailure, children: Iterable[Mapping[str, Any]]) -> WriteFailure:
-    """The failure of an apply with the other managers of the object: a field of theirs may exclude
-    one of ours.
-    """
     body = next(
         (
             each
@@ -209,6 +189,5 @@ def _naming_writers(failure: WriteFailure, children: Iterable[Mapping[str, Any]]
 
 
 def gone(pods: Iterable[str], failures: Iterable[WriteFailure]) -> list[str]:
-    """Pods of a cut whose StatefulSet could be written."""
     refused = {failure.object for failure in failures}
     return [pod for pod in pods if f"StatefulSet {pod.rpartition('-')[0]}" not in refused]

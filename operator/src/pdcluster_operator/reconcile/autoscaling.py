@@ -1,12 +1,6 @@
-"""Rounds of scrapes of a PDCluster that is scaled by metrics, and the decision on each.
-
-A round ends with the one decision on its numbers, beside what the last reconcile has
-observed: each event starts another reconcile, so that still holds.  A decision that
-changes nothing is kept here.  Any other is handed to the reconcile that the round
-enqueues, which writes it into the status.  It is valid while the object's generation
-and its workloads are those that it was made on; else that reconcile goes on from the
-status, and the next round decides.  State kept here is lost with the process, which
-only makes the autoscaler wait longer.
+"""Rounds of scrapes of a PDCluster that is scaled by metrics, and the decision on each. One that
+changes something is written into the status by the next reconcile, unless generation or workloads
+have changed meanwhile; then the next round decides.
 """
 
 import asyncio
@@ -43,50 +37,39 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class AutoscaleState:
-    """State while a PDCluster is followed.
+    """State while a PDCluster is followed."""
 
-    cluster, observed: of the last reconcile
-    next_at: when its next round begins
-    outcome: the last decision that was kept, or that a reconcile has taken
-    leaving: pods that drain or terminate, scraped as long as they run
-    task:    that runs the rounds; None = not begun
-    _pending: the decision of the newest round, for the reconcile that it enqueued
-    _unschedulable_since: since when each pod has been unschedulable, by name
-    """
-
-    cluster: PDCluster
+    cluster: PDCluster  # of the last reconcile
     observed: Observed
-    next_at: float
+    next_at: float  # when its next round begins
     windows: Windows
-    outcome: Outcome | None = None
+    outcome: Outcome | None = None  # the last decision that was kept, or that a reconcile has taken
+    # pods that drain or terminate, scraped as long as they run
     leaving: frozenset[str] = frozenset()
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] | None = None  # that runs the rounds; None = not begun
+    # the decision of the newest round, for the reconcile that it enqueued
     _pending: Outcome | None = None
     _pending_version: object = None
+    # since when each pod has been unschedulable, by name
     _unschedulable_since: dict[str, float] = field(default_factory=dict)
 
     @property
     def spec(self) -> AutoscaleSpec:
-        """The autoscale section of its spec."""
         return self.cluster.spec.autoscale
 
     @property
     def memory(self) -> Memory:
-        """Memory of the last decision."""
         return Memory() if self.outcome is None else self.outcome.memory
 
     @property
     def has_decided(self) -> bool:
-        """Return whether a decision waits for a reconcile."""
         return self._pending is not None
 
     def put(self, outcome: Outcome, observed: Observed) -> None:
-        """Keep a decision, made on this state, for the next reconcile."""
         self._pending, self._pending_version = outcome, _version(observed)
 
     def drop(self) -> None:
-        """Drop the decision that waits: a newer one is being made."""
         self._pending = None
 
     def pop(self) -> Outcome | None:
@@ -106,39 +89,30 @@ class AutoscaleState:
 
 
 def _version(observed: Observed) -> object:
-    """State that a decision is valid for: generation, serving revision and workloads."""
     workloads = frozenset(state.id for state in observed.workloads)
     return observed.generation, observed.service_revision, workloads
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Parts that the autoscaling of all PDClusters shares.
-
-    port:  of the workers' HTTP listeners
-    clock: seconds that never jump
-    now:   wall-clock time, in UTC
-    """
+    """Parts that the autoscaling of all PDClusters shares."""
 
     cache: Cache
     scraper: Scraper
     scrapes: ScrapeMetrics
     metrics: AutoscaleMetrics
-    port: int = HTTP_PORT
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    port: int = HTTP_PORT  # of the workers' HTTP listeners
+    clock: Callable[[], float] = time.monotonic  # seconds that never jump
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # wall-clock time, in UTC
 
 
 @dataclass
 class Autoscaling:
-    """The autoscaling of one PDCluster.
-
-    enqueue: enqueues the PDCluster
-    """
+    """The autoscaling of one PDCluster."""
 
     key: Key
     shared: Scaling
-    enqueue: Callable[[], None]
+    enqueue: Callable[[], None]  # enqueues the PDCluster
     _state: AutoscaleState | None = None
 
     @property
@@ -148,13 +122,11 @@ class Autoscaling:
 
     @property
     def has_decided(self) -> bool:
-        """Return whether a decision waits for a reconcile."""
         return self._state is not None and self._state.has_decided
 
     def follow(self, cluster: PDCluster, observed: Observed) -> ScalingDecision | None:
-        """Scrape the workers from now on, as the spec says; with mode Off no longer.
-
-        Returns the decision that a round has made on this state; None = there is none.
+        """Scrape the workers from now on, as the spec says; with mode Off no longer.  Returns the
+        decision that a round has made on this state; None = there is none.
         """
         state, now = self._state, self.shared.clock()
         if cluster.spec.autoscale.mode == "Off":
@@ -171,9 +143,8 @@ class Autoscaling:
         return self._pop(state)
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.
-
-        Returns its rounds, which are cancelled.
+        """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.  Returns its
+        rounds, which are cancelled.
         """
         state, self._state = self._state, None
         if state is None or state.task is None:
@@ -195,10 +166,6 @@ class Autoscaling:
         state.outcome = outcome
 
     def _decide(self, state: AutoscaleState, scraped: Iterable[str]) -> bool:
-        """Decide on a round; returns whether a reconcile has to write the decision.
-
-        scraped: pods of the round
-        """
         state.drop()
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None:
@@ -219,7 +186,6 @@ class Autoscaling:
         return False
 
     async def _run(self, state: AutoscaleState) -> None:
-        """Run one round after the other, each when it is due."""
         while True:
             now = self.shared.clock()
             if state.next_at <= now:

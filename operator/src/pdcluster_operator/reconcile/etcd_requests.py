@@ -26,17 +26,12 @@ from pdcluster_schema.pdcluster import PDCluster
 
 @dataclass(frozen=True)
 class EtcdTarget:
-    """The etcd in which a PDCluster's workers are registered.
+    """The etcd in which a PDCluster's workers are registered."""
 
-    key:        of the PDCluster, below whose keys everything is, and in whose namespace the Secret
-    tls_secret: None = it speaks no TLS
-    is_external: it is the user's own, and not run for the cluster
-    """
-
-    key: Key
+    key: Key  # of the PDCluster, below whose keys everything is, and in whose namespace the Secret
     endpoints: tuple[str, ...]
-    tls_secret: str | None = None
-    is_external: bool = False
+    tls_secret: str | None = None  # None = it speaks no TLS
+    is_external: bool = False  # it is the user's own, and not run for the cluster
 
     @classmethod
     def of(cls, cluster: PDCluster) -> "EtcdTarget":
@@ -68,9 +63,7 @@ class EtcdRequests:
     may_be_loopback: bool = False
 
     async def has_client_certificate(self, target: EtcdTarget) -> bool | None:
-        """Return whether the Secret has one for the workers too; None = the Secret cannot be
-        used.
-        """
+        """True if the Secret has one for the workers too; None = it cannot be used."""
         try:
             tls = await self._tls(target)
         except EtcdUnreachableError:
@@ -78,14 +71,12 @@ class EtcdRequests:
         return tls is not None and tls.certificate is not None
 
     async def registered(self, target: EtcdTarget) -> Registered:
-        """Records and commands of a cluster."""
         endpoints, tls = await self._way(target)
         return await read_registered(endpoints, target.key.namespace, target.key.name, tls)
 
     async def command(
         self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
     ) -> None:
-        """Write drain commands for pods, and remove those of others."""
         endpoints, tls = await self._way(target)
         await write_commands(
             endpoints,
@@ -97,10 +88,7 @@ class EtcdRequests:
         )
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
-        """Remove unchanged records of pods that the API server does not know; returns those pods.
-
-        Raises ClusterError too.
-        """
+        """Remove unchanged records of pods that do not exist; returns those pods."""
         dead = [
             stored
             for stored in records

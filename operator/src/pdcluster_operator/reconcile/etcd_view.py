@@ -1,16 +1,5 @@
-"""One view of a PDCluster's etcd: the worker records as last read, and whether it answers.
-
-Both come from the same reads: an etcd answers when the last whole read did, whatever becomes of
-a command, or of a read for which a reconcile has only some seconds.  One that the user gave is
-read every `GIVEN_POLL_SECONDS`, since Ready depends on it.  Of one that is run for the cluster the
-readiness of its pods says the same: it is read once per `IDLE_POLL_SECONDS`, by a reconcile, or,
-where it is followed, between reconciles too, for a change of a worker record comes with no event.
-After a failed read it is retried with back-off, and no reconcile waits for it until it answers.
-The reads themselves are `etcd_reader`'s.
-
-While workers drain, each reconcile reads again, with a time limit.  The answers, and since when
-they hold, are in `known_records`.  When a PDCluster is gone its commands are removed, since nothing
-else would.
+"""One view of a PDCluster's etcd: its worker records as last read, and whether it answers. It
+answers when the last whole read did. After a failed read none waits for it until it answers.
 """
 
 import asyncio
@@ -28,37 +17,32 @@ from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
 from pdcluster_operator.reconcile.known_records import KnownRecords
 
 logger = logging.getLogger(__name__)
+# Background reads at a time: an operator that starts has to read for all clusters
 MAX_CONCURRENT_READS = 8
-"""Background reads at a time: an operator that starts has to read for all clusters."""
 
+# Reconciles that wait for a first answer at a time: more would take all runners, and an answer
+# enqueues its cluster anyway
 MAX_FIRST_READS = 2
-"""Reconciles that wait for a first answer at a time: more would take all runners, and an answer
-enqueues its cluster anyway.
-"""
 
+# Longest wait of a cluster's first reconcile for an answer, so that its first status need not be
+# corrected
 FIRST_READ_TIMEOUT_SECONDS = 4.0
-"""Longest wait of a cluster's first reconcile for an answer, so that its first status need not
-be corrected.
-"""
 
-READ_TIMEOUT_SECONDS = 8.0
-"""Timeout of one read or write for which a reconcile waits."""
+READ_TIMEOUT_SECONDS = 8.0  # Timeout of one read or write for which a reconcile waits
 
+# Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret
 BACKGROUND_TIMEOUT_SECONDS = 60.0
-"""Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret."""
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Bounds that all PDClusters share.
+    """Bounds that all PDClusters share."""
 
-    reads:   background reads; of given etcds all are read at once, so that dead ones hold up none
-    waiting: reconciles that wait for a first answer
-    """
-
+    # background reads; of given etcds all are read at once, so that dead ones hold up none
     reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)
     )
+    # reconciles that wait for a first answer
     waiting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FIRST_READS))
 
 
@@ -120,13 +104,11 @@ class EtcdReader:
         known.answered(self.clock(), self.now())
 
     def fail(self, known: KnownRecords, error: str, *, is_down: bool) -> None:
-        """Note a read or a command that failed; see `KnownRecords.failed`."""
         if known.error != error:
             logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
         known.failed(error, self.clock(), is_down=is_down)
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Cancel the read that is under way; returns it."""
         reading, self.reading = self.reading, None
         if reading is not None:
             reading.cancel()
@@ -140,9 +122,8 @@ class TimeoutMessage(str):
 async def error_of(
     target: EtcdTarget, request: Awaitable[object], timeout: float | None = None
 ) -> str | None:
-    """Return the error of a request as a sentence; None = there was none.
-
-    timeout: in seconds; None = that of a request for which a reconcile waits.
+    """Return the error of a request as a sentence; None = there was none.  timeout: in seconds;
+    None = that of a request for which a reconcile waits.
     """
     seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
     try:
@@ -161,48 +142,35 @@ async def error_of(
     return None
 
 
-POLL_SECONDS = 5.0
-"""Between two looks at what is due, of all PDClusters."""
+POLL_SECONDS = 5.0  # Between two looks at what is due, of all PDClusters
 
-ACTIVE_POLL_SECONDS = 10.0
-"""Between two reads while there is a mismatch."""
+ACTIVE_POLL_SECONDS = 10.0  # Between two reads while there is a mismatch
 
-UNREACHABLE_RETRY_SECONDS = 5.0
-"""Retry of an etcd that has not answered while a shrink is held."""
+UNREACHABLE_RETRY_SECONDS = 5.0  # Retry of an etcd that has not answered while a shrink is held
 
 
 @dataclass
 class EtcdView:
-    """Worker records, drain commands and reachability of one PDCluster's etcd.
-
-    enqueue: enqueues the PDCluster
-    clock:   seconds that only go forward
-    now:     wall-clock time, in UTC, stored with commands for an operator that restarts
-    reader:  makes the reads
-    """
+    """Worker records, drain commands and reachability of one PDCluster's etcd."""
 
     requests: EtcdRequests
-    enqueue: Callable[[], None]
+    enqueue: Callable[[], None]  # enqueues the PDCluster
     slots: ReadLimits = field(default_factory=ReadLimits)
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # seconds that only go forward
+    # wall-clock time, in UTC, stored with commands for an operator that restarts
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _known: KnownRecords | None = None
-    reader: EtcdReader = field(init=False, repr=False)
+    reader: EtcdReader = field(init=False, repr=False)  # makes the reads
 
     def __post_init__(self) -> None:
         self.reader = EtcdReader(self.requests, self.enqueue, self.slots, self.clock, self.now)
 
     def follow(self, target: EtcdTarget, *, is_tracked: bool) -> None:
-        """Read between reconciles too: no Kubernetes event comes with a change of a worker
-        record.
-        """
+        """Read between reconciles too: no event comes with a change of a worker record."""
         self._of(target).is_tracked = is_tracked
 
     async def error(self, target: EtcdTarget) -> str | None:
-        """Error of a given etcd that answers no read; None = it does.
-
-        A first read is waited for.
-        """
+        """Error of a given etcd that answers no read; None = it does.  Waits for a first read."""
         known = self._of(target)
         if not known.has_result:
             self.reader.read_if_due(known, 0.0)
@@ -212,7 +180,6 @@ class EtcdView:
         return known.error if known.is_down else None
 
     def is_full(self, target: EtcdTarget) -> bool:
-        """Return whether etcd has no room for writes, by the last read."""
         known = self._of(target)
         return known.last is not None and known.last.is_full
 
@@ -220,7 +187,6 @@ class EtcdView:
         self, target: EtcdTarget, workloads: Iterable[WorkloadState], *, is_up: bool = True
     ) -> WorkerRecords | None:
         """Last known records; starts a due read, which enqueues the cluster if it brings a change.
-
         is_up: False = etcd is known not to answer, and a change of that enqueues the cluster
         """
         known = self._of(target)
@@ -235,10 +201,7 @@ class EtcdView:
     async def fresh(
         self, target: EtcdTarget, workloads: Iterable[WorkloadState]
     ) -> WorkerRecords | None:
-        """Read now.
-
-        An etcd that did not answer is waited for once; its answer enqueues the cluster.
-        """
+        """Read now.  One that did not answer is read behind; its answer enqueues the cluster."""
         known = self._of(target)
         if known.error is None:
             await self.reader.read(known)
@@ -248,9 +211,7 @@ class EtcdView:
 
     async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
         """Write drain commands for exactly these pods; those of other pods are removed a moment
-        later.
-
-        A command that etcd does not take is missing in the next read, and written then.
+        later.  A command that etcd does not take is missing in the next read, and written then.
         """
         known, now = self._of(target), self.clock()
         known.commands.ask(drain, known.last.commands if known.last else (), now)
@@ -300,9 +261,8 @@ class EtcdView:
             self.reader.read_if_due(self._known, self._known.idle_seconds)
 
     def poll(self) -> None:
-        """Start a read that is due without a reconcile.
-
-        One that is run for the cluster and known to be down is left to the reconciles.
+        """Start a read that is due without a reconcile.  One that is run for the cluster and known
+        to be down is left to the reconciles.
         """
         known = self._known
         if known is None:
@@ -313,11 +273,9 @@ class EtcdView:
             self.reader.read_if_due(known, known.idle_seconds)
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Cancel the read that is under way; returns it."""
         return self.reader.stop()
 
     async def end(self) -> None:
-        """The PDCluster is gone: remove its commands."""
         self.stop()
         known, self._known = self._known, None
         if (

@@ -12,41 +12,30 @@ from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.result import ClusterPlan
 
+# Upper bound between full comparisons, in case the fingerprint misses an input
 MAX_SECONDS = 3600.0
-"""Upper bound between full comparisons, in case the fingerprint misses an input."""
 
 
 @dataclass(frozen=True)
 class ObservedInputs:
-    """All that an observation starts from.
+    """All that an observation starts from."""
 
-    change: of the cache, in the PDCluster or its children (`Cache.change`)
-    etcd:   what is known of its etcd (`EtcdView.standing`); None = that depends on the time
-    faults: by StatefulSet, the problem that keeps it from getting pods
-    key_secret: Secret of the API keys, None = none is named
-    """
-
-    change: int
+    change: int  # of the cache, in the PDCluster or its children (`Cache.change`)
+    # what is known of its etcd (`EtcdView.standing`); None = that depends on the time
     etcd: tuple[object, ...] | None
-    faults: Mapping[str, Problem]
-    key_secret: str | None
+    faults: Mapping[str, Problem]  # by StatefulSet, the problem that keeps it from getting pods
+    key_secret: str | None  # Secret of the API keys, None = none is named
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Inputs of a reconcile that had nothing to write.
+    """Inputs of a reconcile that had nothing to write."""
 
-    children: digest of the plan and of all children
-    until:    when they are compared again in any case
-    is_due:   at that time something falls due, as the renewal of a certificate does
-    observed: None = something was left to do; observed_until: when it is observed again
-    """
-
-    children: bytes
-    until: datetime
-    is_due: bool
-    observed: ObservedInputs | None = None
-    observed_until: datetime | None = None
+    children: bytes  # digest of the plan and of all children
+    until: datetime  # when they are compared again in any case
+    is_due: bool  # at that time something falls due, as the renewal of a certificate does
+    observed: ObservedInputs | None = None  # None = something was left to do
+    observed_until: datetime | None = None  # when it is observed again
 
     @classmethod
     def of(
@@ -68,9 +57,8 @@ class Fingerprint:
     def at_rest(
         self, observed: ObservedInputs, seconds: float | None, now: datetime
     ) -> "Fingerprint":
-        """The same after nothing was left to do, for as long as that holds.
-
-        seconds: until something falls due; None = nothing does
+        """The same after nothing was left to do, for as long as that holds.  seconds: until
+        something falls due; None = nothing does
         """
         due = self.until if seconds is None else now + timedelta(seconds=seconds)
         return replace(self, observed=observed, observed_until=min(self.until, due))

@@ -1,8 +1,5 @@
 """Check that the Secret with a cluster's API keys holds a key: without one every request is
-refused.
-
-The Secret is the user's and not watched: it is read in each reconcile of a
-cluster that names one, and again soon while something is wrong with it.
+refused. It is the user's and not watched, so it is read in each reconcile.
 """
 
 from dataclasses import dataclass
@@ -24,9 +21,8 @@ class KeySecret:
     client: ApiClient
 
     async def fault(self, namespace: str, name: str | None) -> Problem | None:
-        """Problem of a Secret without a usable key, or that cannot be read.
-
-        None = there is a key, or no Secret is named.  Raises UnavailableError.
+        """Problem of a Secret without a usable key, or that cannot be read.  None = there is a key,
+        or no Secret is named. Raises UnavailableError.
         """
         if name is None:
             return None
@@ -54,8 +50,5 @@ class KeySecret:
 
 
 def is_key(entry: str, value: bytes) -> bool:
-    """Return whether workers read an entry of the Secret as a key: a visible file, one ASCII
-    word.
-    """
     key = value.strip()
     return not entry.startswith(".") and bool(key) and all(33 <= byte <= 126 for byte in key)

@@ -1,8 +1,5 @@
-"""Worker records of one etcd as last read: since when each mismatch lasts, and the next read.
-
-Kept: since when each drain and each mismatch lasts; the commands hold the time too, for an operator
-that restarts.  All other times are by a monotonic clock.  A mismatch begins with a read that found
-it, and while etcd is away none grows older.  It reads nothing itself: `etcd_view` does.
+"""Worker records and drain commands of one etcd as last read, and since when each mismatch lasts. A
+mismatch begins with a read that found it, and grows no older while etcd is away.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -21,26 +18,21 @@ from pdcluster_api.plan.status.in_sync import find_mismatches
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_schema.backoff import Backoff
 
+# Between the reconcile that wants a pod to serve again and the end of its drain command. The pod
+# may be terminating already, and the watch brings that later.
 UNDRAIN_DELAY_SECONDS = 1.0
-"""Between the reconcile that wants a pod to serve again and the end of its drain command.
-
-The pod may be terminating already, and the watch brings that later.
-"""
 
 
 @dataclass
 class DrainCommands:
-    """Wanted commands, and those that are left over.
+    """Wanted commands, and those that are left over."""
 
-    _requested: per pod that should drain, the start of its drain
-    _spare: per pod with a command that should serve again, since when
-    """
-
+    # per pod that should drain, the start of its drain
     _requested: dict[str, float] = field(default_factory=dict)
+    # per pod with a command that should serve again, since when
     _spare: dict[str, float] = field(default_factory=dict)
 
     def ask(self, drain: Collection[str], commanded: Iterable[str], now: float) -> None:
-        """Want commands for exactly these pods.  commanded: pods that have one"""
         self._requested = {pod: self._requested.get(pod, now) for pod in drain}
         self._spare = {pod: self._spare.get(pod, now) for pod in commanded if pod not in drain}
 
@@ -51,7 +43,6 @@ class DrainCommands:
 
     @property
     def is_any(self) -> bool:
-        """Return whether there is any command, or one that is left over."""
         return bool(self._requested or self._spare)
 
     def ages(self, now: float) -> dict[str, float]:
@@ -63,69 +54,53 @@ class DrainCommands:
         return {pod: age for pod, age in self.ages(now).items() if pod not in commanded}
 
     def removable(self, now: float) -> set[str]:
-        """Pods whose command is to be removed now."""
         return {pod for pod, since in self._spare.items() if now - since >= UNDRAIN_DELAY_SECONDS}
 
 
-IDLE_POLL_SECONDS = 60.0
-"""Between two reads of workers without a mismatch."""
+IDLE_POLL_SECONDS = 60.0  # Between two reads of workers without a mismatch
 
-EXTERNAL_POLL_SECONDS = 15.0
-"""Between two reads of a given etcd, whether it answers or not."""
+EXTERNAL_POLL_SECONDS = 15.0  # Between two reads of a given etcd, whether it answers or not
 
-RETRY = Backoff(first=10.0, most=300.0)
-"""Problem of a managed etcd that did not answer."""
+RETRY = Backoff(first=10.0, most=300.0)  # Problem of a managed etcd that did not answer
 
 
 @dataclass
 class KnownRecords:
-    """The last answer of one etcd, and its times, in seconds of one clock that only goes forward.
-
-    at:    time of the last answer or failure; None = not read yet, or to be read again
-    error: of the last read or command; None = it answered
-    is_down: no read answers.  One that was cut short for a reconcile, and a refused command, leave
-             that as it was: `Ready` would follow each of them, and the next whole read
-    mismatched: per pod, since when a record has no pod or a pod no record
-    is_away: unreachable since the last successful read; mismatch timers restart
-    reads: so far; judged: those that `mismatched` is based on: a change since is no mismatch yet
-    is_tracked: it is read between reconciles too
-    turn:  counts reads and commands; known_turn: turn of `last`, which no earlier read may
-           overwrite
-    """
+    """The last answer of one etcd, and its times, by a monotonic clock."""
 
     target: EtcdTarget
+    # time of the last answer or failure; None = not read yet, or to be read again
     at: float | None = None
     last: Registered | None = None
-    error: str | None = None
+    error: str | None = None  # of the last read or command; None = it answered
+    # no read answers.  One that was cut short for a reconcile, and a refused command, leave that as
+    # it was: `Ready` would follow each of them, and the next whole read
     is_down: bool = True
     num_failures: int = 0
     commands: DrainCommands = field(default_factory=DrainCommands)
+    # per pod, since when a record has no pod or a pod no record
     mismatched: dict[str, float] = field(default_factory=dict)
-    is_away: bool = False
-    is_tracked: bool = False
-    reads: int = 0
-    judged: int = 0
-    turn: int = 0
-    known_turn: int = 0
+    is_away: bool = False  # unreachable since the last successful read; mismatch timers restart
+    is_tracked: bool = False  # it is read between reconciles too
+    reads: int = 0  # so far
+    judged: int = 0  # those that `mismatched` is based on: a change since is no mismatch yet
+    turn: int = 0  # counts reads and commands
+    known_turn: int = 0  # turn of `last`, which no earlier read may overwrite
 
     def next_turn(self) -> int:
-        """Turn of a read or a command that begins now."""
         self.turn += 1
         return self.turn
 
     @property
     def has_result(self) -> bool:
-        """Return whether a read has ended, with an answer or an error."""
         return self.last is not None or self.error is not None
 
     @property
     def retry_seconds(self) -> float:
-        """Between two reads after a failed one."""
         return EXTERNAL_POLL_SECONDS if self.target.is_external else RETRY.after(self.num_failures)
 
     @property
     def idle_seconds(self) -> float:
-        """Between two reads when nothing is to be expected."""
         if self.error is not None:
             return self.retry_seconds
         return EXTERNAL_POLL_SECONDS if self.target.is_external else IDLE_POLL_SECONDS
@@ -136,7 +111,6 @@ class KnownRecords:
         return self.error, self.is_down, self._content()
 
     def _content(self) -> tuple[object, ...]:
-        """Parts of the records that a plan depends on."""
         if self.last is None:
             return ()
         last = self.last
@@ -145,7 +119,6 @@ class KnownRecords:
         return states, devices, frozenset(last.commands), disaggregation, last.is_full
 
     def has_mismatch(self, workloads: Iterable[WorkloadState]) -> bool:
-        """Return whether, by the last answer, a record has no pod or a pod no record."""
         if self.error is not None or self.last is None:
             return False
         return bool(find_mismatches(_states(self.last), workloads))
@@ -163,7 +136,6 @@ class KnownRecords:
         self.commands.learn(ages, at)
 
     def failed(self, error: str, at: float, *, is_down: bool) -> None:
-        """Note a read or a command that failed.  is_down: whether no read answers, so far."""
         self.error, self.at, self.is_away = error, at, True
         self.is_down = is_down
         self.num_failures += 1

@@ -1,7 +1,4 @@
-"""Metrics of the loop, of each PDCluster and of the autoscaler, in the process's own registry.
-
-Those of a PDCluster are what the chart's alerts join on: one rule serves all PDClusters.
-"""
+"""Metrics of the loop, of each PDCluster (for the chart's alerts) and of the autoscaler."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +14,8 @@ from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_schema import conditions as words
 from pdcluster_schema.qos import SloSpec
 
+# Conditions of which a user may want an alert: what each of the others says is in Ready too, or a
+# metric of its own
 SHOWN = (
     words.READY,
     words.STALLED,
@@ -24,9 +23,6 @@ SHOWN = (
     words.KV_TRANSFER_VERIFIED,
     words.ACCELERATORS_IN_USE,
 )
-"""Conditions of which a user may want an alert: what each of the others says is in Ready too, or a
-metric of its own.
-"""
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -119,7 +115,6 @@ class ControllerMetrics:
         self._slo.labels(*key, "tpot").set((slo.tpot_milliseconds or 0.0) / 1000)
 
     def show_status(self, key: Key, status: Mapping[str, Any]) -> None:
-        """Show the conditions that alerts are about, and the figures of KV transfers."""
         previous = Previous(status)
         shown = {
             (str(each["type"]), str(each.get("reason", ""))): float(each["status"] == "True")
@@ -145,7 +140,6 @@ class ControllerMetrics:
         self._verified_rate.show(key, rates.items())
 
     def forget(self, key: Key) -> None:
-        """Remove what is shown for a cluster."""
         self.drains_cut.remove(*key)
         self._verified_rate.show(key, ())
         self._conditions.show(key, ())
@@ -189,7 +183,6 @@ class AutoscaleMetrics:
         self._problems.show(key, (((reason,), number) for reason, number in reasons.items()))
 
     def forget(self, key: Key) -> None:
-        """Remove what is shown for a cluster."""
         self._replicas.show(key, ())
         self._problems.show(key, ())
         self._changes.remove(*key)
@@ -208,7 +201,6 @@ class _ClusterGauge:
         self._shown: dict[Key, frozenset[tuple[str, ...]]] = {}
 
     def show(self, key: Key, values: Iterable[tuple[tuple[str, ...], float]]) -> None:
-        """Show these values, by labels, in place of all that were shown."""
         now = dict(values)
         for labels in self._shown.pop(key, frozenset()) - now.keys():
             self._gauge.remove(*key, *labels)

@@ -1,8 +1,4 @@
-"""The first part of a reconcile: read everything that its plan starts from.
-
-From the cache, the events of the namespace, the Secrets that are the user's, and what is
-known of the etcd.  Nothing is written.
-"""
+"""The first part of a reconcile: read everything that its plan starts from. Nothing is written."""
 
 import asyncio
 import logging
@@ -31,32 +27,26 @@ from pdcluster_schema.pdcluster import PDCluster
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
+# A slice of long work ends with the first item after this time: one takes up to as much again
 SLICE_SECONDS = 0.05
-"""A slice of long work ends with the first item after this time: one takes up to as much again."""
 
+# PDClusters that are kept parsed, some 15 kB each: while one changes it is reconciled some times in
+# a row
 MAX_PARSED = 128
-"""PDClusters that are kept parsed, some 15 kB each: while one changes it is reconciled some times
-in a row.
-"""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One PDCluster as it is.
-
-    inputs:                what the observation started from
-    target:                where its workers are registered
-    requeue_after_seconds: until the next read of what comes with no event; None = nothing is due
-    is_fresh:              its worker records were read for this reconcile
-    """
+    """One PDCluster as it is."""
 
     live: Live
     cluster: PDCluster
     observed: Observed
-    inputs: ObservedInputs
-    target: EtcdTarget
+    inputs: ObservedInputs  # what the observation started from
+    target: EtcdTarget  # where its workers are registered
+    # until the next read of what comes with no event; None = nothing is due
     requeue_after_seconds: float | None
-    is_fresh: bool = False
+    is_fresh: bool = False  # its worker records were read for this reconcile
 
 
 @dataclass
@@ -101,10 +91,9 @@ async def in_slices(
 
 
 async def live_cluster(client: ApiClient, cache: Cache, key: Key) -> Live | None:
-    """The object and its children, from the cache; None = it is gone.
-
-    Children that came into the cache before their PDCluster are read: of them it kept no more than
-    their identity.  Raises UnavailableError.
+    """The object and its children, from the cache; None = it is gone.  Children that came into the
+    cache before their PDCluster are read: of them it kept no more than their identity. Raises
+    UnavailableError.
     """
     for name in cache.unread(key):
         version = cache.version(name)
@@ -120,10 +109,7 @@ async def live_cluster(client: ApiClient, cache: Cache, key: Key) -> Live | None
 async def observe_cluster(
     live: Live, parsed: ParsedClusters, session: Session, key_secret: KeySecret, change: int
 ) -> Observation:
-    """Read everything.  change: of the cache, when `live` was read from it
-
-    Raises UnavailableError and InvalidObjectError.
-    """
+    """Read everything.  Raises UnavailableError and InvalidObjectError."""
     cluster = as_it_runs(parsed.of(live), live)
     faults, requeue_after = await session.pod_faults.of(live)
     target, secret = EtcdTarget.of(cluster), cluster.spec.service.api_key_secret
@@ -157,7 +143,6 @@ async def refresh_records(found: Observation, session: Session) -> Observation:
 
 
 def owner_of(live: Live) -> Owner:
-    """The PDCluster, as its children name it."""
     return Owner(live.key.name, live.key.namespace, live.uid)
 
 

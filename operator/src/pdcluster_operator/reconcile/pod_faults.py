@@ -1,10 +1,5 @@
-"""Find why a StatefulSet gets no pods, from the events of its controller.
-
-They are read after it has been short of pods for a while: for a whole namespace
-at once, and kept for some seconds, since the API server has to go through all
-events of a namespace for every question.  An event counts only for the object it
-is about, and only if it is no older than the shortage, where the start of that
-was observed.
+"""Find why a StatefulSet gets no pods, from the events of its controller. They are listed for a
+whole namespace, once it has been short of pods for a while: such a list is dear for the API server.
 """
 
 import asyncio
@@ -24,18 +19,16 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_schema import conditions
 
 logger = logging.getLogger(__name__)
-SHORTAGE_GRACE_SECONDS = 3.0
-"""A StatefulSet that scales up is short of pods for less."""
+SHORTAGE_GRACE_SECONDS = 3.0  # A StatefulSet that scales up is short of pods for less
 
 EVENTS_POLL_SECONDS = 15.0
+# Longest period: a long shortage is looked at less and less often; its pods, when they come, are
+# events of their own
 MAX_EVENTS_POLL_SECONDS = 120.0
-"""Longest period: a long shortage is looked at less and less often; its pods, when they come, are
-events of their own.
-"""
 
 EVENTS_KEPT_SECONDS = 3.0
+# Lag of the control plane's clocks behind ours, and of our look behind the shortage
 SKEW_SECONDS = 30.0
-"""Lag of the control plane's clocks behind ours, and of our look behind the shortage."""
 
 _FIELDS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _NEVER = ("", "")
@@ -52,10 +45,7 @@ class FailedCreates:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def of(self, namespace: str) -> _Read:
-        """(time, message) by uid of the StatefulSet; an error when the API server refuses.
-
-        Raises UnavailableError.
-        """
+        """(time, message) by uid of the StatefulSet; an error when it is refused."""
         async with self._reading:
             when, read = self._read.get(namespace, (-inf, {}))
             if self.clock() - when >= EVENTS_KEPT_SECONDS:
@@ -86,19 +76,16 @@ class FailedCreates:
 
 @dataclass
 class PodFaults:
-    """Start of the shortage of pods of each StatefulSet of one PDCluster.
-
-    clock: monotonic seconds
-    now:   wall-clock time, which is what events have
-    _uids: by name, of all StatefulSets that there are
-    _seen: uids of StatefulSets whose last shortage, if any, was observed from its start
-    """
+    """Start of the shortage of pods of each StatefulSet of one PDCluster."""
 
     events: FailedCreates
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # monotonic seconds
+    # wall-clock time, which is what events have
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _short_since: dict[str, float] = field(default_factory=dict)
+    # by name, of all StatefulSets that there are
     _uids: dict[str, str] = field(default_factory=dict)
+    # uids of StatefulSets whose last shortage, if any, was observed from its start
     _seen: set[str] = field(default_factory=set)
 
     async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:

@@ -1,8 +1,5 @@
-"""Reconcile one PDCluster: observe, plan, apply, report.
-
-Level-triggered: a reconcile starts from the observed state, whatever enqueued it, and
-writes nothing for a cluster that is as it should be.  Of an invalid object only the
-status is written; of one that is being deleted nothing.
+"""Reconcile one PDCluster, level-triggered: from the observed state, whatever enqueued it. Of an
+invalid object only the status is written; of one that is being deleted nothing.
 """
 
 import logging
@@ -82,7 +79,6 @@ class Reconciler:
         return done
 
     async def _apply(self, found: Observation, session: Session) -> Done:
-        """Plan, apply and report what was observed."""
         found, desired, plan = await self._plan(found, session)
         # recorded before anything follows it, so that the next reconcile knows it
         if plan.reports_first:
@@ -119,7 +115,6 @@ class Reconciler:
     async def _plan(
         self, found: Observation, session: Session
     ) -> tuple[Observation, DesiredState, ClusterPlan]:
-        """Plan; once more where the plan depends on a fresh read of the worker records."""
         while True:
             desired = desired_state(found.cluster, found.observed, self._stamp())
             plan = plan_cluster(desired)
@@ -129,7 +124,6 @@ class Reconciler:
 
     async def _unchanged(self, key: Key) -> Done | None:
         """Result of a reconcile that would find what the last one found, which left nothing to do.
-
         None = it may find something else.
         """
         session, now = self.sessions.find(key), self.applier.now()
@@ -163,7 +157,6 @@ class Reconciler:
     async def _report(
         self, live: Live, session: Session, report: StatusPlan, others: Iterable[PlannedEvent] = ()
     ) -> bool:
-        """Write status and events that are new; returns whether there were any."""
         entries = report.status.get("conditions", ())
         found = (each["status"] for each in entries if each["type"] == conditions.READY)
         ready = next(found, "Unknown")
@@ -211,7 +204,6 @@ def _is_just_made(found: Observation, result: ApplyResult, session: Session) -> 
 
 
 def _is_quiet(found: Observation, plan: ClusterPlan, report: StatusPlan, session: Session) -> bool:
-    """Return whether a reconcile that has written nothing leaves nothing to do either."""
     is_busy = plan.commands or plan.stale_records or report.events or plan.needs_worker_records
     is_unsettled = session.needs_requeue or session.failures or found.observed.key_fault is not None
     return not (is_busy or is_unsettled or found.inputs.etcd is None)

@@ -1,13 +1,6 @@
-"""The snapshot of each workload, here called its record: made once, and from then on the only
-source of its StatefulSet and engine file.
-
-Pure.  So a new operator, another default image or a hand-edited child change
-nothing that runs.  A record that was deleted is made again: from what runs, if
-it runs, else from the spec, if it is still the workload's revision.  A pool that
-was removed and added under its name with another gpu, or whose gpu is defined
-otherwise now, is a new workload of the same name: the old one has to be gone
-first.  Routers alone get another snapshot within a revision, when their own part of the spec
-changes; their StatefulSet follows it.
+"""The snapshot of each workload (its record): made once, then the only source of its StatefulSet
+and engine file, so that a new operator or default image changes nothing that runs. Pure. One that
+was deleted is made again from what runs, else from the spec of the same revision.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,9 +40,7 @@ class Snapshots:
         return self._known(workload) is None
 
     def outdated(self) -> frozenset[WorkloadId]:
-        """Workloads of the newest revision that were made for a pool as it is no longer
-        declared.
-        """
+        """Workloads of the newest revision whose pool is declared otherwise now."""
         return frozenset(
             workload
             for workload, pool in self._declared().items()
@@ -58,7 +49,6 @@ class Snapshots:
         )
 
     def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
-        """The workloads of the newest revision, with their pools."""
         name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
         roles = self.cluster.spec.roles.present()
         return {
@@ -68,9 +58,8 @@ class Snapshots:
         }
 
     def _known(self, workload: WorkloadId) -> Body | None:
-        """The snapshot that there is; of a workload that has lost it, as what runs says.
-
-        Declared routers without one are made from the spec.
+        """The snapshot that there is; of a workload that has lost it, as what runs says.  Declared
+        routers without one are made from the spec.
         """
         found = self._found(workload)
         if found is not None or (workload.role == ROUTER and workload in self._declared()):
@@ -98,14 +87,11 @@ class Snapshots:
         )
 
     def _routers(self, workload: WorkloadId) -> list[Body]:
-        """Snapshots of a workload of routers: the one that runs, and the next."""
         records = sorted(self.live.own("ControllerRevision").items())
         return [record for _, record in records if workload_of(record) == workload]
 
     def _of_what_runs(self, workload: WorkloadId) -> Body | None:
-        """From a StatefulSet and engine file that have lost their record; the API server's defaults
-        in it change nothing.
-        """
+        """From StatefulSet and engine file; the API server's defaults in it change nothing."""
         running = self.live.own("StatefulSet").get(workload.name)
         engine = self.live.own("ConfigMap").get(workload.name)
         if running is None or engine is None:
@@ -127,14 +113,11 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Records(Snapshots):
-    """Sources of the snapshots of one PDCluster, the spec included.
+    """Sources of the snapshots of one PDCluster, the spec included."""
 
-    default_image:          of a new revision that names none
-    has_client_certificate: whether the etcd's TLS Secret has a client certificate; None = not known
-                            yet, and no snapshot can be made
-    """
-
-    default_image: str
+    default_image: str  # of a new revision that names none
+    # whether the etcd's TLS Secret has a client certificate; None = not known yet, and no snapshot
+    # can be made
     has_client_certificate: bool | None
 
     def of(self, workload: WorkloadId) -> Body | None:
@@ -159,7 +142,6 @@ class Records(Snapshots):
         )
 
     def _images(self, revision: str) -> Iterator[str]:
-        """Snapshots of the revision's other workloads: all of one revision run the same."""
         for _, record in sorted(self.live.own("ControllerRevision").items()):
             found = workload_of(record)
             if found is not None and found.revision == revision:

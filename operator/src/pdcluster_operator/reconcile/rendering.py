@@ -24,15 +24,13 @@ from pdcluster_schema.workload import WorkloadId
 
 @dataclass(frozen=True)
 class Rendering:
-    """Inputs of the manifests of one PDCluster.
-
-    ending: workloads whose StatefulSet waits until the pods of an earlier one have ended
-    """
+    """Inputs of the manifests of one PDCluster."""
 
     cluster: PDCluster
     owner: Owner
     site: RenderSettings
     records: Records
+    # workloads whose StatefulSet waits until the pods of an earlier one have ended
     ending: Collection[WorkloadId] = ()
 
     def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
@@ -51,9 +49,7 @@ class Rendering:
             yield render_scaler_of(self.owner, scaler)
 
     def unrenderable(self, plan: ClusterPlan) -> list[WorkloadId]:
-        """Running workloads that lack too much for their manifests: nothing of them may be
-        touched.
-        """
+        """Running workloads that lack too much for their manifests: they are left alone."""
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
         found = [
             workload.id
@@ -73,7 +69,6 @@ class Rendering:
 
 
 def objects_of(workload: WorkloadId) -> list[ObjectName]:
-    """All that a workload has under its name."""
     return [
         ObjectName(kind, workload.name)
         for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")
@@ -90,7 +85,6 @@ def worker_sets(live: Live) -> list[ObjectName]:
 
 
 def record_lost(workload: WorkloadId, cluster: PDCluster) -> WriteFailure:
-    """Failure of a stranded workload, for the status."""
     message = (
         "its record and its engine file are lost and cannot be made again now: it is left as it "
         "is, and no new pod of it can start"
@@ -101,9 +95,6 @@ def record_lost(workload: WorkloadId, cluster: PDCluster) -> WriteFailure:
 
 
 def _fix(workload: WorkloadId, cluster: PDCluster) -> str:
-    """Fix of a stranded workload: a declared one waits for the etcd's Secret, another for its
-    successors.
-    """
     spec, tls_secret = (
         cluster.spec.roles.present().get(workload.role),
         cluster.spec.discovery.etcd.tls_secret,

@@ -1,8 +1,4 @@
-"""Memory of one PDCluster between its reconciles, and the one dict that holds it.
-
-Everything that is remembered by PDCluster is in its session, so that nothing is left
-when the session ends.  A restart of the operator begins with none.
-"""
+"""Memory of one PDCluster between its reconciles, and the one dict that holds it."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -20,34 +16,27 @@ from pdcluster_operator.reconcile.write_conflicts import WriteConflicts
 
 @dataclass
 class Session:
-    """Memory of one PDCluster.
-
-    uid:        of the object that it is about; another one of its name begins with none of it
-    failures:   refused writes of the last reconcile
-    fingerprint: of its last reconcile; None = that wrote, or failed to
-    ready:      status of its Ready condition; None = not known yet
-    needs_requeue: the running reconcile has learnt something that no event will bring
-    """
+    """Memory of one PDCluster."""
 
     etcd: EtcdView
     pod_faults: PodFaults
     autoscaling: Autoscaling
     verification: VerificationRunner
     write_conflicts: WriteConflicts = field(default_factory=WriteConflicts)
+    # of the object that it is about; another one of its name begins with none of it
     uid: str | None = None
-    failures: tuple[WriteFailure, ...] = ()
-    fingerprint: Fingerprint | None = None
-    ready: str | None = None
+    failures: tuple[WriteFailure, ...] = ()  # refused writes of the last reconcile
+    fingerprint: Fingerprint | None = None  # of its last reconcile; None = that wrote, or failed to
+    ready: str | None = None  # status of its Ready condition; None = not known yet
+    # the running reconcile has learnt something that no event will bring
     needs_requeue: bool = False
 
     def begin(self, uid: str) -> None:
-        """A reconcile of the object begins, which may leave something to do."""
         self.uid, self.needs_requeue = uid, False
         if self.fingerprint is not None:
             self.fingerprint = replace(self.fingerprint, observed=None)
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel every task of it; returns them."""
         stopped = self.etcd.stop(), self.autoscaling.stop(), *self.verification.stop()
         return [task for task in stopped if task is not None]
 
@@ -68,7 +57,6 @@ class Sessions:
         return self._sessions.get(key)
 
     def of(self, key: Key) -> Session:
-        """The session of a PDCluster, a new one if there is none."""
         if key not in self._sessions:
             self._sessions[key] = self._make(key)
         return self._sessions[key]
@@ -83,7 +71,6 @@ class Sessions:
         return session
 
     async def run(self) -> None:
-        """Read the etcds of all PDClusters now and then; no task of a session outlives this."""
         try:
             while True:
                 await asyncio.sleep(POLL_SECONDS)

@@ -21,22 +21,16 @@ from pdcluster_operator.informer.cache import Cache, name_of
 from pdcluster_operator.reconcile.session import Session
 
 logger = logging.getLogger(__name__)
-_OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})
-"""Metadata that every write changes."""
+_OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})  # Metadata that every write changes
 
 
 @dataclass(frozen=True)
 class Scalers:
-    """Result of the scalers' statuses.
+    """Result of the scalers' statuses."""
 
-    wrote:    one was written, or tried to be
-    failures: refused writes
-    conflict: of a scaler that changed meanwhile
-    """
-
-    wrote: bool = False
-    failures: tuple[WriteFailure, ...] = ()
-    conflict: ConflictError | None = None
+    wrote: bool = False  # one was written, or tried to be
+    failures: tuple[WriteFailure, ...] = ()  # refused writes
+    conflict: ConflictError | None = None  # of a scaler that changed meanwhile
 
 
 @dataclass(frozen=True)
@@ -49,10 +43,7 @@ class Statuses:
     async def write(
         self, session: Session, kind: Kind, body: Mapping[str, Any], status: Mapping[str, Any]
     ) -> bool:
-        """Write a status that differs; returns whether it did.
-
-        Raises ConflictError when the object changed meanwhile.
-        """
+        """Write a status that differs; returns whether it did.  Raises ConflictError."""
         if status == (body.get("status") or {}):
             return False
         metadata = body["metadata"]
@@ -99,10 +90,7 @@ class Statuses:
         return Scalers(wrote, tuple(refused), conflict)
 
     def after(self, live: Live) -> Live | None:
-        """The same once the scalers' statuses are written.
-
-        None = a scaler has changed in more than its status.
-        """
+        """The same with the scalers' new statuses; None = a scaler has changed otherwise."""
         children = []
         for body in live.children:
             found = body
@@ -117,7 +105,6 @@ class Statuses:
 
 
 def _without_status(body: Body) -> Body:
-    """The part of an object that a write of its status leaves as it is."""
     metadata = {key: value for key, value in body["metadata"].items() if key not in _OF_A_WRITE}
     return {**{key: value for key, value in body.items() if key != "status"}, "metadata": metadata}
 
@@ -125,9 +112,8 @@ def _without_status(body: Body) -> Body:
 async def write_status(
     client: ApiClient, kind: Kind, live: Mapping[str, Any], status: Mapping[str, Any]
 ) -> Body | None:
-    """Make the status of a live body equal to the given one.
-
-    Returns the object as the API server has it now; None when it is gone, or is another one now.
+    """Make the status of a live body equal to the given one.  Returns the object as the API server
+    has it now; None when it is gone, or is another one now.
     """
     metadata = live["metadata"]
     operations = [

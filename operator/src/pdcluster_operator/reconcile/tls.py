@@ -16,9 +16,7 @@ from pdcluster_schema import labels
 
 @dataclass(frozen=True)
 class TlsStep:
-    """manifests: both Secrets when one is to be written; rewrite: existing ones that are to
-    change.
-    """
+    """manifests: both Secrets when one is to be written; rewrite: existing ones."""
 
     manifests: Collection[Manifest] = ()
     rewrite: Collection[ObjectName] = ()

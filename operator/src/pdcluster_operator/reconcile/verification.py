@@ -1,8 +1,5 @@
 """Verifications of one PDCluster's KV transfers: asked of its workers, and kept for the next plan.
-
-The plan says which pairs are due; this asks one worker after the other until one of a pair has an
-outcome, and enqueues the PDCluster then.  A pair that is busy or does not answer is asked again
-later, which costs no request of the model; only outcomes are in the status.
+A pair that is busy or does not answer is asked again later; only outcomes are in the status.
 """
 
 import asyncio
@@ -30,24 +27,20 @@ from pdcluster_schema.workload import PoolPair
 
 logger = logging.getLogger(__name__)
 
+# Between two questions to a pair that is busy: none of them costs the model anything
 BUSY_SECONDS = 300.0
-"""Between two questions to a pair that is busy: none of them costs the model anything."""
 
+# Between two questions to a pair of which no worker answers
 RETRY = Backoff(first=15.0, most=600.0)
-"""Between two questions to a pair of which no worker answers."""
 
 
 @dataclass(frozen=True)
 class VerificationContext:
-    """Parts that the verifications of all PDClusters share.
-
-    port:  of the workers' HTTP listeners
-    clock: seconds that never jump
-    """
+    """Parts that the verifications of all PDClusters share."""
 
     verifier: Verifier
-    port: int = HTTP_PORT
-    clock: Callable[[], float] = time.monotonic
+    port: int = HTTP_PORT  # of the workers' HTTP listeners
+    clock: Callable[[], float] = time.monotonic  # seconds that never jump
 
 
 @dataclass
@@ -62,15 +55,11 @@ class _Pause:
 
 @dataclass
 class VerificationRunner:
-    """Those of one PDCluster.
-
-    enqueue:  enqueues it
-    has_outcome: an answer has come that no plan has seen
-    """
+    """Those of one PDCluster."""
 
     shared: VerificationContext
-    enqueue: Callable[[], None]
-    has_outcome: bool = False
+    enqueue: Callable[[], None]  # enqueues it
+    has_outcome: bool = False  # an answer has come that no plan has seen
     _ended: dict[PoolPair, PairVerification] = field(default_factory=dict)
     _pauses: dict[PoolPair, _Pause] = field(default_factory=dict)
     _tasks: dict[PoolPair, asyncio.Task[None]] = field(default_factory=dict)
@@ -82,10 +71,9 @@ class VerificationRunner:
         return PairVerifications(dict(self._ended), waits)
 
     def verify(self, due: Iterable[DueVerification], live: Live) -> float | None:
-        """Begin with every due pair that is not asked already.
-
-        Returns the seconds until a pair that gave no outcome may be asked again; None = none did.
-        One that is being asked enqueues the PDCluster when it is answered.
+        """Begin with every due pair that is not asked already.  Returns the seconds until a pair
+        that gave no outcome may be asked again; None = none did. One that is being asked enqueues
+        the PDCluster when it is answered.
         """
         due_by_pair = {each.pair: each for each in due}
         self._pauses = {pair: each for pair, each in self._pauses.items() if pair in due_by_pair}
@@ -101,7 +89,6 @@ class VerificationRunner:
         return min((max(0.0, each.until - now) for each in pauses), default=None)
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel what is under way; returns it."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

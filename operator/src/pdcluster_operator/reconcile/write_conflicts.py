@@ -1,12 +1,6 @@
-"""Detect write fights: objects that another writer changes or deletes as often as we revert drift.
-
-Two writers that each insist would otherwise go on indefinitely, as fast as the API
-server lets them.  The same content, written again and again under the same
-name, is the sign of it, whether the object was changed, deleted or replaced.
-After `MAX_WRITES` in a window the fight is reported, and written to once per window.
-When the plan changes in between, as sizes that go up and down, the count
-starts again.  A fight is over when the object has stayed as it should be for
-longer than a fight leaves it alone.
+"""Detect write fights: another writer changes or deletes what we revert, again and again. After
+`MAX_WRITES` equal writes in a window it is reported, and written once per window until the object
+has stayed as it should be for `SETTLED_SECONDS`.
 """
 
 import hashlib
@@ -24,12 +18,11 @@ from pdcluster_schema import conditions
 from pdcluster_schema.labels import APPLIED
 
 MAX_WRITES = 10
+# Window of a fight: more writes than by hand, and few enough to be no load; then one per window
 WINDOW_SECONDS = 300.0
-"""Window of a fight: more writes than by hand, and few enough to be no load; then one per window.
-"""
 
+# The other writer comes again within this time, or there would not be so many writes
 SETTLED_SECONDS = WINDOW_SECONDS / MAX_WRITES
-"""The other writer comes again within this time, or there would not be so many writes."""
 
 _REVERTS = frozenset({Verb.CREATE, Verb.APPLY, Verb.PATCH, Verb.REPLACE})
 
@@ -48,24 +41,20 @@ class _WriteConflict:
 
 @dataclass
 class WriteConflicts:
-    """Times of equal writes to the objects of one PDCluster, and those that are fought over.
-
-    _written: of each object, by the hash of its name, the hash of its last write, and the times of
-              the same one before any other.  Hashes, since a new PDCluster has some twenty of them,
-              and few objects are ever fought over
-    """
+    """Times of equal writes to the objects of one PDCluster, and those that are fought over."""
 
     clock: Callable[[], float] = time.monotonic
+    # of each object, by the hash of its name, the hash of its last write, and the times of the same
+    # one before any other.  Hashes, since a new PDCluster has some twenty of them, and few objects
+    # are ever fought over
     _written: dict[int, tuple[int, *tuple[float, ...]]] = field(default_factory=dict)
     _conflicts: dict[ObjectName, _WriteConflict] = field(default_factory=dict)
 
     def sift(
         self, actions: Iterable[Action], children: Iterable[Body]
     ) -> tuple[list[Action], list[WriteFailure]]:
-        """Actions to carry out now, and a failure for each object that is fought over.
-
-        Such an object is written once in a window.  Nothing is deleted while a Service is among
-        them.
+        """Actions to carry out now, and a failure for each object that is fought over.  Such an
+        object is written once in a window. Nothing is deleted while a Service is among them.
         """
         self._forget_old()
         actions = list(actions)
@@ -88,7 +77,6 @@ class WriteConflicts:
                 self._written[hash(name)] = hash(digest), *times
 
     def _update_conflicts(self, desired: Iterable[Action], children: Iterable[Body]) -> None:
-        """Drop fights that are over, and add those that are found now."""
         now, by_name = self.clock(), {_name(action): action for action in desired}
         self._conflicts = {
             name: conflict
@@ -110,7 +98,6 @@ class WriteConflicts:
         return tuple(times) if last == hash(digest) else ()
 
     def _may(self, action: Action) -> bool:
-        """Return whether an action may be carried out; on a fought object it is noted as tried."""
         conflict = self._conflicts.get(_name(action))
         if conflict is None or action.verb not in _REVERTS:
             return True
@@ -137,7 +124,6 @@ def _name(action: Action) -> ObjectName:
 
 
 def _digest(action: Action) -> str:
-    """A digest of what is written."""
     content: Mapping[str, Any] = action.patch or action.desired
     applied: str | None = content.get("metadata", {}).get("annotations", {}).get(APPLIED)
     return applied or hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

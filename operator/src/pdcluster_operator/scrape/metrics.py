@@ -1,8 +1,5 @@
-"""Results and cost of the scrapes, in the process's own registry.
-
-Results are read from the windows when the registry is collected, on the event
-loop's thread: a pool or cluster that is gone there is gone here.  Of a draining
-worker only its part of the prefill queue counts, as for the autoscaler.
+"""Results and cost of the scrapes, read from the windows when the registry is collected. Of a
+draining worker only its part of the prefill queue counts, as for the autoscaler.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,18 +71,15 @@ class ScrapeMetrics(Collector):
         registry.register(self)
 
     def count(self, results: Sequence[ScrapeResult]) -> None:
-        """Count the answers of a round."""
         for result in results:
             self._seconds.observe(result.seconds)
             if isinstance(result.result, Miss):
                 self._misses.labels(*result.target.cluster, result.result.reason.value).inc()
 
     def forget(self, cluster: ClusterKey) -> None:
-        """Remove what is counted for a cluster."""
         self._misses.remove_by_labels({"namespace": cluster[0], "pdcluster": cluster[1]})
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """A family for each number, a sample for each pool."""
         ages, workers, numbers = _families()
         for windows in self._windows():
             for pool, sample in windows.newest().items():

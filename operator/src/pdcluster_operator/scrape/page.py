@@ -1,10 +1,5 @@
-"""One worker's `/metrics` page to the numbers that autoscaling needs.
-
-A parser of its own, since a page is read for every worker every few seconds and
-nearly all of its lines are buckets that are not needed: those are skipped by
-their name alone.  A wanted line that is wrong refuses the page as a whole: a
-worker that reports nonsense in one number is not believed in another.
-Names are those of docs/contracts.md; a metric with labels is not read.
+"""One worker's `/metrics` page to the numbers that autoscaling needs (docs/contracts.md). A parser
+of our own: nearly all lines are buckets, skipped by name. One wrong line refuses the page.
 """
 
 import re
@@ -34,11 +29,6 @@ class MetricsPage:
     Ratios are 0 to 1.  Counters (`_total`, and the count and sum of a histogram at the ingress)
     grow from the worker's start.  A field without a default has to be on every page, so a metric
     that older workers do not have is optional.
-
-    at: when it was read, in seconds of a clock that never jumps
-    gpu_utilization_ratio: mean of the worker's GPUs; None = it has none, or their driver does not
-                           say
-    prompt_tokens_created: the worker's start in Unix seconds; None = it does not report it
     """
 
     num_requests_running: float
@@ -55,9 +45,11 @@ class MetricsPage:
     time_to_first_token_seconds_sum: float
     time_per_output_token_seconds_count: float
     time_per_output_token_seconds_sum: float
+    # mean of the worker's GPUs; None = it has none, or their driver does not say
     gpu_utilization_ratio: float | None = None
+    # the worker's start in Unix seconds; None = it does not report it
     prompt_tokens_created: float | None = None
-    at: float = 0.0
+    at: float = 0.0  # when it was read, in seconds of a clock that never jumps
 
 
 # Field of Page, which is the name of a metric without its prefix -> the most that is believed.
@@ -85,11 +77,9 @@ _KNOWN = {f"{_PREFIX}{name}".encode(): (name, most) for name, most in _MOST.item
 
 
 def parse_page(body: bytes) -> MetricsPage:
-    """The numbers of a page in Prometheus' text format.
-
-    Raises PageError for a page that ends in the middle of a line or lacks a metric, and for a
-    wanted one that stands there twice, is no plain number (NaN and infinity included), is
-    negative, or is larger than a worker can mean.
+    """The numbers of a page in Prometheus' text format.  Raises PageError for a page that ends in
+    the middle of a line or lacks a metric, and for a wanted one that stands there twice, is no
+    plain number (NaN and infinity included), is negative, or is larger than a worker can mean.
     """
     if not body.endswith(b"\n"):
         raise PageError(

@@ -1,9 +1,5 @@
-"""Fetches `/metrics` of many workers at once, over plain HTTP, with a bound on everything.
-
-It never fails because of a worker: whatever one does is a Miss of that worker
-alone.  Redirects, cookies, proxies and compressed answers are not followed, a
-page that is too large is not read to its end.  Connections are kept between
-rounds.  Cancelling a round closes what it had open.
+"""Fetch `/metrics` of many workers at once, over plain HTTP, with a bound on everything. A worker's
+failure is a Miss of that worker alone.
 """
 
 import asyncio
@@ -31,20 +27,14 @@ _MAX_REASON = 200  # characters: it goes into a log and a status
 
 @dataclass(frozen=True)
 class ScrapeLimits:
-    """Bounds of the scraper.
+    """Bounds of the scraper."""
 
-    concurrency:     scrapes at one time, over all clusters
-    of_one_cluster:  scrapes at one time of one cluster: its slow workers leave turns to the others
-    connect_seconds: until a worker's connection stands
-    total_seconds:   of one scrape, connecting included, the wait for its turn not
-    page_bytes:      a worker's page is some 20 KiB
-    """
-
-    concurrency: int = 64
+    concurrency: int = 64  # scrapes at one time, over all clusters
+    # scrapes at one time of one cluster: its slow workers leave turns to the others
     of_one_cluster: int = 8
-    connect_seconds: float = 1.0
-    total_seconds: float = 2.0
-    page_bytes: int = 256 * 1024
+    connect_seconds: float = 1.0  # until a worker's connection stands
+    total_seconds: float = 2.0  # of one scrape, connecting included, the wait for its turn not
+    page_bytes: int = 256 * 1024  # a worker's page is some 20 KiB
 
 
 class Scraper:
@@ -150,9 +140,8 @@ async def scrape_round(
     targets: Sequence[ScrapeTarget],
     stale_after: int,
 ) -> None:
-    """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.
-
-    One round of a cluster at a time.  Cancelled, it leaves the windows as they were.
+    """Scrape a cluster's ready workers once; targets that are no longer named are forgotten.  One
+    round of a cluster at a time. Cancelled, it leaves the windows as they were.
     """
     results = await scraper.scrape(targets)
     before = windows.stale().keys() & {target.pod for target in targets}

@@ -5,8 +5,7 @@ from enum import StrEnum
 
 from pdcluster_operator.scrape.page import MetricsPage
 
-ClusterKey = tuple[str, str]
-"""(namespace, name) of a PDCluster."""
+ClusterKey = tuple[str, str]  # (namespace, name) of a PDCluster
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,9 @@ class Miss:
 
 @dataclass(frozen=True)
 class ScrapeResult:
-    """Result of one scrape.
-
-    at:      when it ended, in seconds of a clock that never jumps
-    seconds: how long it took, without the wait for a slot
-    """
+    """Result of one scrape."""
 
     target: ScrapeTarget
-    at: float
-    seconds: float
+    at: float  # when it ended, in seconds of a clock that never jumps
+    seconds: float  # how long it took, without the wait for a slot
     result: MetricsPage | Miss

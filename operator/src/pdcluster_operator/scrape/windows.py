@@ -1,11 +1,5 @@
-"""Results of the last scrapes, for each pool of a cluster.
-
-Pure: times come in with the answers.  The reader decides which rounds are fresh.  A worker that
-misses a scrape keeps its last numbers until it has missed too many; then it is stale until it
-answers again, and its rates begin again.  A pod that comes back at
-another address is another worker.  What is not among the targets of a round is
-forgotten with that round, so the windows are never larger than the targets
-times MAX_ROUNDS.
+"""Results of the last scrapes, for each pool of a cluster. Pure. A worker that misses a scrape
+keeps its last numbers until it is stale; a restart, or another address, begins its rates again.
 """
 
 from collections import deque
@@ -72,21 +66,16 @@ MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
 @dataclass
 class _WorkerWindow:
-    """One pod at one address.
-
-    num_misses: in a row, up to now
-    miss:       the newest of them
-    """
+    """One pod at one address."""
 
     address: str
     page: MetricsPage | None = None
     sample: WorkerSample | None = None
-    num_misses: int = 0
-    miss: Miss | None = None
+    num_misses: int = 0  # in a row, up to now
+    miss: Miss | None = None  # the newest of them
     is_stale: bool = False
 
     def take(self, result: ScrapeResult, stale_after: int) -> None:
-        """Count one answer."""
         if isinstance(result.result, Miss):
             self._count(result.result, stale_after)
             return
@@ -104,17 +93,14 @@ class _WorkerWindow:
 
 @dataclass
 class Windows:
-    """The windows of one cluster.
-
-    _workers: by role, pool and pod
-    _rounds:  of each pool, the oldest first
-    _leaving: pods that drain
-    """
+    """The windows of one cluster."""
 
     cluster: ClusterKey
+    # by role, pool and pod
     _workers: dict[tuple[str, str, str], _WorkerWindow] = field(default_factory=dict)
+    # of each pool, the oldest first
     _rounds: dict[PoolKey, deque[PoolSample]] = field(default_factory=dict)
-    _leaving: frozenset[str] = frozenset()
+    _leaving: frozenset[str] = frozenset()  # pods that drain
 
     def add(self, at: float, results: Sequence[ScrapeResult], stale_after: int) -> None:
         """Add one round: an answer for each ready worker of the cluster, and none of others.
@@ -137,13 +123,9 @@ class Windows:
         self._leaving = frozenset(pods)
 
     def pools(self) -> dict[PoolKey, tuple[PoolSample, ...]]:
-        """The last MAX_ROUNDS rounds of each pool, the oldest first; pools without
-        any are absent.
-        """
         return {pool: tuple(rounds) for pool, rounds in self._rounds.items()}
 
     def stale(self) -> dict[str, Miss]:
-        """Reason by pod, for those that are stale."""
         return {
             pod: worker.miss
             for (_, _, pod), worker in self._workers.items()
@@ -152,11 +134,9 @@ class Windows:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """Pods of the cluster that drain, some of which are in the rounds."""
         return self._leaving
 
     def newest(self) -> dict[PoolKey, PoolSample]:
-        """The newest round of every pool."""
         return {pool: rounds[-1] for pool, rounds in self._rounds.items()}
 
     def answered_at(self, pool: PoolKey) -> float | None:

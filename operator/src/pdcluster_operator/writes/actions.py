@@ -15,27 +15,19 @@ from pdcluster_api.apiserver.kinds import (
     Kind,
 )
 
+# Place of each kind in the order in which children are made
 POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
-"""Place of each kind in the order in which children are made."""
 
 
 class Verb(Enum):
-    """Action on an object.
+    """Action on an object."""
 
-    CREATE:    make it; nothing of that name is known
-    APPLY:     server-side apply to the object that is there
-    PATCH:     merge-patch what differs
-    REPLACE:   delete it and create it again, since it is immutable
-    DELETE:    it is not wanted, or not as the one that is being deleted
-    REFUSE:    an object of that name is not ours: a failure to report
-    """
-
-    CREATE = "create"
-    APPLY = "apply"
-    PATCH = "patch"
-    REPLACE = "replace"
-    DELETE = "delete"
-    REFUSE = "refuse"
+    CREATE = "create"  # make it; nothing of that name is known
+    APPLY = "apply"  # server-side apply to the object that is there
+    PATCH = "patch"  # merge-patch what differs
+    REPLACE = "replace"  # delete it and create it again, since it is immutable
+    DELETE = "delete"  # it is not wanted, or not as the one that is being deleted
+    REFUSE = "refuse"  # an object of that name is not ours: a failure to report
 
 
 class ObjectName(NamedTuple):
@@ -47,24 +39,17 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do.
-
-    desired: the prepared manifest; empty for DELETE
-    uid:     of the live object; None for CREATE and REFUSE
-    patch:   for PATCH
-    rewrite: the content of a KEPT object is to be written too
-    foreground: for DELETE: the object stays, as one that is being deleted, until its dependents are
-                gone
-    """
+    """One thing to do."""
 
     verb: Verb
     kind: Kind
     namespace: str
     name: str
-    desired: Mapping[str, Any]
-    uid: str | None = None
-    patch: Mapping[str, Any] | None = None
-    rewrite: bool = False
+    desired: Mapping[str, Any]  # the prepared manifest; empty for DELETE
+    uid: str | None = None  # of the live object; None for CREATE and REFUSE
+    patch: Mapping[str, Any] | None = None  # for PATCH
+    rewrite: bool = False  # the content of a KEPT object is to be written too
+    # for DELETE: the object stays, as one that is being deleted, until its dependents are gone
     foreground: bool = False
 
     def __str__(self) -> str:
@@ -72,19 +57,17 @@ class Action:
 
 
 def stages(actions: Iterable[Action]) -> list[Sequence[Action]]:
-    """Actions that need not wait for each other, stage by stage.
-
-    First the needs of a pod, and Services that are not there, by which no request goes
-    anywhere else; then StatefulSets, then Services that change; then deletions: StatefulSets, and
-    all that they use.  A disruption budget is deleted first of all.
+    """Actions that need not wait for each other, stage by stage.  First the needs of a pod, and
+    Services that are not there, by which no request goes anywhere else; then StatefulSets, then
+    Services that change; then deletions: StatefulSets, and all that they use. A disruption budget
+    is deleted first of all.
     """
     return [list(stage) for _, stage in groupby(sorted(actions, key=_stage), key=_stage)]
 
 
 def is_deferred(action: Action) -> bool:
-    """Return whether an action is a deletion that waits for what is made.
-
-    An old disruption budget does not wait: no pod under two budgets is ever evicted.
+    """Return whether an action is a deletion that waits for what is made.  An old disruption budget
+    does not wait: no pod under two budgets is ever evicted.
     """
     return action.verb is Verb.DELETE and action.kind is not POD_DISRUPTION_BUDGET
 

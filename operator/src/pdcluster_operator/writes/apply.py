@@ -1,15 +1,6 @@
-"""Apply the actions of `diff` against the API server.
-
-Stage by stage (`actions.stages`): the objects of one stage do not need each
-other and are written at the same time, a bounded number of them.  Only Secrets
-keep their order, each pair for itself: a CA has to be there before a certificate it
-has signed: with a CA that is refused that is not written.
-
-One object that is refused does not stop the others, but for a ServiceAccount,
-a Secret or a NetworkPolicy that pods need (`blocked`).  While a Service is not as
-it should be nothing is deleted, since requests may still go to what would be
-deleted.  One that is to be made and gets no answer, as behind a webhook that hangs,
-is a failure like a refusal: it does not stop the StatefulSets, nor the status.
+"""Apply the actions of `diff`, stage by stage; the objects of one stage are written concurrently. A
+refused object stops only the workloads that need it (`blocked`). While a Service is not as it
+should be nothing is deleted, since requests may still go there.
 """
 
 import asyncio
@@ -35,15 +26,14 @@ from pdcluster_operator.writes.one_action import OnResponse, carry_out
 
 logger = logging.getLogger(__name__)
 
+# Objects written at a time by one reconcile: more make none shorter, and delay other requests
 MAX_AT_ONCE = 8
-"""Objects written at a time by one reconcile: more make none shorter, and delay other requests."""
 
 
 async def apply(
     client: ApiClient, actions: Iterable[Action], on_response: OnResponse = lambda kind, body: None
 ) -> list[WriteFailure]:
     """Apply all actions; returns what the API server refused, in the order of the stages.
-
     on_response: called with every object as the API server returned it after a write, for a cache
     Raises UnavailableError when the server cannot be used, having begun nothing more; and
     UnsettledError at the end when an object kept changing: in both cases reconcile again.
@@ -92,26 +82,22 @@ async def apply(
 
 @dataclass
 class _Stage:
-    """Actions that are carried out at the same time.
-
-    postponed: what is left of them for a later stage
-    _errors:   by position of the action, with the Secrets that were left out after it
-    _unmade:   no answer to the making of a Service; others are not begun after that
-    """
+    """Actions that are carried out at the same time."""
 
     client: ApiClient
     actions: Sequence[Action]
     on_response: OnResponse
-    postponed: list[Action] = field(default_factory=list)
+    postponed: list[Action] = field(default_factory=list)  # what is left of them for a later stage
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_AT_ONCE))
+    # by position of the action, with the Secrets that were left out after it
     _errors: dict[int, tuple[ClusterError, list[Action]]] = field(default_factory=dict)
     _unavailable: UnavailableError | None = None
+    # no answer to the making of a Service; others are not begun after that
     _unmade: UnavailableError | None = None
 
     async def run(self) -> list[tuple[Action, ClusterError, list[Action]]]:
-        """Returns those that failed, in their order, with what was left out after each.
-
-        Raises UnavailableError when what is under way has ended.
+        """Returns those that failed, in their order, with what was left out after each.  Raises
+        UnavailableError when what is under way has ended.
         """
         async with asyncio.TaskGroup() as group:
             for positions in _chains(self.actions):
@@ -123,7 +109,6 @@ class _Stage:
         ]
 
     async def _run_chain(self, positions: Sequence[int]) -> None:
-        """One after the other; the first that fails ends it."""
         for number, position in enumerate(positions, start=1):
             action = self.actions[position]
             async with self._slots:
@@ -149,9 +134,8 @@ class _Stage:
 
 
 def _chains(actions: Sequence[Action]) -> list[list[int]]:
-    """Positions of actions that go one after the other; chains go at the same time.
-
-    An authority and what it signs differ in the last word of their names (`manifests.child_names`).
+    """Positions of actions that go one after the other; chains go at the same time.  An authority
+    and what it signs differ in the last word of their names (`manifests.child_names`).
     """
     pairs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for position, action in enumerate(actions):

@@ -1,8 +1,5 @@
-"""StatefulSets and Deployments that wait: an object of their pods is foreign, or is missing.
-
-Pure.  A pod that runs as a foreign ServiceAccount has its identity, one that
-mounts a foreign Secret reads it, and under a foreign NetworkPolicy the ports
-of the workers are open to all.
+"""Blocks StatefulSets whose Secret, ServiceAccount or NetworkPolicy is missing or not ours: their
+pods would have a foreign identity or key, or open ports. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,28 +11,23 @@ from pdcluster_api.apiserver.kinds import MAKE_PODS, NETWORK_POLICY, SECRET, SER
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.writes.actions import Action, Verb
 
+# The kinds without which no pod is to be made
 NEEDED = frozenset({SERVICE_ACCOUNT, SECRET, NETWORK_POLICY})
-"""The kinds without which no pod is to be made."""
 
 _WAITS = "until then no StatefulSet that would use it is made or changed, and nothing is deleted"
 
 
 @dataclass(frozen=True)
 class MissingDependency:
-    """An object that pods need and that is not there as ours.
+    """An object that pods need and that is not there as ours."""
 
-    action: what was to be written
-    cause:  what was refused; of a Secret that was not even tried, its authority
-    """
-
-    action: Action
-    cause: WriteFailure
+    action: Action  # what was to be written
+    cause: WriteFailure  # what was refused; of a Secret that was not even tried, its authority
 
 
 def is_missing_dependency(action: Action, error: ClusterError) -> bool:
-    """True for a failed action that leaves pods without what they need.
-
-    An object that is ours, and could not be changed, is there all the same.
+    """True for a failed action that leaves pods without what they need.  An object that is ours,
+    and could not be changed, is there all the same.
     """
     return action.kind in NEEDED and (
         action.verb is Verb.CREATE or isinstance(error, NameTakenError)
@@ -43,15 +35,11 @@ def is_missing_dependency(action: Action, error: ClusterError) -> bool:
 
 
 def naming_dependents(failure: WriteFailure) -> WriteFailure:
-    """The failure with what waits for the object that is lacking."""
     return replace(failure, message=f"{failure.message}; {_WAITS}")
 
 
 def blocked_failure(action: Action, missing: Iterable[MissingDependency]) -> WriteFailure | None:
-    """Failure of a StatefulSet whose pods would use an object that is missing.
-
-    None = the action may be carried out.
-    """
+    """Failure of a StatefulSet whose pods would use a missing object; None = go on."""
     if action.kind not in MAKE_PODS or action.verb is Verb.DELETE:
         return None
     found = next(
@@ -78,7 +66,6 @@ def _uses(template: Mapping[str, Any], action: Action) -> bool:
 
 
 def _secrets(pod: Mapping[str, Any]) -> set[str]:
-    """Those that a pod mounts."""
     volumes = pod.get("volumes") or ()
     sources = [
         source

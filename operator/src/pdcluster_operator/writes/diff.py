@@ -1,10 +1,5 @@
-"""Compare desired and live objects, and return the actions.  Pure; `apply` does them.
-
-An object belongs to a PDCluster when an owner reference holds the PDCluster's
-uid.  One of a wanted name that does not is never touched.  Making goes in the
-order of `kinds.CHILDREN`, deleting comes last, StatefulSets first; `actions.stages`
-says what of it need not wait for the rest.  When nothing is to be done there
-is no action: a steady state writes nothing.
+"""Compare desired and live objects, and return the actions. Pure. Ours is what has an owner
+reference to the PDCluster's uid; an object of our name without it is never touched.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -94,7 +89,6 @@ def decide(desired: Manifest, live: Manifest | None, *, rewrite: bool = False) -
 
 
 def is_owned(body: Manifest, owner_uid: str) -> bool:
-    """Return whether an object belongs to the PDCluster of this uid."""
     return any(
         reference.get("uid") == owner_uid
         for reference in body["metadata"].get("ownerReferences") or ()
@@ -102,7 +96,6 @@ def is_owned(body: Manifest, owner_uid: str) -> bool:
 
 
 def _marked(manifest: Manifest) -> Manifest:
-    """With the digest of what is applied, where that is what is compared."""
     return (
         manifest
         if CHILD_OF_NAME[manifest["kind"]].strategy is ApplyStrategy.REQUEST
@@ -122,7 +115,6 @@ def _verb(desired: Manifest, live: Manifest, *, is_kept: bool) -> Verb | None:
 
 
 def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:
-    """The merge patch for a part of the desired object; None when the live one says all of it."""
     patch = _missing(part, live)
     metadata = desired["metadata"]
     kind = CHILD_OF_NAME[desired["kind"]]
@@ -185,7 +177,6 @@ def _may_go(body: Manifest, owner_uid: str) -> bool:
 
 
 def _controller(body: Manifest) -> Mapping[str, Any]:
-    """The controller reference; empty when there is none."""
     return next(
         (each for each in body["metadata"].get("ownerReferences") or () if each.get("controller")),
         {},

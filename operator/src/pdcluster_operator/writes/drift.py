@@ -1,14 +1,6 @@
-"""Detect drift: whether a live object still has every field as we last applied it.
-
-The answer comes from `metadata.managedFields`, where the API server keeps, for
-each manager, the set of fields that it owns: a field whose value another manager
-changes leaves our set.  So an object is as it should be when our annotation
-says that we applied exactly this manifest, and all of it is still ours.  Values
-are never compared: defaults, quantities written another way and what an admission
-webhook puts in cannot look like drift.
-
-Fields that others add and we do not set are theirs, as server-side apply has it
-(docs/design/foreign-fields.md).  Pure.
+"""Detect drift by `metadata.managedFields`: all that we applied last must still be ours. Pure.
+Values are never compared, so defaults and webhooks cannot look like drift (docs/design/foreign-
+fields.md).
 """
 
 import base64
@@ -22,12 +14,11 @@ from typing import Any
 from pdcluster_schema.labels import APPLIED, FIELD_MANAGER
 
 Manifest = Mapping[str, Any]
+# A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a
+# list`, and `.`, the thing itself
 Fields = Mapping[str, Any]
-"""A set of fields as managedFields writes it: `f:name`, `k:{key of a list item}`, `v:value of a
-list`, and `.`, the thing itself.
-"""
+# An item of a list in such a set: its key, and its own fields
 _Item = tuple[Mapping[str, Any], Fields]
-"""An item of a list in such a set: its key, and its own fields."""
 
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
 _IDENTITY = frozenset({"apiVersion", "kind"})
@@ -40,9 +31,7 @@ _SCALARS = frozenset({str, int, float, bool})
 
 
 def prepared(manifest: Manifest) -> dict[str, Any]:
-    """A manifest as it is sent: without nulls and fields of the server, and `stringData` as
-    `data`.
-    """
+    """A manifest as it is sent: without nulls and server fields, `stringData` as `data`."""
     body: dict[str, Any] = _without_nulls(
         {key: value for key, value in manifest.items() if key != "status"}
     )
@@ -59,7 +48,6 @@ def prepared(manifest: Manifest) -> dict[str, Any]:
 
 
 def stamped(manifest: Manifest) -> dict[str, Any]:
-    """A prepared manifest with the annotation that says what was applied."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]
     return {
@@ -72,9 +60,7 @@ def stamped(manifest: Manifest) -> dict[str, Any]:
 
 
 def has_drifted(desired: Manifest, live: Manifest) -> bool:
-    """Return whether a live object differs from a prepared and stamped manifest in a field that
-    the manifest sets.
-    """
+    """True if a live object differs in a field that a prepared and stamped manifest sets."""
     ours: Fields = next(
         (entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {}
     )
@@ -108,7 +94,6 @@ def conflicting_managers(live: Manifest, desired: Manifest) -> list[str]:
 
 
 def meets(fields: Fields, desired: Any) -> bool:
-    """Return whether a set of fields and a value have a field in common."""
     if not fields:
         return True
     if isinstance(desired, Mapping):
@@ -122,9 +107,8 @@ def meets(fields: Fields, desired: Any) -> bool:
 
 
 def owns(fields: Fields, desired: Any) -> bool:
-    """Return whether a set of fields holds all of a value.
-
-    A set that is empty is a leaf: a scalar, or a list or map that changes owner as a whole.
+    """Return whether a set of fields holds all of a value.  A set that is empty is a leaf: a
+    scalar, or a list or map that changes owner as a whole.
     """
     if not fields or desired in ({}, []):
         return True
@@ -139,9 +123,7 @@ def owns(fields: Fields, desired: Any) -> bool:
 
 
 class _Items:
-    """The items of a list in a set of fields, found by the values of their keys: a list may have
-    more than a thousand.
-    """
+    """The items of a list in a set of fields, by the values of their keys, for long lists."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -154,7 +136,6 @@ class _Items:
                     found[pair].append((key, inner))
 
     def own(self, item: Any) -> bool:
-        """Return whether they hold all of an item."""
         if not isinstance(item, Mapping):
             return self._has_value(item)
         return any(owns(inner, item) for _, inner in self._named(item))
@@ -171,7 +152,6 @@ class _Items:
         return f"v:{json.dumps(item)}" in self._fields
 
     def _named(self, item: Mapping[str, Any]) -> Iterator["_Item"]:
-        """Entries whose `k:{...}` names this item; a part of the key may be left to its default."""
         for names, by_value in self._by_value.items():
             given = [name for name in names if type(item.get(name)) in _SCALARS]
             likely = min(
@@ -219,7 +199,6 @@ def _has_content(entry: Mapping[str, Any]) -> bool:
 
 
 def _owned_part(desired: Manifest) -> dict[str, Any]:
-    """A manifest without the fields that identify the object, which have no owner."""
     metadata = {
         key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA
     }

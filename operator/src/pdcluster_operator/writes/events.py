@@ -1,8 +1,5 @@
-"""Events on a PDCluster, as `kubectl describe` shows them.
-
-The same reason and message is posted once within a period, so that a plan that
-says the same again and again fills no namespace.  An event that cannot be
-posted is logged and lost: nothing depends on it.
+"""Events on a PDCluster, the same reason and message once within a period. One that cannot be
+posted is logged and lost.
 """
 
 import hashlib
@@ -32,23 +29,16 @@ _Posted = tuple[str, str, str]
 
 @dataclass
 class EventRecorder:
-    """Posts events.
-
-    instance: the operator process, usually its pod's name
-    clock:    monotonic seconds
-    now:      wall-clock time, for the event itself
-    """
+    """Posts events."""
 
     client: ApiClient
-    instance: str
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    instance: str  # the operator process, usually its pod's name
+    clock: Callable[[], float] = time.monotonic  # monotonic seconds
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)  # wall-clock time, for the event itself
     _posted: "OrderedDict[_Posted, float]" = field(default_factory=OrderedDict)
 
     async def post(self, about: Mapping[str, Any], event: PlannedEvent) -> bool:
-        """Post an event about an object (with apiVersion and kind); returns whether it was
-        posted now.
-        """
+        """Post an event about an object; returns whether it was posted now."""
         key = (about["metadata"]["uid"], event.reason, event.message)
         if self._is_known(key):
             return False
@@ -81,9 +71,7 @@ class EventRecorder:
 def event_object(
     about: Mapping[str, Any], event: PlannedEvent, instance: str, now: datetime
 ) -> dict[str, Any]:
-    """The Event object; its name comes from its content and time, so that a retry makes no
-    second one.
-    """
+    """The Event; its name comes from content and time, so that a retry makes no second."""
     metadata = about["metadata"]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     identity = f"{metadata['uid']} {event.reason} {event.message} {stamp}"

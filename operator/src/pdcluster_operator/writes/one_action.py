@@ -1,7 +1,5 @@
-"""Carry out one action against the API server, whatever the object turns out to be by then.
-
-The action was decided on what the cache had.  An object that is not so (changed, made or deleted in
-between) is fetched and decided again, a bounded number of times.
+"""Carry out one action. An object that is not as the cache had it is fetched and decided again, a
+bounded number of times.
 """
 
 import logging
@@ -24,17 +22,15 @@ logger = logging.getLogger(__name__)
 
 MAX_DECISIONS = 5  # an object that changes faster than that is left for the next reconcile
 
+# A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with it
+# makes, or is a conflict
 NO_VERSION = "1"
-"""A resourceVersion that no object has, since etcd's first write is its revision 2: an apply with
-it makes, or is a conflict.
-"""
 
 OnResponse = Callable[[Kind, Mapping[str, Any]], None]
 
 
 async def carry_out(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
     """One action, decided again as often as the object turns out to be another than was thought.
-
     Returns what is left for a later stage: a Service that was to be made, and is there, changes
     after the StatefulSets.
     """
@@ -64,7 +60,6 @@ async def carry_out(client: ApiClient, action: Action, on_response: OnResponse) 
 
 
 def _is_too_early(action: Action, following: Action) -> bool:
-    """Return whether an action of the first stage became one that changes what is there."""
     return is_early(action) and following.verb not in (Verb.CREATE, Verb.REFUSE)
 
 
@@ -83,7 +78,6 @@ async def _decided_again(
 
 
 async def _write(client: ApiClient, action: Action, on_response: OnResponse) -> Action | None:
-    """One request; returns what is still to be done."""
     kind, namespace, name, uid = action.kind, action.namespace, action.name, str(action.uid)
     is_plain = kind.strategy in (ApplyStrategy.REQUEST, ApplyStrategy.RECORD)
     written: Mapping[str, Any] | None = None

@@ -61,9 +61,8 @@ class Allocation:
     def approach(
         self, recommendations: Mapping[str, int], caps: Mapping[str, int] | None = None
     ) -> None:
-        """Go to the recommended sizes, as near as the limits allow.
-
-        caps: sizes by role beyond which the band is not followed
+        """Go to the recommended sizes, as near as the limits allow.  caps: sizes by role beyond
+        which the band is not followed
         """
         base_counts = self._base_counts
         self._caps = {
@@ -85,14 +84,11 @@ class Allocation:
                 stuck.add(role_short)
 
     def distance(self) -> float:
-        """Distance of the sizes from the band; 0 = inside."""
         return self._band.distance(**self.capacity)
 
     def grow(self, role: str) -> bool:
         """Add a worker to a role: where it gave one up, if that room is still free, else in its
-        cheapest pool that can have one.
-
-        Returns False where none can.
+        cheapest pool that can have one.  Returns False where none can.
         """
         mine = self._cheapest[role]
         reduced = [pool for pool in mine if self.sizes[pool.key] < self._base[pool.key]]
@@ -108,9 +104,8 @@ class Allocation:
         return pool is not None
 
     def shrink(self, role: str) -> bool:
-        """Take a worker from a role: one that no node takes, else from its dearest pool.
-
-        Returns False where all are at their minReplicas.
+        """Take a worker from a role: one that no node takes, else from its dearest pool.  Returns
+        False where all are at their minReplicas.
         """
         able = [pool for pool in self._cheapest[role] if self.sizes[pool.key] > pool.low]
         if not able:
@@ -120,9 +115,7 @@ class Allocation:
         return True
 
     def move_to(self, pool: Pool, size: int) -> None:
-        """Bring a pool to a size, up as far as there is room for what it may hold, whatever its
-        bounds are.
-        """
+        """Bring a pool to a size, up as far as there is room, whatever its bounds are."""
         while self.sizes[pool.key] > size:
             self._move(pool, -1)
         while self.sizes[pool.key] < size and self._can_hold(pool):
@@ -158,7 +151,6 @@ class Allocation:
 
     def _meet_band(self) -> None:
         """Meet the band by growth; where that cannot be, come as near as the short role alone can.
-
         No fleet climbs for a ratio that whole workers cannot meet.
         """
         mark = len(self.moves)
@@ -174,7 +166,6 @@ class Allocation:
 
     def _is_matched(self, away: float) -> bool:
         """Add workers to the role that the band finds short until the band is no farther away.
-
         Returns False where that cannot be.
         """
         while self.distance() > away + _DUST:
@@ -203,14 +194,12 @@ class Allocation:
                 available[1] -= by * costs[unit]
 
     def _undo(self, mark: int) -> None:
-        """Take back every move from the one at `mark` on."""
         for pool, by in reversed(self.moves[mark:]):
             self._move(pool, -by)
         del self.moves[mark:]
 
     @staticmethod
     def _costs(pool: Pool, size: int) -> Amounts:
-        """Amounts that one worker more than `size` may hold."""
         before, after = pool.facts.held(size), pool.facts.held(size + 1)
         return Amounts(after.workers - before.workers, after.accelerators - before.accelerators)
 
@@ -233,9 +222,7 @@ def fit(
     trace: DecisionTrace,
 ) -> tuple[Vector, Mapping[str, int]]:
     """The sizes that come nearest to the recommendations, and the workers by role that are missing
-    for want of capacity.
-
-    recommendations: workers by role
+    for want of capacity.  recommendations: workers by role
     """
     free = Allocation(pools, base, Budget())
     free.approach(recommendations)
@@ -269,11 +256,6 @@ def fit(
 def _note_possible(
     pools: Sequence[Pool], base: Vector, role: str, sizes: tuple[int, int], *, trace: DecisionTrace
 ) -> int:
-    """Note what bounds and capacity leave of a recommendation; returns the workers that no pool
-    takes.
-
-    sizes: recommended, and possible
-    """
     recommended, possible = sizes
     mine = [pool for pool in pools if pool.role == role]
     most = sum(max(pool.high, base[pool.key]) for pool in mine)

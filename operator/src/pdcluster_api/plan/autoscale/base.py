@@ -1,9 +1,6 @@
-"""The sizes that a decision begins from: within the bounds and the budget, whatever the load is.
-
-A budget that is exceeded (it was lowered, or a user scaled by hand) takes workers away
-at once, below minReplicas too, but never the last worker of a role, nor the last ready
-one: it waits until another is ready, whatever is exceeded meanwhile.  A raised
-minReplicas waits for accelerators of terminating pods.
+"""The sizes that a decision begins from: within bounds and budget, whatever the load is. An
+exceeded budget takes workers away at once, below minReplicas too, but never a role's last ready
+worker.
 """
 
 from collections.abc import Sequence
@@ -19,9 +16,8 @@ from pdcluster_schema.workload import PoolKey
 
 
 def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:
-    """The vector with at least so much less in a limit, or as much as its pools may give.
-
-    excess: as the limit counts; pools: all of the cluster
+    """The vector with at least so much less in a limit, or as much as its pools may give.  excess:
+    as the limit counts; pools: all of the cluster
     """
     among = [pool for pool in pools if limit in pool.limits]
     left, roles = dict(vector), by_role(pools)
@@ -52,7 +48,6 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
 
 
 def _rank(pool: Pool, size: int) -> tuple[float, ...]:
-    """The least gives first; of pools that are alike the dearest."""
     above = size - pool.low
     return above <= 0, pool.loses_ready(size), -above, -size, -pool.price, -pool.order
 
@@ -72,7 +67,6 @@ def base_of(pools: Sequence[Pool], budget: Budget, trace: DecisionTrace) -> tupl
 
 
 def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[PoolKey, int]:
-    """The sizes within the budget; each role keeps its last ready worker."""
     vector = dict(bounded)
     # All together last: what a type forbids takes no room there.
     for gpu, limit in sorted(budget.limits.items(), reverse=True):

@@ -1,10 +1,6 @@
-"""The edge of capacity: pods that no node takes, and pods that cannot be created.
-
-A pod that has waited longer than `capacitySeconds` says that its GPU type has no
-room: nothing more is asked of that type, by either role, for `backoffSeconds`.
-The highest ordinals among such pods are given back, since a StatefulSet removes
-those first.  A waiting pod in the middle only counts as capacity that is lost:
-its neighbours above are healthy and stay.
+"""Bounds of each pool at a time, and the edge of capacity: pods that no node takes, or that cannot
+be created. A GPU type whose pods wait longer than `capacitySeconds` is asked for nothing more for
+`backoffSeconds`.
 """
 
 from collections import Counter
@@ -37,9 +33,7 @@ def probe_capacity(
     pools: Sequence[Pool], spec: AutoscaleSpec, backoff: Mapping[str, float], trace: DecisionTrace
 ) -> list[Pool]:
     """The pools with what is short and lost, what is given back, and those closed that may not
-    grow.
-
-    At least one worker of a role stays asked for.
+    grow.  At least one worker of a role stays asked for.
     """
     workers: Counter[str] = Counter()
     for pool in pools:
@@ -72,7 +66,6 @@ def _num_refused(pool: Pool) -> int:
 
 
 def _each_of(gpu: str, pools: Sequence[Pool]) -> str:
-    """Accelerators of a type's workers, as text; empty where each has one."""
     numbers = sorted({pool.facts.gpus_per_replica for pool in pools if pool.facts.gpu == gpu})
     return "" if numbers in ([], [1]) else f" of {' or '.join(map(str, numbers))} accelerators"
 
@@ -81,9 +74,7 @@ def capacity_problems(
     pools: Sequence[Pool], backoff: Mapping[str, float], missing: Mapping[str, int]
 ) -> Iterator[Problem]:
     """CapacityShort for every GPU type with waiting pods, or in back-off while its workers are
-    missing.
-
-    missing: workers by role that are needed and that no open pool takes
+    missing.  missing: workers by role that are needed and that no open pool takes
     """
     short: Counter[str] = Counter()
     for pool in pools:
@@ -134,10 +125,7 @@ def conflict(name: str, low: int, high: int) -> Problem | None:
 
 
 def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
-    """Return whether a schedule is on.
-
-    An end before the start is on the next day; equal ones mean the whole day.
-    """
+    """An end before the start is on the next day; equal ones mean the whole day."""
     local = wall.astimezone(_zone(schedule.time_zone))
     minute = local.hour * 60 + local.minute
     start, end = _minute(schedule.start), _minute(schedule.end)

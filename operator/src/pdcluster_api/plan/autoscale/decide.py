@@ -1,11 +1,5 @@
 """Decide for both roles of a cluster: facts, numbers and a clock in, replicas and reasons out.
-
-Pure, and the same in every mode, except that advice does not follow each fall of
-the load: whether a decision is carried out or only shown is not known here.  The
-rules act in the order of `rules.RULES`.  A value that is not known holds: a role
-without numbers keeps its size.  A cluster that asks for nothing at all stays so,
-and as long as it asks for anything each role has a worker, or waits for room for
-its first.
+Pure. The rules act in the order of `rules.RULES`; a role without numbers keeps its size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,10 +45,9 @@ def decide(
     memory: Memory,
     clock: Clock,
 ) -> Outcome:
-    """Decide on the replicas of every declared pool.
-
-    A declared pool without facts counts as one with its `replicas` and no pod yet;
-    facts of a pool that is not declared count against the budget until its pods are gone.
+    """Decide on the replicas of every declared pool.  A declared pool without facts counts as one
+    with its `replicas` and no pod yet; facts of a pool that is not declared count against the
+    budget until its pods are gone.
     """
     trace = DecisionTrace()
     totals = _totals(spec.autoscale, facts, windows, clock.now)
@@ -146,10 +139,6 @@ def _recommendations(
     seen: tuple[Mapping[PoolKey, Totals], Memory, float],
     trace: DecisionTrace,
 ) -> tuple[Mapping[str, int], Memory]:
-    """Recommend a size per role, as far as its windows allow.
-
-    seen: totals of pools, memory, now.  Returns the workers by role, and the memory of it.
-    """
     totals, memory, now = seen
     of_role = {
         role: together(totals.get(pool.key, Totals()) for pool in pools if pool.role == role)

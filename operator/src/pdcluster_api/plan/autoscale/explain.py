@@ -1,9 +1,4 @@
-"""A decision as rows of a table, and in a bounded form for the status that JSON can hold.
-
-What is written into `status.autoscaling.lastDecisions[]` can be read again: the
-same decision, cut only where it was beyond the bounds below, which keep ten of
-them far from what an object may hold.
-"""
+"""A decision as rows of a table, and as a bounded entry of `status.autoscaling.lastDecisions[]`."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,9 +19,7 @@ COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
 
 
 def explained(decision: ScalingDecision) -> list[tuple[str, ...]]:
-    """Rows below `COLUMNS`: per role its inputs, the step of each rule and the result; then
-    problems.
-    """
+    """Rows below `COLUMNS`: of each role inputs, steps and result; then problems."""
     roles = list(dict.fromkeys(role for role, _ in decision.replicas))
     rows = [row for role in roles for row in _of_role(role, decision)]
     return [
@@ -60,7 +53,6 @@ def _of_role(role: str, decision: ScalingDecision) -> Iterator[tuple[str, ...]]:
 
 
 def _number(value: float | None) -> str:
-    """Four digits, or all before the point."""
     return short(value) if value is None or abs(value) >= 1000.0 else f"{value:.4g}"
 
 
@@ -82,7 +74,6 @@ def summary(decision: ScalingDecision) -> str:
 
 
 def remembered(entries: object, decision: ScalingDecision) -> list[dict[str, Any]]:
-    """The entries of a status with one more, the newest first; unreadable ones are dropped."""
     old = entries if isinstance(entries, list | tuple) else []
     kept = [entry for entry in old if read_record(entry) is not None]
     return [write_record(decision), *kept[: MAX_DECISIONS - 1]]

@@ -11,62 +11,46 @@ from pdcluster_schema.sections import ROUTER
 from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
 from pdcluster_schema.workload import PoolKey
 
-ALL = ""
-"""The key of all types together, among accelerators by GPU type."""
+ALL = ""  # The key of all types together, among accelerators by GPU type
 
+# The key of their number beside those of accelerators: longer than any name of a type
 WORKERS = "workers of all pools together, whatever number of accelerators each has"
-"""The key of their number beside those of accelerators: longer than any name of a type."""
 
-Vector = Mapping[PoolKey, int]
-"""Replicas by pool"""
+Vector = Mapping[PoolKey, int]  # Replicas by pool
 
 
 def unit_of(limit: str) -> int:
-    """The one of `Amounts` that a limit counts."""
     return 0 if limit == WORKERS else 1
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One declared pool beside what there is of it.
-
-    order:      its place in the role
-    price:      of one accelerator, relative
-    weight:     capacity of one worker, relative; see `ratio`
-    low, high:  bounds of its replicas now, low at most high
-    source:     where the bounds come from, as text
-    is_open:    whether it may be asked for more: its GPU type has room as far as is known, and its
-                pods can be created
-    short:      workers that no node takes for too long
-    released: those of them that are asked for no longer
-    lost:       workers that are asked for and will not come
-    """
+    """One declared pool beside what there is of it."""
 
     facts: PoolFacts
-    order: int
-    price: float = 1.0
-    weight: float = 1.0
-    low: int = 0
+    order: int  # its place in the role
+    price: float = 1.0  # of one accelerator, relative
+    weight: float = 1.0  # capacity of one worker, relative; see `ratio`
+    low: int = 0  # bounds of its replicas now, low at most high
     high: int = MAX_REPLICAS
-    source: str = "minReplicas and maxReplicas"
+    source: str = "minReplicas and maxReplicas"  # where the bounds come from, as text
+    # whether it may be asked for more: its GPU type has room as far as is known, and its pods can
+    # be created
     is_open: bool = True
-    short: int = 0
-    released: int = 0
-    lost: int = 0
+    short: int = 0  # workers that no node takes for too long
+    released: int = 0  # those of them that are asked for no longer
+    lost: int = 0  # workers that are asked for and will not come
 
     @cached_property
     def key(self) -> PoolKey:
-        """(role, pool)."""
         return self.facts.key
 
     @property
     def role(self) -> str:
-        """The role that it is of."""
         return self.facts.role
 
     @property
     def name(self) -> str:
-        """`role/pool`, as steps call it."""
         return "/".join(self.key)
 
     @property
@@ -76,16 +60,13 @@ class Pool:
 
     @property
     def limits(self) -> frozenset[str]:
-        """The keys of the limits that its workers count in."""
         return frozenset((ALL, WORKERS, self.facts.gpu))
 
     @cached_property
     def one(self) -> Amounts:
-        """Amounts of one worker."""
         return Amounts(1, self.facts.gpus_per_replica)
 
     def requested(self, limit: str, replicas: int) -> int:
-        """Amount that so many workers count in a limit."""
         return replicas * self.one[unit_of(limit)]
 
     def held(self, limit: str, replicas: int) -> int:
@@ -93,11 +74,9 @@ class Pool:
         return self.facts.held(replicas)[unit_of(limit)]
 
     def clamp(self, replicas: int) -> int:
-        """The nearest size within the bounds."""
         return min(max(replicas, self.low), self.high)
 
     def bounds_text(self) -> str:
-        """The bounds as text: `2 to 8 by schedule night`."""
         return f"{self.low} to {self.high} by {self.source}"
 
     @cached_property
@@ -120,12 +99,10 @@ class Pool:
 
 
 def num_ready_left(pools: Iterable[Pool], vector: Vector) -> int:
-    """Ready workers that surely stay."""
     return sum(pool.ready_left(vector[pool.key]) for pool in pools)
 
 
 def by_role(pools: Sequence[Pool]) -> dict[str, list[Pool]]:
-    """The pools of each role, in their order."""
     return {
         role: [pool for pool in pools if pool.role == role]
         for role in dict.fromkeys(pool.role for pool in pools)
@@ -134,22 +111,17 @@ def by_role(pools: Sequence[Pool]) -> dict[str, list[Pool]]:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of accelerators by GPU type, in all and of workers under their own keys; without any,
-    all fits.
-
-    others: what pools hold that no decision sizes: undeclared ones, and routers
-    """
+    """Limits of accelerators by GPU type, in all, and of workers; without any, all fits."""
 
     limits: dict[str, int] = field(default_factory=dict)
+    # what pools hold that no decision sizes: undeclared ones, and routers
     others: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(
         cls, spec: BudgetSpec, undeclared: Iterable[PoolFacts], pools: Iterable[Pool]
     ) -> "Budget":
-        """Limits of the spec, and the most one object may have where its pools allow more
-        together.
-        """
+        """Limits of the spec, and MAX_WORKERS where its pools allow more together."""
         limits = dict(spec.per_gpu)
         if spec.total is not None:
             limits[ALL] = spec.total
@@ -166,11 +138,9 @@ class Budget:
         return cls(limits, others)
 
     def limits_of(self, pool: Pool) -> list[str]:
-        """The limits that workers of a pool count in."""
         return [limit for limit in self.limits if limit in pool.limits]
 
     def requested(self, pools: Iterable[Pool], vector: Vector) -> Counter[str]:
-        """Amounts that a vector asks for, by limit."""
         sums = Counter(self.others)
         for pool in pools:
             for limit in pool.limits:

@@ -1,13 +1,6 @@
-"""The ratio band: prefill capacity over decode capacity.
-
-Capacity is counted in H100s, over all accelerators of a worker: one of prefill weighs
-its dense rate in the precision in which its engine computes, one of decode its memory
-bandwidth or its memory, whichever is the less, each over that of an H100; 1 where it is
-not known.  Where the window shows how fast the workers of every pool of prefill really
-are, those speeds say how its pools compare; the unit stays the same, so that a band
-means the same before and after the first request.  What a decode worker does in a
-second says how many streams it has, not how fast it is, so that there only the table
-counts.
+"""The ratio band: prefill capacity over decode capacity, in H100s. By a table of accelerators; of
+prefill by measured speeds where all its pools have one. A decode worker's throughput says how many
+streams it has, not how fast it is.
 """
 
 import math
@@ -26,13 +19,12 @@ _DUST = 1e-9
 _MOST_OFF = 2.0
 _FAR = 1e6  # more than the logarithm of any factor
 
+# Workers that a band adds to a role at most, twice those of a whole cell: a band that asks for more
+# is met in several decisions
 MOST_ADDED = 256
-"""Workers that a band adds to a role at most, twice those of a whole cell: a band that asks for
-more is met in several decisions.
-"""
 
+# Workers above what a band asks for: a narrow band may be met only by somewhat greater sizes
 ROUNDING_MARGIN = 8
-"""Workers above what a band asks for: a narrow band may be met only by somewhat greater sizes."""
 
 
 def table_weight(role: str, accelerator: Accelerator, precision: Precision = "bf16") -> float:
@@ -56,7 +48,6 @@ def table_weight(role: str, accelerator: Accelerator, precision: Precision = "bf
 
 
 def _flops(accelerator: Accelerator, precision: Precision) -> int | None:
-    """Operations per second in a precision; in BF16 without a unit for it."""
     units = {"bf16": None, "fp8": accelerator.fp8_flops, "fp4": accelerator.fp4_flops}
     return units[precision] or accelerator.bf16_flops
 
@@ -66,7 +57,6 @@ def _over(number: int | None, of_unit: int | None) -> float:
 
 
 def worker_weight(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
-    """Capacity of one worker of a pool, in H100s."""
     of_one = table_weight(role, spec.hardware(pool.gpu), precision_of(spec.engine_of(role)))
     return of_one * spec.gpus_per_replica(role, pool)
 
@@ -97,7 +87,6 @@ def measured_weights(
 
 
 def capacity(role: str, pools: Iterable[Pool], vector: Vector) -> float:
-    """Capacity of a role, in H100s."""
     return sum(pool.weight * vector[pool.key] for pool in pools if pool.role == role)
 
 
@@ -110,13 +99,10 @@ class Band:
 
     @classmethod
     def of(cls, spec: RatioSpec) -> "Band":
-        """As the spec gives it."""
         return cls(spec.min or 0.0, math.inf if spec.max is None else spec.max)
 
     def distance(self, prefill: float, decode: float) -> float:
-        """Distance of two capacities from the band, as the logarithm of a factor; 0 = inside, or no
-        worker.
-        """
+        """Logarithm of the factor by which two capacities miss the band; 0 = inside."""
         if prefill <= 0.0 and decode <= 0.0:
             return 0.0
         if prefill < decode * self.least * (1.0 - _DUST):
@@ -133,9 +119,8 @@ class Band:
         return "prefill" if prefill < decode * self.least else "decode"
 
     def reach(self, role: str, recommended: int, other: float, lightest: float) -> int:
-        """The size up to which a role follows the other: surely enough for the band.
-
-        other: capacity of the other role; lightest: of one worker of this one
+        """The size up to which a role follows the other: surely enough for the band.  other:
+        capacity of the other role; lightest: of one worker of this one
         """
         factor = self.least if role == "prefill" else 1.0 / self.greatest
         requested = math.ceil(min(other * factor / lightest, 1e9))
@@ -147,7 +132,6 @@ class Band:
 
 
 def ratio_text(pools: Sequence[Pool], vector: Vector) -> str:
-    """`prefill 4 over decode 8 is 0.50`, in capacity."""
     prefill, decode = (capacity(role, pools, vector) for role in ("prefill", "decode"))
     text = f"prefill {prefill:.3g} over decode {decode:.3g}"
     return text + (f" is {prefill / decode:.3g}" if decode else "")

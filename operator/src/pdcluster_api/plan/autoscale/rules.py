@@ -1,8 +1,4 @@
-"""Names of the autoscaler's rules, in the order in which they act, and its fixed numbers.
-
-A decision begins from sizes that capacity, bounds and budget allow.  So these three can
-act once before all others, and so can `neverAlone`, which keeps a role's last ready worker.
-"""
+"""Names of the autoscaler's rules, in the order in which they act, and its fixed numbers."""
 
 from typing import Final
 
@@ -39,17 +35,14 @@ RULES: Final = (
     POOL,
 )
 
+# Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
+# decode worker as many intervals
 GRACE_ROUNDS: Final = 3
-"""Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
-decode worker as many intervals.
-"""
 
+# Multiple of its settled workers that a role may ask for because of a queue or a latency, which can
+# be any number of times its threshold
 MAX_GROWTH: Final = 2.0
-"""Multiple of its settled workers that a role may ask for because of a queue or a latency, which
-can be any number of times its threshold.
-"""
 
+# A queue that falls under its threshold this soon asks for no worker: its source's three intervals
+# of 30 s
 WORK_OFF_SECONDS: Final = 90.0
-"""A queue that falls under its threshold this soon asks for no worker: its source's three intervals
-of 30 s.
-"""

@@ -1,14 +1,6 @@
-"""Recommend a size by the need of a role, within safety, the pending guard and the tolerance.
-N/(N-1) as Dynamo's planner does: before a worker is taken away, the busiest one's load is
-spread over one worker less, and must stay under the scale-up threshold.  Here it is turned
-round: how many workers must stay.  Of those that are taken away as many are
-thought to be ready as could be, so that what stays ready is enough in any case.
-
-Pending guard, softer than its source: workers that are on their way are no reason to
-wait, but they count as if they served, so that a need is asked for once.
-
-Missing numbers are assumed never to change a size: a worker without them is idle
-when the role would grow, at the limit when it would shrink.
+"""Recommend a size by the need of a role. N/(N-1) as in Dynamo's planner, turned round: how many
+workers must stay, if the busiest one's load is spread. Missing numbers never change a size: idle
+when a role would grow, at the limit when it would shrink.
 """
 
 import math
@@ -23,48 +15,34 @@ from pdcluster_api.plan.observed.decision import DecisionStep
 
 @dataclass(frozen=True)
 class RoleState:
-    """Size and signals of a role.
-
-    requested: workers that are asked for now
-    ready:   those that serve
-    top:     those that no node takes and that a smaller StatefulSet would remove first
-    lost:    those that will not come
-    workers: of the role that give numbers, or should
-    silent:  those of them that do not
-    missing: workers whose part of a signal is missing, those of another role included
-    headroom: share of its need that it has more
-    """
+    """Size and signals of a role."""
 
     name: str
-    requested: int
-    ready: int
-    top: int = 0
-    lost: int = 0
+    requested: int  # workers that are asked for now
+    ready: int  # those that serve
+    top: int = 0  # those that no node takes and that a smaller StatefulSet would remove first
+    lost: int = 0  # those that will not come
     signals: Sequence[Signal] = ()
-    workers: int = 0
-    silent: int = 0
-    missing: int = 0
-    headroom: float = 0.0
+    workers: int = 0  # of the role that give numbers, or should
+    silent: int = 0  # those of them that do not
+    missing: int = 0  # workers whose part of a signal is missing, those of another role included
+    headroom: float = 0.0  # share of its need that it has more
 
     def with_headroom(self, tight: Signal | None) -> float:
         """Workers that the signal which asks for most asks for; None = none asks."""
         return _need(tight) * (1.0 + self.headroom)
 
     def needed(self, tight: Signal | None) -> int:
-        """Whole workers, headroom included."""
         return max(1, ceil_workers(self.with_headroom(tight)))
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Workers that a role would have if nothing else limited it.
-
-    goes_on: whether the stabilization window to scale up outlasts it
-    """
+    """Workers that a role would have if nothing else limited it."""
 
     workers: int
     steps: tuple[DecisionStep, ...] = ()
-    goes_on: bool = False
+    goes_on: bool = False  # whether the stabilization window to scale up outlasts it
 
 
 def _need(tight: Signal | None) -> float:
@@ -72,12 +50,10 @@ def _need(tight: Signal | None) -> float:
 
 
 def _need_text(tight: Signal | None) -> str:
-    """`engine_busy_ratio 3 x 0.9 / 0.8`."""
     return "none is busy" if tight is None else f"{tight.name} {tight.sum}"
 
 
 def recommend(role: RoleState, tolerance: float) -> Recommendation:
-    """Recommend a size for a role that has workers."""
     if role.ready == 0:
         return _recommend_without_ready(role)
     if role.silent >= role.workers:
@@ -217,9 +193,7 @@ def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
 
 def safe_workers(signal: Signal, workers: int) -> int:
     """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
-    again.
-
-    Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the
+    again.  Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the
     threshold.
     """
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)

@@ -1,16 +1,6 @@
-"""The signals of a role: each number beside its thresholds, and the workers that it asks for.
-
-What is chosen here, where no planner that was followed says it: a role grows when any of
-its signals is over its scale-up threshold, and shrinks when all are under their
-scale-down thresholds; a queue is that of the whole role, not a part of it for each
-worker; utilization and KV usage are means over the workers.  Those two add up, so
-the need is their sum over the threshold.  A queue is in no proportion to workers:
-it asks for one worker more per threshold's worth of requests above the threshold,
-for one more in all while it falls, and for none when it falls so fast that it is
-soon under the threshold.  A backlog in seconds, or a latency, asks for as many
-times the workers as it is over its threshold.  All three ask for at most twice the
-workers that are settled.
-What a role does with its need is for `safety`.
+"""The signals of a role: each number beside its thresholds, and the workers that it asks for. A
+role grows when one is over its scale-up threshold, and shrinks when all are under their scale-down
+one. Shares add up over workers; queues and latencies ask for twice the settled workers at most.
 """
 
 import math
@@ -29,70 +19,53 @@ _DUST = 1e-9  # what rounding may add to a number of workers
 
 @dataclass(frozen=True)
 class Signal:
-    """One number beside its thresholds.
-
-    down:     None = it never asks for fewer workers, it only forbids it while it is over `up`
-    need:     workers at which it would be at its scale-up threshold
-    sum:      arithmetic of `need`, as text
-    peak:     of the busiest worker; the mean where workers have none of their own
-    is_load:  whether `need` holds at any value, or only over the threshold
-    is_share: whether it cannot be more than 1
-    falls:    of a queue, requests fewer in a second
-    """
+    """One number beside its thresholds."""
 
     name: str
     value: float | None
     up: float
+    # None = it never asks for fewer workers, it only forbids it while it is over `up`
     down: float | None
-    need: float
-    sum: str
-    peak: float
-    is_load: bool = False
-    is_share: bool = False
-    falls: float = 0.0
+    need: float  # workers at which it would be at its scale-up threshold
+    sum: str  # arithmetic of `need`, as text
+    peak: float  # of the busiest worker; the mean where workers have none of their own
+    is_load: bool = False  # whether `need` holds at any value, or only over the threshold
+    is_share: bool = False  # whether it cannot be more than 1
+    falls: float = 0.0  # of a queue, requests fewer in a second
 
     def is_over(self, tolerance: float = 0.0) -> bool:
-        """Over the scale-up threshold by more than the tolerance, which for a share
-        stays below 1.
-        """
+        """Over the scale-up threshold plus the tolerance, which for a share stays below 1."""
         threshold = self.up * (1.0 + tolerance)
         if self.is_share:
             threshold = min(threshold, (self.up + 1.0) / 2.0)
         return self.value is not None and self.value > threshold
 
     def is_under(self, tolerance: float = 0.0) -> bool:
-        """At or under the scale-down threshold, less the tolerance; without one, when it is not
-        over.
-        """
+        """At or under the scale-down threshold less the tolerance; without one: not over."""
         if self.down is None or self.value is None:
             return not self.is_over()
         return self.value <= self.down * (1.0 - tolerance)
 
     def worked_off_seconds(self) -> float:
-        """Time until a queue is under its threshold, as it falls now; infinite where it does not
-        fall.
-        """
+        """Time until a queue is under its threshold; infinite where it does not fall."""
         return (
             math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
         )
 
     def describe(self) -> str:
-        """`engine_busy_ratio 0.93 over 0.8`."""
         word = "over" if self.is_over() else "under"
         threshold = self.up if self.is_over() or self.down is None else self.down
         return f"{self.name} {short(self.value)} {word} {short(threshold)}"
 
     def input(self, role: str) -> DecisionInput:
-        """As a decision keeps it."""
         return DecisionInput(
             role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4)
         )
 
 
 def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
-    """The signals of a role: those of prefill, or of decode and mixed.
-
-    ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill
+    """The signals of a role: those of prefill, or of decode and mixed.  ingress: totals of the
+    workers that answer HTTP: `own`, unless the role is prefill
     """
     if own.workers == 0:
         return ()
@@ -240,9 +213,7 @@ def _share(
 
 
 def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:
-    """Return a queue over its threshold that soon is under it: the signals show its end, not new
-    load.
-    """
+    """A queue over its threshold that soon is under it: no new load."""
     queues = [signal for signal in signals if signal.falls > 0.0 and signal.is_over(tolerance)]
     return next((queue for queue in queues if queue.worked_off_seconds() <= WORK_OFF_SECONDS), None)
 

@@ -1,20 +1,15 @@
-"""Stabilization windows: a role scales up or down after every recommendation of a window agreed.
-
-Only the monotonic clock counts.  A window belongs to one size: it restarts when the
-size changes, because the load on many workers says little about few.  So a role
-shrinks at most once per window.  A window to scale up survives rounds in which the
-backlog is being worked off.  A window that is not full yet holds the size: so does
-an operator that has just started, or has not decided for a while.
+"""Stabilization windows: a role scales once every recommendation of a window agreed. A window
+restarts with another size, since load on many workers says little about few; one that is not full
+holds.
 """
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory
 from pdcluster_schema.autoscale import AutoscaleSpec
 
+# (since when, workers) since the direction last changed, the oldest first: each holds until the
+# next begins
 Recommendations = tuple[tuple[float, int], ...]
-"""(since when, workers) since the direction last changed, the oldest first: each holds until the
-next begins.
-"""
 
 _GRAINS = 60  # parts of a window: of each part only the most careful recommendation is kept
 _LEAST_GAP_SECONDS = 60.0
@@ -31,11 +26,10 @@ def stabilize(
     trace: DecisionTrace,
     goes_on: bool = False,
 ) -> tuple[int, Recommendations]:
-    """Apply the stabilization window and the largest step to the recommendation of a role.
-
-    past: recommendations since the role has this size
-    goes_on: whether a recommendation of no change keeps a window to scale up
-    Returns the workers that are allowed now, and the recommendations to remember.
+    """Apply the stabilization window and the largest step to the recommendation of a role.  past:
+    recommendations since the role has this size goes_on: whether a recommendation of no change
+    keeps a window to scale up Returns the workers that are allowed now, and the recommendations to
+    remember.
     """
     if recommended == requested:
         return requested, past if goes_on and past and past[-1][1] > requested else ()
@@ -68,10 +62,8 @@ def stabilize_advice(
     now: float,
     trace: DecisionTrace,
 ) -> tuple[int, Recommendations]:
-    """Advise the greatest recommendation to scale up within the scale-down window.
-
-    Otherwise advice would follow each swing of the load.
-    past: what the decision before returned to remember
+    """Advise the greatest recommendation to scale up within the scale-down window.  Otherwise
+    advice would follow each swing of the load. past: what the decision before returned to remember
     Returns the workers to advise, and the recommendations to remember.
     """
     greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
@@ -85,20 +77,17 @@ def stabilize_advice(
 
 
 def is_same(memory: Memory, role: str, requested: int, spec: AutoscaleSpec, now: float) -> bool:
-    """Return whether earlier recommendations count: same size and clock, no gap in the rounds."""
     gap = max(_LEAST_GAP_SECONDS, (spec.stale_after + 1) * spec.interval_seconds)
     return memory.sizes.get(role) == requested and now - gap <= memory.at <= now
 
 
 def _careful(requested: int, *recommendations: int) -> int:
-    """The recommendation that changes least."""
     return min(recommendations, key=lambda recommended: abs(recommended - requested))
 
 
 def _kept(
     past: Recommendations, new: tuple[float, int], requested: int, window: float
 ) -> Recommendations:
-    """Recommendations of the window and one more."""
     now, recommended = new
     if not past:
         return (new,)

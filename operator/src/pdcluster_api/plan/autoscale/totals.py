@@ -1,12 +1,6 @@
-"""Numbers of the roles from their windows: sums and means of the rounds that are fresh.
-
-A gauge is the mean of the rounds of the last few intervals, so that one crowded
-instant moves little; the trend of a queue is a mean of rounds, too.  A worker with
-a number that cannot be (NaN, infinite, negative, absurd) counts as missing.  Missing
-workers are left out: sums are then too low, which `signals` takes into account.  A
-worker that is not in the newest round is left out of all.  Of a draining worker
-only its part of the prefill queue counts.  The signals that are made of these numbers,
-each beside its thresholds, are in `signals`.
+"""Numbers of the roles: sums and means over the fresh rounds. A worker with an impossible number
+(NaN, negative, absurd) counts as missing; of a draining one only its part of the prefill queue
+counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,14 +52,11 @@ class Totals:
 
     @property
     def workers(self) -> int:
-        """Ready workers; those without fresh numbers count as idle."""
         return self.reporting + self.missing
 
     @property
     def prefill_speed(self) -> float | None:
-        """Prompt tokens per second that one worker prefills while it is busy; None =
-        not measured.
-        """
+        """Prompt tokens per second of a busy worker; None = not measured."""
         return _over(self.prefill_token_rate, self.prefill_busy_rate)
 
 
@@ -93,7 +84,6 @@ _SUMS = (
 
 
 def fresh_rounds(window: Sequence[PoolSample], now: float, seconds: float) -> Sequence[PoolSample]:
-    """The rounds of the last `seconds` before `now`, the newest first."""
     found = []
     for sample in reversed(window):
         if sample.at > now:
@@ -107,9 +97,8 @@ def fresh_rounds(window: Sequence[PoolSample], now: float, seconds: float) -> Se
 def read_pool(
     facts: PoolFacts, window: Sequence[PoolSample], rounds: Sequence[PoolSample]
 ) -> Totals:
-    """The totals of one pool; without a fresh round all its ready workers are missing.
-
-    rounds: the fresh ones of the window, the newest first
+    """The totals of one pool; without a fresh round all its ready workers are missing.  rounds: the
+    fresh ones of the window, the newest first
     """
     totals = Totals()
     if not rounds:
@@ -147,7 +136,6 @@ def read_pool(
 
 
 def _peak(ratios: Iterable[tuple[str, float]]) -> float:
-    """The greatest mean of one worker.  ratios: by pod"""
     found: dict[str, list[float]] = {}
     for pod, ratio in ratios:
         found.setdefault(pod, []).append(ratio)
@@ -170,7 +158,6 @@ def _add_changes(
     leaving: Sequence[list[WorkerSample]],
 ) -> None:
     """Add the trends of queues of the newest round's workers; one that missed a round adds none.
-
     by_round: (time, workers that stay) of each round, the newest first; leaving: those that drain
     """
     history: dict[str, list[tuple[float, WorkerSample]]] = {}
@@ -264,7 +251,6 @@ def _over(amount: float | None, time: float | None) -> float | None:
 
 
 def together(parts: Iterable[Totals]) -> Totals:
-    """The totals of several pools as one."""
     whole = Totals()
     for part in parts:
         whole.reporting += part.reporting

@@ -1,8 +1,5 @@
-"""Inputs and results of the autoscaler: plain values, filled from scrapes and from what is
-observed.
-
-Times named `at` and `now` are seconds of a clock that never jumps (monotonic);
-only schedules read the wall clock.  Ratios are 0 to 1.
+"""Inputs and results of the autoscaler. `at` and `now` are monotonic seconds, ratios 0 to 1; only
+schedules read the wall clock.
 """
 
 from bisect import bisect_left
@@ -36,8 +33,6 @@ class WorkerSample:
     over the time since the worker's scrape before; None = not known: its first scrape, a counter
     that went back (a restart), or no event to count.
     prefill_queue_*:       its own part of the prefill queue
-    engine_busy_ratio:     share of time in an engine step
-    gpu_utilization_ratio: mean of its GPUs; None = it has none, or their driver does not say
     """
 
     pod: str
@@ -46,7 +41,8 @@ class WorkerSample:
     prefill_queue_requests: float
     prefill_queue_tokens: float
     kv_cache_usage_ratio: float
-    engine_busy_ratio: float
+    engine_busy_ratio: float  # share of time in an engine step
+    # mean of its GPUs; None = it has none, or their driver does not say
     gpu_utilization_ratio: float | None = None
     request_rate: float | None = None
     prompt_token_rate: float | None = None
@@ -59,19 +55,16 @@ class WorkerSample:
 
 @dataclass(frozen=True)
 class PoolSample:
-    """One round of scrapes of one pool.
-
-    workers: fresh numbers, by pod name in order
-    stale:   ready pods that have not answered with good numbers for too many rounds
-    """
+    """One round of scrapes of one pool."""
 
     at: float
-    workers: tuple[WorkerSample, ...] = ()
+    workers: tuple[WorkerSample, ...] = ()  # fresh numbers, by pod name in order
+    # ready pods that have not answered with good numbers for too many rounds
     stale: tuple[str, ...] = ()
 
 
+# Rounds of the last seconds of every pool, the oldest first
 Windows = Mapping[PoolKey, Sequence[PoolSample]]
-"""Rounds of the last seconds of every pool, the oldest first."""
 
 
 class Amounts(NamedTuple):
@@ -83,25 +76,16 @@ class Amounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """The pods of one StatefulSet of a pool; in a roll out a pool has several.
+    """The pods of one StatefulSet of a pool; in a roll out a pool has several."""
 
-    current:  how many there are, those that end included
-    top:      below it a pod of every ordinal is there or may come
-    ordinals: of those that are known, in their order
-    grows:    whether the pool's size is its size, too
-    gpus_per_replica: accelerators of each; another revision may have had another number
-    """
-
-    current: int
-    top: int
-    ordinals: tuple[int, ...]
-    grows: bool
-    gpus_per_replica: int = 1
+    current: int  # how many there are, those that end included
+    top: int  # below it a pod of every ordinal is there or may come
+    ordinals: tuple[int, ...]  # of those that are known, in their order
+    grows: bool  # whether the pool's size is its size, too
+    gpus_per_replica: int = 1  # accelerators of each; another revision may have had another number
 
     def held(self, replicas: int) -> int:
-        """The most pods at a time while the pool moves to that size: a terminating pod keeps its
-        place.
-        """
+        """The most pods on the way to that size: a terminating pod keeps its place."""
         size = max(self.top, replicas) if self.grows else self.top
         # asked for many sizes of many pools
         num_below = bisect_left(self.ordinals, size) - bisect_left(self.ordinals, 0)
@@ -110,55 +94,42 @@ class Holding:
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """One pool as it is.
-
-    replicas:               what the last recorded decision asks for
-    current:                pods that exist, those that end included
-    ready:                  pods that are ready and do not end
-    ending:                 pods that drain or terminate: they hold their accelerators meanwhile
-    unschedulable:          pods that no node takes
-    unschedulable_top:      those of them that are the highest ordinals without a gap: the ones
-                            that a smaller StatefulSet removes
-    unready_top:            how many of the highest ordinals are not ready, without a gap
-    unschedulable_seconds:  how long the one that has waited longest has; 0 = none waits
-    fault:                  why pods cannot be created at all (a quota, a webhook); None = they can
-    top:                    replicas of its StatefulSet while it waits for drains: a lost pod below
-                            is created again
-    leaving:                pods that drain and are still scraped: only their part of the prefill
-                            queue counts
-    holdings:               pods of each of its StatefulSets, of any revision; none = its pods have
-                            no names, as simulated ones
-    gpus_per_replica:       accelerators of a worker that it gets, and of its pods without holdings
-    """
+    """One pool as it is."""
 
     role: str
     pool: str
     gpu: str
-    replicas: int
-    current: int
-    ready: int
-    ending: int = 0
-    unschedulable: int = 0
+    replicas: int  # what the last recorded decision asks for
+    current: int  # pods that exist, those that end included
+    ready: int  # pods that are ready and do not end
+    ending: int = 0  # pods that drain or terminate: they hold their accelerators meanwhile
+    unschedulable: int = 0  # pods that no node takes
+    # those of them that are the highest ordinals without a gap: the ones that a smaller StatefulSet
+    # removes
     unschedulable_top: int = 0
+    # how long the one that has waited longest has; 0 = none waits
     unschedulable_seconds: float = 0.0
+    # why pods cannot be created at all (a quota, a webhook); None = they can
     fault: str | None = None
+    # replicas of its StatefulSet while it waits for drains: a lost pod below is created again
     top: int = 0
+    # pods that drain and are still scraped: only their part of the prefill queue counts
     leaving: frozenset[str] = frozenset()
-    unready_top: int = 0
+    unready_top: int = 0  # how many of the highest ordinals are not ready, without a gap
+    # pods of each of its StatefulSets, of any revision; none = its pods have no names, as simulated
+    # ones
     holdings: tuple[Holding, ...] = ()
+    # accelerators of a worker that it gets, and of its pods without holdings
     gpus_per_replica: int = 1
 
     @property
     def key(self) -> PoolKey:
-        """(role, pool)."""
         return self.role, self.pool
 
     def held(self, replicas: int) -> Amounts:
-        """The most at a time while the pool moves to that size.
-
-        Each StatefulSet holds its own: pods of one make no room in another, and several may grow.
-        Terminating pods without names stand on the ordinals that growth would use: growth takes
-        them back, or waits for them.
+        """The most at a time while the pool moves to that size.  Each StatefulSet holds its own:
+        pods of one make no room in another, and several may grow. Terminating pods without names
+        stand on the ordinals that growth would use: growth takes them back, or waits for them.
         """
         workers = accelerators = 0
         for each in self._holdings:
@@ -184,34 +155,27 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """State that the autoscaler carries from one decision to the next.  A restart restarts the
-    windows.
+    """Memory between two decisions.  A restart restarts the windows."""
 
-    recommendations: by role, since the direction last changed, as in `stabilization`
-    sizes:   replicas by role at that time: another size restarts its window
-    backoff: until when nothing more is asked of a GPU type that has no room
-    at:      when the decision was made
-    advised: with mode Advise, recommendations to scale up within the scale-down window, without
-             those that a later one reached
-    """
-
+    # by role, since the direction last changed, as in `stabilization`
     recommendations: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    # replicas by role at that time: another size restarts its window
     sizes: Mapping[str, int] = field(default_factory=dict)
+    # until when nothing more is asked of a GPU type that has no room
     backoff: Mapping[str, float] = field(default_factory=dict)
-    at: float = 0.0
+    at: float = 0.0  # when the decision was made
+    # with mode Advise, recommendations to scale up within the scale-down window, without those that
+    # a later one reached
     advised: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one call of `decide`.
-
-    changed: whether the replicas differ from those of the facts.
-    """
+    """Result of one call of `decide`."""
 
     decision: ScalingDecision
     memory: Memory
-    changed: bool = False
+    changed: bool = False  # whether the replicas differ from those of the facts
 
 
 @dataclass
@@ -223,7 +187,6 @@ class DecisionTrace:
     problems: list[Problem] = field(default_factory=list)
 
     def step(self, rule: str, subject: str, sizes: tuple[int, int], why: str) -> None:
-        """Note that a rule took a role or pool from one size to another, if it did."""
         before, after = sizes
         if before != after:
             self.steps.append(DecisionStep(rule, subject, before, after, why))

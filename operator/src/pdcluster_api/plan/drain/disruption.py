@@ -1,13 +1,6 @@
-"""Workers of what serves that a drain of nodes has to leave ready: all that there are but one.
-
-Pure.  It is a number of pods and no share of the wanted ones: workers that are
-still to come (a roll out, a scale up, pods that no node takes)
-are none that an eviction could take.  One that was evicted counts until its
-successor is ready, so that the next one waits, but not indefinitely: one that
-does not end, or does not become ready, is given some minutes (`ReadinessDeadline`) and
-is lost after them.  So no drain of nodes waits without end, and none takes all
-workers before the cluster's autoscaler could bring a node for the first.
-The memory of how many there were is the budget itself.
+"""Disruption budgets: a node drain leaves all ready workers of what serves but one. One that was
+evicted counts until its successor is ready, or `ReadinessDeadline` is over, so that no drain of
+nodes waits without end. The budget itself is the memory. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,30 +13,23 @@ from pdcluster_api.plan.observed.state import PodState, WorkloadState
 from pdcluster_schema import conditions
 from pdcluster_schema.workload import Workload, WorkloadId
 
+# Problems of a worker that will be ready when they have passed
 _PASSING = frozenset({conditions.STARTING, conditions.DOWNLOADING_MODEL})
-"""Problems of a worker that will be ready when they have passed."""
 
+# An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in them
 PROBLEM_SECONDS = 300.0
-"""An autoscaler of nodes brings one in a few minutes, and an image or a first crash may pass in
-them.
-"""
 
+# Time for a worker to become ready: most models are loaded in a few minutes, while a volume that
+# cannot be mounted says nothing at all
 UNREADY_SECONDS = 600.0
-"""Time for a worker to become ready: most models are loaded in a few minutes, while a volume that
-cannot be mounted says nothing at all.
-"""
 
 
 @dataclass(frozen=True)
 class ReadinessDeadline:
-    """The time that a worker has to end, or to become ready.
+    """The time that a worker has to end, or to become ready."""
 
-    now:      RFC 3339
-    deadline: spec.rollout.progressDeadlineSeconds: nothing but an end is waited for longer
-    """
-
-    now: str
-    deadline: int
+    now: str  # RFC 3339
+    deadline: int  # spec.rollout.progressDeadlineSeconds: nothing but an end is waited for longer
 
     def seconds_left(self, pod: PodState) -> float | None:
         """Seconds until a pod is lost, 0 or less = it is; None = it is ready, or unknown."""
@@ -86,9 +72,7 @@ def plan_budgets(
 def next_loss(
     workloads: Iterable[Workload], existing: Iterable[WorkloadState], patience: ReadinessDeadline
 ) -> float | None:
-    """Seconds until a budget changes by time alone, as another worker is lost; None = it does
-    not.
-    """
+    """Seconds until a budget changes by time alone; None = it does not."""
     states = {state.id: state for state in existing}
     pods = (
         pod

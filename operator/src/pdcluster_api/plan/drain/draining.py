@@ -1,12 +1,6 @@
-"""All StatefulSets of a cluster as they should be now, each on its way to the wanted size.
-
-Pure, and without memory.  No pod drains for workers that do not serve: while none
-of a role that stays is ready, the surplus ones of the role keep serving, and
-those with a drain command serve again.  `shrink` has the rule for one StatefulSet.
-
-What is removed as a whole because another revision has taken over
-is not shrunk: its pods drain by SIGTERM, once the Service leads elsewhere.  So
-do those of a new revision that is given up, to which no Service has led.
+"""All StatefulSets of a cluster as they should be now, each on its way to the desired size. Pure.
+While no worker of a role that stays is ready, surplus ones keep serving. A replaced revision is not
+shrunk: its pods drain by SIGTERM.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,25 +10,21 @@ from pdcluster_api.plan.drain.shrink import READY, Shrink, ordinal_of, plan_shri
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
 from pdcluster_schema.workload import Workload, WorkloadId
 
+# Seconds between looks while workers drain: etcd's watches end at the workers
 DRAIN_POLL_SECONDS = 1.0
-"""Seconds between looks while workers drain: etcd's watches end at the workers."""
 
-HELD_POLL_SECONDS = 5.0
-"""While etcd does not answer."""
+HELD_POLL_SECONDS = 5.0  # While etcd does not answer
 
 
 @dataclass(frozen=True)
 class DrainPlan:
-    """Next steps of all StatefulSets of a cluster.
-
-    messages: pods that drain or are held, by role
-    needs_worker_records: etcd has to be read, since the answer decides on a size or on a command
-    """
+    """Next steps of all StatefulSets of a cluster."""
 
     workloads: tuple[Workload, ...]
     commands: frozenset[str]
     cut: tuple[str, ...]
-    messages: Mapping[str, tuple[str, ...]]
+    messages: Mapping[str, tuple[str, ...]]  # pods that drain or are held, by role
+    # etcd has to be read, since the answer decides on a size or on a command
     needs_worker_records: bool
     requeue_after_seconds: float | None
 
@@ -46,13 +36,10 @@ def plan_drain(
     worker_records: WorkerRecords | None,
     timeout: int | None,
 ) -> DrainPlan:
-    """All StatefulSets as they should be now.
-
-    desired:  every workload that should exist, at its full size
-    leaving:  workloads that are to go, but not before they have drained
-    existing: what is observed
-    worker_records: None = not known yet, and nothing that serves may go
-    timeout:  seconds after which a pod that drains goes all the same; None = never
+    """All StatefulSets as they should be now.  desired: every workload that should exist, at its
+    full size leaving: workloads that are to go, but not before they have drained existing: what is
+    observed worker_records: None = not known yet, and nothing that serves may go timeout: seconds
+    after which a pod that drains goes all the same; None = never
     """
     states = {state.id: state for state in existing}
     going = [Workload(state.id, 0) for state in leaving]
@@ -92,7 +79,6 @@ def _commands(
     states: Mapping[WorkloadId, WorkloadState],
     worker_records: WorkerRecords | None,
 ) -> frozenset[str]:
-    """Pods with a drain command from now on; one that ends with its StatefulSet keeps its own."""
     ended = [state for each, state in states.items() if each not in shrinks]
     ending = [pod.name for state in ended for pod in state.pods]
     commanded = frozenset() if worker_records is None else worker_records.commands
@@ -101,7 +87,6 @@ def _commands(
 
 
 def _is_stale(commands: frozenset[str], worker_records: WorkerRecords | None) -> bool:
-    """Return whether etcd answered, and has other commands than these."""
     if worker_records is None or worker_records.error is not None:
         return False
     return worker_records.commands != commands
@@ -130,7 +115,6 @@ def _unready_roles(
     states: Mapping[WorkloadId, WorkloadState],
     worker_records: WorkerRecords | None,
 ) -> set[tuple[str, str]]:
-    """Roles of which workers are wanted, and none that stays is ready."""
     desired = [workload for workload in workloads if workload.replicas]
     ready = [
         each
@@ -159,7 +143,6 @@ def _has_ready(desired: int, state: WorkloadState, worker_records: WorkerRecords
 def _messages(
     shrinks: Mapping[WorkloadId, Shrink], error: str | None
 ) -> dict[str, tuple[str, ...]]:
-    """Pods that are waited for, by role, in the order of the workloads."""
     found: dict[str, tuple[str, ...]] = {}
     waiting = {each: shrink for each, shrink in shrinks.items() if shrink.waits}
     for identity, shrink in waiting.items():

@@ -1,15 +1,5 @@
-"""Replicas one StatefulSet may drop to now, and the pods to drain first: none goes while it has a
-request.
-
-Pure, and without memory: all follows from the size that is wanted, the pods that
-are there, and their records in etcd.  All workers that are too many drain at
-the same time; a StatefulSet removes its highest ordinal first, so it shrinks to
-the highest one that is still needed, and never below what is wanted.  When more
-are wanted again, drained pods serve again.
-
-A size that was written by hand is drift, reverted by the same rule: where it was too
-small at once, where it was too large at once as far as the new pods do not
-serve yet.  It knows nothing of other StatefulSets: `draining` decides over all.
+"""Replicas to which one StatefulSet may drop now, and the pods to drain first. Pure. All surplus
+workers drain at once; it shrinks to the highest ordinal that still has requests.
 """
 
 from collections.abc import Iterator
@@ -18,8 +8,8 @@ from enum import Enum
 
 from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadState
 
+# Three leases: a worker without a record for so long receives no commands either, only SIGTERM
 MISSING_RECORD_GRACE_SECONDS = 30.0
-"""Three leases: a worker without a record for so long receives no commands either, only SIGTERM."""
 
 READY = "ready"
 DRAINED = "drained"
@@ -27,40 +17,28 @@ STARTING = "starting"
 
 
 class PodDrain(Enum):
-    """Reason why a surplus pod is waited for.
+    """Reason why a surplus pod is waited for."""
 
-    FREE:    nothing: it is drained, or has nothing to drain
-    DRAINS:  its drain
-    UNKNOWN: an answer of etcd
-    """
-
-    FREE = "free"
-    DRAINS = "drains"
-    UNKNOWN = "unknown"
+    FREE = "free"  # nothing: it is drained, or has nothing to drain
+    DRAINS = "drains"  # its drain
+    UNKNOWN = "unknown"  # an answer of etcd
 
 
 @dataclass(frozen=True)
 class Shrink:
-    """Next step of one StatefulSet.
+    """Next step of one StatefulSet."""
 
-    replicas: that it should have now
-    commands: pods that get a drain command, or keep it
-    draining: pods that are waited for
-    unknown:  pods of which etcd would have to answer whether they are waited for
-    serving:  pods that keep serving, since none of their role that stays does
-    cut:      pods that go though they have not drained
-    """
-
-    replicas: int
-    commands: frozenset[str] = frozenset()
-    draining: tuple[str, ...] = ()
+    replicas: int  # that it should have now
+    commands: frozenset[str] = frozenset()  # pods that get a drain command, or keep it
+    draining: tuple[str, ...] = ()  # pods that are waited for
+    # pods of which etcd would have to answer whether they are waited for
     unknown: tuple[str, ...] = ()
+    # pods that keep serving, since none of their role that stays does
     serving: tuple[str, ...] = ()
-    cut: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()  # pods that go though they have not drained
 
     @property
     def waits(self) -> bool:
-        """Return whether any pod is waited for."""
         return bool(self.draining or self.unknown or self.serving)
 
 
@@ -139,9 +117,7 @@ def _highest_first(pod: tuple[PodState, int]) -> int:
 
 
 def ordinal_of(pod: PodState) -> int:
-    """Ordinal of a pod in its StatefulSet; one that is named otherwise has none, and is never
-    surplus.
-    """
+    """Ordinal of a pod; one that is named otherwise is never surplus."""
     number = pod.name.removeprefix(f"{pod.workload.name}-")
     return int(number) if number.isdecimal() else -1
 

@@ -14,32 +14,23 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class DecisionStep:
-    """Change of one role or pool by one rule.
+    """Change of one role or pool by one rule."""
 
-    rule:    its name, one word of `rules.RULES`
-    subject: `prefill`, `decode`, `mixed` or `prefill/b200`
-    before, after: replicas
-    why:     as text, with the numbers that it compared
-    """
-
-    rule: str
-    subject: str
-    before: int
+    rule: str  # its name, one word of `rules.RULES`
+    subject: str  # `prefill`, `decode`, `mixed` or `prefill/b200`
+    before: int  # replicas
     after: int
-    why: str
+    why: str  # as text, with the numbers that it compared
 
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """One number that a decision read.
-
-    name: of the metric; value: with its unit in the name; limit: its threshold
-    """
+    """One number that a decision read."""
 
     subject: str
-    name: str
-    value: float | None
-    limit: float | None = None
+    name: str  # of the metric
+    value: float | None  # with its unit in the name
+    limit: float | None = None  # its threshold
 
 
 @dataclass(frozen=True)

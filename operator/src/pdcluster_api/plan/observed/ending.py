@@ -1,8 +1,5 @@
-"""Pods that end, and those that do not: a lost node never says that its pods are gone.
-
-Pure.  A pod is killed at the end of its grace period, so one that is there a while after it is on
-a node that is lost or cannot end it.  A StatefulSet makes no other in its place, and the operator
-has no right to remove it: a user has to say that the node is off.
+"""Terminating pods, and those of lost nodes. Pure. One that is there a while after its grace period
+is lost: a user has to say that the node is off.
 """
 
 from collections.abc import Iterable
@@ -13,20 +10,16 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import EndingPod, Observed
 from pdcluster_schema.conditions import NODE_LOST
 
-ENDING_SECONDS = 60.0
-"""Time beyond its grace period in which a pod ends, as it is killed then."""
+ENDING_SECONDS = 60.0  # Time beyond its grace period in which a pod ends, as it is killed then
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Terminating pods of a cluster, those of its etcd among them.
+    """Terminating pods of a cluster, those of its etcd among them."""
 
-    lost: names of those that should have been gone for `ENDING_SECONDS`
-    next_seconds: until another one is lost; None = none can be
-    """
-
+    # names of those that should have been gone for `ENDING_SECONDS`
     lost: frozenset[str] = frozenset()
-    next_seconds: float | None = None
+    next_seconds: float | None = None  # until another one is lost; None = none can be
 
 
 def ending_of(observed: Observed, now: str | None) -> Ending:

@@ -1,9 +1,5 @@
-"""Declared pools beside what runs of them: the numbers that conditions and status speak of.
-
-Pure.  A pool is looked at twice: its `target` is the workload of the declared
-revision, which decides whether all is as declared; its `shown` is that of the
-revision that serves, which is what a user has now.  Outside a roll out the two
-are one.
+"""Declared pools beside what runs of them. Pure. `target` is the workload of the declared revision,
+`shown` that of the serving one.
 """
 
 from collections.abc import Iterable
@@ -39,30 +35,24 @@ class DeclaredPool:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool.
-
-    current: pods of all revisions; ending: terminating pods of the declared revision.
-    """
+    """One pool."""
 
     declared: DeclaredPool
-    current: int
+    current: int  # pods of all revisions
     target: WorkloadState | None
     shown: WorkloadState | None
-    ending: tuple[PodState, ...] = ()
+    ending: tuple[PodState, ...] = ()  # terminating pods of the declared revision
 
     @property
     def desired(self) -> int:
-        """Workers that there should be."""
         return self.declared.desired
 
     @property
     def ready(self) -> int:
-        """Ready workers of what is shown."""
         return 0 if self.shown is None else self.shown.ready
 
     @property
     def updated(self) -> int:
-        """Pods of the declared revision."""
         return 0 if self.target is None else self.target.updated
 
     @property
@@ -78,9 +68,7 @@ class PoolView:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the declared revision has all its workers; surplus ones that drain are
-        no fault.
-        """
+        """True if the declared revision has all its workers; surplus ones may drain."""
         return self.num_target_ready == self.desired
 
 
@@ -93,27 +81,22 @@ class RoleView:
 
     @property
     def desired(self) -> int:
-        """Workers that there should be."""
         return sum(pool.desired for pool in self.pools)
 
     @property
     def ready(self) -> int:
-        """Ready workers of what is shown."""
         return sum(pool.ready for pool in self.pools)
 
     @property
     def num_target_ready(self) -> int:
-        """Ready workers of the declared revision."""
         return sum(pool.num_target_ready for pool in self.pools)
 
     @property
     def ending(self) -> list[PodState]:
-        """Pods that end where there should be others."""
         return [pod for pool in self.pools if not pool.is_ready for pod in pool.ending]
 
     @property
     def is_ready(self) -> bool:
-        """Return whether every pool is ready."""
         return all(pool.is_ready for pool in self.pools)
 
 
@@ -131,11 +114,9 @@ class Workloads:
         return None if state is None or state.gone else state
 
     def of_revision(self, revision: str | None) -> list[WorkloadState]:
-        """Every workload of a revision, and what is left of some."""
         return [state for (_, _, each), state in self._by_place.items() if each == revision]
 
     def num_pods(self, role: str, pool: str) -> int:
-        """Pods of a pool, of all revisions."""
         return sum(
             state.current
             for (each, name, _), state in self._by_place.items()
@@ -144,9 +125,8 @@ class Workloads:
 
     def num_answering(self, revision: str | None, role: str | None = None) -> int:
         """Ready workers of a revision that answer clients; none while routers have no worker to
-        give a request to.
-
-        role: of those that the Service leads to; None = the one that answers in that revision
+        give a request to.  role: of those that the Service leads to; None = the one that answers in
+        that revision
         """
         states = [state for state in self.of_revision(revision) if not state.gone]
         is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
@@ -156,7 +136,6 @@ class Workloads:
         )
 
     def has_prefill(self, revision: str | None) -> bool:
-        """Return whether a prefill worker of a revision is ready."""
         return any(
             state.ready
             for state in self.of_revision(revision)
@@ -174,7 +153,6 @@ class Workloads:
     def view(
         self, role: str, pools: Iterable[DeclaredPool], *, target: str | None, serving: str | None
     ) -> RoleView:
-        """One role as declared, beside what runs."""
         return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
 
     def _pool(

@@ -13,24 +13,19 @@ class Previous:
         self._status = status
 
     def text(self, field: str) -> str | None:
-        """A field of the status itself."""
         value = self._status.get(field)
         return value if isinstance(value, str) and value else None
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """The condition of a type; empty when there is none."""
         return next((entry for entry in self.conditions() if entry.get("type") == kind), {})
 
     def conditions(self) -> Sequence[Mapping[str, Any]]:
-        """Every condition."""
         return _mappings(self._status.get("conditions"))
 
     def reason(self, kind: str) -> str | None:
-        """The reason of a condition; None when there is none."""
         return self.condition(kind).get("reason")
 
     def is_true(self, kind: str) -> bool:
-        """Return whether a condition was there and true."""
         return self.condition(kind).get("status") == "True"
 
     def pools(self) -> Mapping[PoolKey, tuple[str, int]]:
@@ -43,7 +38,6 @@ class Previous:
         }
 
     def mapping(self, field: str) -> Mapping[str, Any]:
-        """A field of the status that holds fields of its own; empty when there is none."""
         value = self._status.get(field)
         return value if isinstance(value, Mapping) else {}
 

@@ -1,7 +1,4 @@
-"""The one shape of a problem: reason and message of a condition.
-
-Faults of user input are `errors.Fault`, refused writes `observed.state.Failure`.
-"""
+"""Reason and message of a condition."""
 
 from typing import NamedTuple
 

@@ -1,15 +1,6 @@
-"""The clock of a roll out: when it last came forward, and whether that is too long ago.
-
-Pure; the status is its memory, so that it goes on through restarts of the
-operator.  A roll out comes forward when more workers of the new revision are
-ready than at any time before in it, or, with Recreate, when fewer pods of the
-old one are left.  A worker that is ready for a moment, again and again, does
-count.  With another revision or another deadline it begins again.
-
-What has stalled beside a revision that answers requests is given up: it holds
-no accelerators, and nothing but a change brings it back.  That is decided once,
-at the deadline.  Where there was nothing to go back to it goes on, and has
-stalled only until it comes forward.
+"""Progress of a rollout, and its deadline. Pure; the status is its memory. It progresses when more
+new workers are ready than ever before in it, or fewer old pods are left. One that stalls beside a
+revision that answers is rolled back, once, at the deadline.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,50 +16,36 @@ FIELD = "rollout"
 
 @dataclass(frozen=True)
 class Rollout:
-    """A roll out that is under way, as the status has it.
+    """A roll out that is under way, as the status has it."""
 
-    revision: the new one
-    deadline: spec.rollout.progressDeadlineSeconds when it began
-    ready:    most workers of it that were ready at a time
-    left:     fewest pods of the old one that were left, where these have to end first
-    since:    RFC 3339, when it last came forward; None = the clock stands: it cannot even begin
-    stalled:  why it does not come forward, as it was found at the deadline; None = it does
-    rolled_back: another one answered requests then, so this one is to have no workers
-    """
-
-    revision: str
-    deadline: int
-    ready: int = 0
-    left: int = 0
+    revision: str  # the new one
+    deadline: int  # spec.rollout.progressDeadlineSeconds when it began
+    ready: int = 0  # most workers of it that were ready at a time
+    left: int = 0  # fewest pods of the old one that were left, where these have to end first
+    # RFC 3339, when it last came forward; None = the clock stands: it cannot even begin
     since: str | None = None
+    # why it does not come forward, as it was found at the deadline; None = it does
     stalled: str | None = None
+    # another one answered requests then, so this one is to have no workers
     rolled_back: bool = False
 
 
 @dataclass(frozen=True)
 class RolloutState:
-    """The roll out to the declared revision, in one reconcile.
-
-    is_under_way: the revision is new, or another one still serves or ends
-    has_fallback: another one is selected, and goes on until this one is whole
-    is_answered:  by ready workers of that other one, so that there is something to go back to
-    is_done:      it takes over, or has
-    is_whole:     it has all its workers, and waits for something else
-    is_blocked:   another owner's object has a name that it needs, so nothing of it is made
-    missing:      missing parts of the workers, as text
-    """
+    """The roll out to the declared revision, in one reconcile."""
 
     revision: str
     deadline: int
     ready: int
     left: int
-    is_under_way: bool
-    has_fallback: bool
+    is_under_way: bool  # the revision is new, or another one still serves or ends
+    has_fallback: bool  # another one is selected, and goes on until this one is whole
+    # by ready workers of that other one, so that there is something to go back to
     is_answered: bool
-    is_done: bool
-    is_whole: bool
-    is_blocked: bool
-    missing: str
+    is_done: bool  # it takes over, or has
+    is_whole: bool  # it has all its workers, and waits for something else
+    is_blocked: bool  # another owner's object has a name that it needs, so nothing of it is made
+    missing: str  # missing parts of the workers, as text
 
 
 def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
@@ -90,7 +67,6 @@ def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
 
 
 def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
-    """The field of the status; none when there is no roll out."""
     if rollout is None:
         return {}
     others = {
@@ -155,10 +131,7 @@ def next_rollout(before: Rollout | None, state: RolloutState, now: str) -> Rollo
 
 
 def seconds_left(rollout: Rollout | None, now: str) -> float | None:
-    """Seconds until a roll out will have stalled; None = its clock stands, or it has.
-
-    now: RFC 3339
-    """
+    """Seconds until a rollout has stalled; None = its clock stands, or it has."""
     if rollout is None or rollout.since is None or rollout.stalled is not None:
         return None
     left = rollout.deadline - _age(rollout.since, now)

@@ -26,26 +26,19 @@ Strategy = Literal["BlueGreen", "Recreate"]
 
 @dataclass(frozen=True)
 class OldPods:
-    """Rest of older revisions.
+    """Rest of older revisions."""
 
-    num_pods: pods; first: one of them, always the same; None = none yet.
-    """
-
-    num_pods: int
-    first: PodState | None = None
+    num_pods: int  # pods
+    first: PodState | None = None  # one of them, always the same; None = none yet
 
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """Step of one reconcile about revisions.
+    """Step of one reconcile about revisions."""
 
-    serving:   the revision that the Service should select
-    kept:      workloads of an older revision that stay for now
-    waits_for: what must end before missing workloads of the target are made; None = no waiting
-    """
-
-    serving: str
-    kept: tuple[WorkloadId, ...] = ()
+    serving: str  # the revision that the Service should select
+    kept: tuple[WorkloadId, ...] = ()  # workloads of an older revision that stay for now
+    # what must end before missing workloads of the target are made; None = no waiting
     waits_for: OldPods | None = None
 
 
@@ -79,10 +72,9 @@ def _was_edited(
     is_target_ready: bool,
 ) -> bool:
     """Return whether the Service was edited by hand while the serving revision of the status is
-    there.
-
-    Two differences are our own: a switch to a target that is ready, of which the status could not
-    be written, and one that could not be written itself, so that what served before goes on.
+    there.  Two differences are our own: a switch to a target that is ready, of which the status
+    could not be written, and one that could not be written itself, so that what served before goes
+    on.
     """
     living = [state for state in observed.workloads if not state.gone]
     if target is None or not any(state.id.revision == decided for state in living):
@@ -102,9 +94,8 @@ def next_step(
     is_target_ready: bool,
     lost: Collection[str] = (),
 ) -> RolloutStep:
-    """The next step towards the target.
-
-    is_target_ready: its workers can take over; lost: pods of lost nodes, which never end
+    """The next step towards the target.  is_target_ready: its workers can take over; lost: pods of
+    lost nodes, which never end
     """
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
@@ -151,5 +142,4 @@ def old_pods_of(target: str, observed: Observed, lost: Collection[str] = ()) -> 
 
 
 def _is_lost(state: WorkloadState, lost: Collection[str]) -> bool:
-    """Return whether nothing is left of a deleted workload but pods of lost nodes."""
     return state.gone and bool(state.pods) and all(pod.name in lost for pod in state.pods)

@@ -1,11 +1,5 @@
-"""From what is observed to what the autoscaler reads of each pool.  Pure.
-
-The numbers of a pool are those of the revision that serves; its accelerators
-are held by the pods of all revisions.  Pods above the size that is asked for
-are on their way out: they hold their accelerators and are ready for nothing.
-But what another revision will replace never shrinks before that: it serves at
-the size at which it is kept, whatever is asked for meanwhile.  And more workers
-come to both, so that each StatefulSet is looked at by itself.
+"""Facts of each pool for the autoscaler. Pure. Numbers are those of the serving revision;
+accelerators are held by the pods of all revisions, each StatefulSet by itself.
 """
 
 from collections import Counter, defaultdict
@@ -21,41 +15,31 @@ from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_schema import conditions
 from pdcluster_schema.workload import PoolKey, Workload
 
-PoolAccelerator = tuple[PoolKey, str]
-"""A pool, and a type of accelerator."""
+PoolAccelerator = tuple[PoolKey, str]  # A pool, and a type of accelerator
 
 
 @dataclass(frozen=True)
 class RequestedSizes:
-    """Replicas that are asked for now.
+    """Replicas that are asked for now."""
 
-    sizes:     of the declared pools
-    revision:  the declared one
-    workloads: all that a reconcile makes or keeps, with sizes; declared pools follow theirs
-    is_rolled_back: but for the declared revision's, which are to have no workers
-    """
-
-    sizes: Sequence[PoolSize]
-    revision: str
+    sizes: Sequence[PoolSize]  # of the declared pools
+    revision: str  # the declared one
+    # all that a reconcile makes or keeps, with sizes; declared pools follow theirs
     workloads: Sequence[Workload]
-    is_rolled_back: bool = False
+    is_rolled_back: bool = False  # but for the declared revision's, which are to have no workers
 
 
 @dataclass(frozen=True)
 class ScrapeState:
-    """State that only the process has.
+    """State that only the process has."""
 
-    scraped: pods that were scraped in the last round; a pod that became ready since has no numbers
-             yet
-    waits:   seconds for which each pod has been unschedulable, by name
-    """
-
+    # pods that were scraped in the last round; a pod that became ready since has no numbers yet
     scraped: Collection[str] = ()
+    # seconds for which each pod has been unschedulable, by name
     waits: Mapping[str, float] = field(default_factory=dict)
 
 
 def is_unschedulable(pod: PodState) -> bool:
-    """Return whether no node takes a pod."""
     return (
         pod.problem is not None
         and pod.problem.reason == conditions.UNSCHEDULABLE
@@ -67,7 +51,6 @@ def pool_facts(
     requested: RequestedSizes, observed: Observed, scrape_state: ScrapeState
 ) -> list[PoolFacts]:
     """Facts of every declared pool, then of those that are no longer declared and still have pods.
-
     Workloads of the declared revision count for pools without any of the serving revision.
     """
     existing, kept, holdings = (
@@ -107,9 +90,6 @@ def held_by_type(facts: Iterable[PoolFacts]) -> Counter[str]:
 def _holdings(
     requested: RequestedSizes, observed: Observed
 ) -> dict[PoolAccelerator, tuple[Holding, ...]]:
-    """Pods of each StatefulSet, by pool and the type that it was made for, which may be an
-    older one.
-    """
     planned = {workload.id: workload.replicas for workload in requested.workloads}
     states = {state.id: state for state in observed.workloads}
     before = {key: (gpu, 1) for key, (gpu, _) in Previous(observed.status).pools().items()}
@@ -133,7 +113,6 @@ def _holdings(
 
 
 def _accelerators(state: WorkloadState | None, of: tuple[str, int]) -> tuple[str, int]:
-    """Type and number of a worker's accelerators.  of: those of its pool, where it says nothing"""
     if state is None:
         return of
     return state.gpu or of[0], state.gpus_per_replica or of[1]
@@ -207,12 +186,10 @@ def _num_top(ordinals: Collection[int], replicas: int) -> int:
 
 
 def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
-    """Pods of a pool, of all revisions."""
     return sum(state.num_pods for state in workloads if (state.id.role, state.id.pool) == key)
 
 
 def _undeclared(holdings: Mapping[PoolAccelerator, Sequence[Holding]]) -> Iterable[PoolFacts]:
-    """Holders of accelerators beside the declared pools, and of other types than these declare."""
     for ((role, pool), gpu), each in sorted(holdings.items()):
         pods = Counter[int]()
         for holding in each:

@@ -1,10 +1,5 @@
-"""Size of a pool: by its scaler, or by a change of the pool's `replicas`.
-
-Pure.  One owner per fact: a scaler's spec is the size that is asked for.  The
-pool's `replicas` seeds it; later only another value than the one that was last
-taken over is a request, so that an unchanged file never undoes a scale.
-min and max bound what counts and never rewrite what was asked for.  What no
-pool and no object may have is cut off first: an old scaler may still ask for it.
+"""Size of a pool. Pure. A scaler's spec is the request; a pool's `replicas` seeds it, and is a
+request again only when it changes, so that an unchanged file never undoes a scale.
 """
 
 from bisect import bisect_right
@@ -23,24 +18,17 @@ from pdcluster_schema.workload import PoolKey
 
 @dataclass(frozen=True)
 class PoolSize:
-    """The size of one declared pool.
-
-    desired: workers that count, within min and max
-    requested: what the scaler asks for, or will after this plan
-    request: replicas to write into the scaler now; None = its spec stays as it is
-    gpus_per_replica: accelerators of one worker
-    """
+    """The size of one declared pool."""
 
     role: str
     pool: PoolSpec
-    desired: int
-    requested: int
-    request: int | None
-    gpus_per_replica: int = 1
+    desired: int  # workers that count, within min and max
+    requested: int  # what the scaler asks for, or will after this plan
+    request: int | None  # replicas to write into the scaler now; None = its spec stays as it is
+    gpus_per_replica: int = 1  # accelerators of one worker
 
     @property
     def key(self) -> PoolKey:
-        """(role, pool)."""
         return self.role, self.pool.name
 
     @property
@@ -64,9 +52,8 @@ class PoolSize:
 def pool_sizes(
     spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]
 ) -> tuple[PoolSize, ...]:
-    """The size of every declared pool, in the spec's order.
-
-    before: replicas that were wanted until now, by pool; they seed a scaler that is not there
+    """The size of every declared pool, in the spec's order.  before: replicas that were wanted
+    until now, by pool; they seed a scaler that is not there
     """
     known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
     pools = [
@@ -84,9 +71,8 @@ def pool_sizes(
 
 
 def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
-    """Sizes within the workers of one object: the greatest pools are cut to one level.
-
-    Not below minReplicas, which the spec keeps to that number itself.
+    """Sizes within the workers of one object: the greatest pools are cut to one level.  Not below
+    minReplicas, which the spec keeps to that number itself.
     """
 
     def cut(size: PoolSize, level: int) -> int:
@@ -127,7 +113,6 @@ def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | N
 
 
 def clamp(replicas: int, pool: PoolSpec) -> int:
-    """The nearest size within the pool's min and max."""
     high = MAX_REPLICAS if pool.max_replicas is None else pool.max_replicas
     return max(min(replicas, high), pool.min_replicas or 0)
 
@@ -135,10 +120,7 @@ def clamp(replicas: int, pool: PoolSpec) -> int:
 def plan_scaler(
     cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str
 ) -> ScalerPlan:
-    """The scaler of a pool.
-
-    shown: the workload of its status, else that of the revision `serving`.
-    """
+    """shown: the workload of its status, else that of the revision `serving`"""
     revision = serving if shown is None else shown.id.revision
     status: dict[str, Any] = {
         "replicas": 0 if shown is None else shown.current,
@@ -154,9 +136,7 @@ def plan_scaler(
 
 
 def _selector(cluster: str, size: PoolSize, revision: str) -> str:
-    """A label selector as text, for HPA; of one revision, so that a roll out counts no worker
-    twice.
-    """
+    """A label selector for HPA, of one revision: a rollout counts no worker twice."""
     desired = {
         labels.CLUSTER: cluster,
         labels.ROLE: size.role,

@@ -1,8 +1,5 @@
-"""AcceleratorsInUse: whether workers compute on the accelerators that their pools reserve.
-
-Pure.  Each worker says in its record what it really computes on; one that
-cannot have the device that it was asked for ends, and its last words are its
-pod's problem.  The condition is there where a declared pool has an accelerator.
+"""AcceleratorsInUse: whether workers compute on the accelerators that their pools reserve, by their
+records. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,28 +14,23 @@ from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.pdcluster import PDCluster
 
 _TYPE = words.ACCELERATORS_IN_USE
+# The kind of device that is no accelerator, and the value of engine.device that asks for it
 CPU = "cpu"
-"""The kind of device that is no accelerator, and the value of engine.device that asks for it."""
 
+# The kind of device that a stock engine does not say; the worker's note has the reason
 UNKNOWN = "unknown"
-"""The kind of device that a stock engine does not say; the worker's note has the reason."""
 
 
 @dataclass(frozen=True)
 class _Pool:
-    """A declared pool with an accelerator.
-
-    requested: engine.device of its role
-    resource: reserved by each of its pods; None = nothing but cpu and memory
-    desired:  workers that it should have
-    pods:     of the declared revision and of the one that serves, but for those that end
-    """
+    """A declared pool with an accelerator."""
 
     name: str
     gpu: str
-    requested: str
-    resource: str | None
-    desired: int
+    requested: str  # engine.device of its role
+    resource: str | None  # reserved by each of its pods; None = nothing but cpu and memory
+    desired: int  # workers that it should have
+    # of the declared revision and of the one that serves, but for those that end
     pods: tuple[PodState, ...]
 
     def refusal(self) -> str | None:
@@ -50,7 +42,6 @@ class _Pool:
         return f"{self.name} ({self.gpu}): {found[0]}" if found else None
 
     def reported(self, devices: Mapping[str, WorkerDevice]) -> dict[str, WorkerDevice]:
-        """Devices of its ready workers, by pod."""
         ready = [pod.name for pod in self.pods if pod.ready]
         return {pod: devices[pod] for pod in ready if pod in devices}
 
@@ -87,9 +78,8 @@ def accelerators_in_use(
     worker_records: WorkerRecords | None,
     previous: Previous,
 ) -> Condition | None:
-    """The condition; None = no declared pool has an accelerator.
-
-    While etcd does not answer what workers say stays as it was.
+    """The condition; None = no declared pool has an accelerator.  While etcd does not answer what
+    workers say stays as it was.
     """
     pools = list(_pools(cluster, views))
     if not pools:
@@ -118,7 +108,6 @@ def accelerators_in_use(
 
 
 def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
-    """Those that are to compute on an accelerator, or reserve one."""
     roles = cluster.spec.roles.present()
     for view in views:
         requested = cluster.spec.engine_of(view.name).device

@@ -1,9 +1,5 @@
-"""The autoscaler's record in the status: its decision sizes the pools, and is written before it is
-followed.
-
-Pure.  With mode On the replicas in `status.autoscaling` count, and nothing else:
-scalers follow them.  An operator that restarts goes on from them.  With Advise
-they only say what would be.  Without a record the present sizes count.
+"""The autoscaler's record in the status. Pure. With mode On it sizes the pools and is written
+before it is followed, so that a restarted operator goes on from it; with Advise it is shown only.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +39,6 @@ def recorded(status: Mapping[str, Any], mode: str) -> dict[PoolKey, int] | None:
 
 
 def is_new(spec: AutoscaleSpec, observed: Observed) -> bool:
-    """Return whether the decision of this reconcile differs from the record."""
     decided = observed.decision
     return (
         decided is not None
@@ -69,9 +64,7 @@ def has_changed(spec: AutoscaleSpec, observed: Observed) -> bool:
 def autoscaled(
     spec: AutoscaleSpec, sizes: Sequence[PoolSize], observed: Observed
 ) -> tuple[PoolSize, ...]:
-    """Size of every pool: by this decision, else by the record; as it was if neither has the
-    pool.
-    """
+    """Size of every pool: by this decision, else by the record, else as it was."""
     if spec.mode != ON:
         return tuple(sizes)
     known = recorded(observed.status, ON) or {}
@@ -98,9 +91,7 @@ def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> Poo
 
 
 def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
-    """The field of the status: empty with mode Off; unchanged without a decision that changes
-    something.
-    """
+    """Empty with mode Off; unchanged without a decision that changes something."""
     before = observed.status.get(FIELD)
     if spec.mode == OFF:
         return {}
@@ -123,9 +114,7 @@ def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any
 
 
 def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Condition]:
-    """Obstacles of the autoscaler, while they last; without a decision, those of the last
-    status.
-    """
+    """Obstacles of the autoscaler; without a decision, those of the last status."""
     if spec.mode == OFF:
         return
     previous, decided = Previous(observed.status), observed.decision
@@ -141,7 +130,6 @@ def autoscale_conditions(spec: AutoscaleSpec, observed: Observed) -> Iterator[Co
 
 
 def decision_events(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[PlannedEvent]:
-    """An event for a decision that is new in the status."""
     old, new = _newest(before), _newest(after)
     record = None if new is None or new == old else read_record(new)
     if record is None or not (text := summary(record)):

@@ -1,7 +1,5 @@
-"""The whole status of a PDCluster: numbers of roles and pools, conditions with their times.
-
-Pure.  A transition time changes only with its condition's status, and nothing
-else holds a time, so that planning an unchanged cluster gives an equal status.
+"""Conditions and numbers of the status. Pure. Only transition times hold a time, so that planning
+an unchanged cluster gives an equal status.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +47,6 @@ class Condition:
 
     @property
     def status(self) -> str:
-        """True, False or Unknown, as the API has it."""
         return "Unknown" if self.is_unknown else str(self.is_true)
 
 
@@ -58,7 +55,6 @@ MAX_MESSAGE = 1024  # characters; the schema holds more, a reader does not
 
 
 def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Status:
-    """The status of the object as a whole."""
     metadata = cluster.metadata
     return {
         "model": cluster.spec.model.name,
@@ -69,9 +65,7 @@ def identity_fields(cluster: PDCluster, *, revision: str, serving: str) -> Statu
 
 
 def number_fields(views: Sequence[RoleView]) -> Status:
-    """Workers by role and pool, and the columns of `kubectl get`; mixed workers stand in the one
-    of decode.
-    """
+    """Workers by role and pool, and the columns of `kubectl get`; mixed in that of decode."""
     columns = {
         ("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.desired}"
         for view in views

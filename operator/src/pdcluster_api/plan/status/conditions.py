@@ -1,9 +1,5 @@
 """The condition tree: Ready <- DiscoveryReady, a condition per role, IngressReady; beside it
-Serving, Reconciling, Stalled.
-
-Pure.  Ready = all is as declared, and takes reason and message from what is
-worst below it; Serving = requests are answered.  Messages hold nothing that
-changes by itself, so that an unchanged cluster has an unchanged status.
+Serving, Reconciling, Stalled. Pure; messages hold nothing that changes by itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,56 +21,42 @@ from pdcluster_schema.workload import WorkloadId
 
 @dataclass(frozen=True)
 class StatusInputs:
-    """Inputs of the conditions.
-
-    target:        the declared revision
-    current:       the revision that serves until this reconcile; None = none does
-    waits_for:     rest of an older revision that must end first; None = nothing is waited for
-    leaving:       workloads of undeclared pools, which stay until the others of their role are
-                   ready
-    ingress_role:  the role that answers behind the Service
-    num_answering: ready workers that the Service leads to
-    has_prefill:   whether a prefill worker is ready beside them
-    draining:      pods that drain before a pool shrinks, or hold that up, by role
-    stalled:       why the declared revision has not come forward for too long; None = it has
-    deadline:      seconds for which it need not
-    is_rolled_back: its workers are scaled to 0, as another revision answered at the deadline
-    lost:         terminating pods of lost nodes, by name
-    """
+    """Inputs of the conditions."""
 
     roles: tuple[RoleView, ...]
     observed: Observed
     previous: Previous
-    target: str | None
-    current: str | None
+    target: str | None  # the declared revision
+    current: str | None  # the revision that serves until this reconcile; None = none does
+    # rest of an older revision that must end first; None = nothing is waited for
     waits_for: OldPods | None
-    ingress_role: str
-    num_answering: int
-    has_prefill: bool
+    ingress_role: str  # the role that answers behind the Service
+    num_answering: int  # ready workers that the Service leads to
+    has_prefill: bool  # whether a prefill worker is ready beside them
+    # workloads of undeclared pools, which stay until the others of their role are ready
     leaving: tuple[WorkloadId, ...] = ()
+    # pods that drain before a pool shrinks, or hold that up, by role
     draining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # why the declared revision has not come forward for too long; None = it has
     stalled: str | None = None
-    deadline: int = 0
+    deadline: int = 0  # seconds for which it need not
+    # its workers are scaled to 0, as another revision answered at the deadline
     is_rolled_back: bool = False
-    lost: Collection[str] = ()
+    lost: Collection[str] = ()  # terminating pods of lost nodes, by name
 
     @property
     def is_rolling(self) -> bool:
-        """Return whether an older revision serves, or still has to go before the declared one
-        comes.
-        """
+        """True if an older revision serves, or still has to go first."""
         return self.waits_for is not None or self.current not in (None, self.target)
 
     @property
     def scaled_to_0(self) -> str:
-        """State of a revision that is given up."""
         states = [pool.target for view in self.roles for pool in view.pools]
         has_pods = any(state is not None and state.num_pods for state in states)
         return "is being scaled to 0" if has_pods else "is scaled to 0"
 
 
 def condition_tree(facts: StatusInputs) -> tuple[Condition, ...]:
-    """Every condition, in the order in which the status holds them."""
     below = (
         discovery_condition(facts.observed.discovery, facts.lost),
         *(_role(view, facts) for view in facts.roles),
@@ -111,7 +93,6 @@ def _problem(view: RoleView, facts: StatusInputs) -> Problem | None:
 
 
 def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:
-    """Pods beyond the desired workers, and the reason for them."""
     lost = () if facts.is_rolled_back else facts.lost
     ending = sorted((pod for pod in view.ending if pod.name not in lost), key=lambda pod: pod.name)
     if ending:
@@ -174,7 +155,6 @@ def _numbers(view: RoleView) -> str:
 
 
 def _ingress(facts: StatusInputs) -> Condition:
-    """Condition of the ingress: the Service leads to ready workers, and clients can have a key."""
     if facts.observed.key_fault is not None:
         reason, message = facts.observed.key_fault
         return Condition.false(words.INGRESS_READY, reason, message)
@@ -203,9 +183,6 @@ def _num_declared(facts: StatusInputs) -> int:
 
 
 def _decoding(facts: StatusInputs) -> str:
-    """The role without which nothing is answered: that of the ingress, or the one
-    behind routers.
-    """
     behind = next(
         (view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role
     )
@@ -275,10 +252,6 @@ def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
 
 
 def _stalled(facts: StatusInputs, cause: str) -> str:
-    """Outcome of a given up revision, and the fix.
-
-    cause: as it was found at the deadline; the pods that showed it may be gone
-    """
     what = (
         f"no more workers of revision {facts.target} have become ready within "
         f"rollout.progressDeadlineSeconds ({facts.deadline} s)"
@@ -294,7 +267,6 @@ def _stalled(facts: StatusInputs, cause: str) -> str:
 
 
 def _no_fallback(facts: StatusInputs) -> str:
-    """Reason why a revision that has stalled keeps its workers, and the fix."""
     if facts.is_rolling and facts.waits_for is None:
         first = "let the old workers end first with rollout.strategy Recreate"
         fix = f"fix that, change the spec, or {first}"
@@ -303,9 +275,7 @@ def _no_fallback(facts: StatusInputs) -> str:
 
 
 def _cause(worst: Condition, facts: StatusInputs) -> Problem:
-    """Reason and message of the worst condition, by name; in a roll out, that the old one goes
-    on.
-    """
+    """The worst condition; in a rollout, that the old revision goes on."""
     message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
     if not facts.is_rolling:
         return Problem(worst.reason, message)

@@ -1,10 +1,6 @@
-"""The condition Disaggregating and `status.disaggregation`, from the worker records.
-
-Pure.  Ready does not follow from it: a decode worker that may not use a prefill worker prefills
-by itself, which is slower and not wrong.  False names the pair that is refused and why, or that
-long prompts reach no prefill worker; Unknown, that no prompt was long enough yet.  Figures are
-kept from the last status while they are about the same, so that a cluster
-under a steady load has an unchanged status.
+"""The condition Disaggregating and `status.disaggregation`, from the worker records. Pure. Ready
+does not follow from it: without a prefill worker a decode worker prefills, which is only slower.
+Figures are kept while they are about the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +15,11 @@ from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 
 FIELD = "disaggregation"
-MAX_PAIRS = 8
-"""Refused pairs that the status names; the number of all is beside them."""
+MAX_PAIRS = 8  # Refused pairs that the status names; the number of all is beside them
 
+# Fewer long prompts than these that were all prefilled by decode workers say nothing: workers may
+# just have met
 FEW_PROMPTS = 5
-"""Fewer long prompts than these that were all prefilled by decode workers say nothing: workers
-may just have met.
-"""
 
 _STEP_PERCENT = 5
 _SAME = 0.25
@@ -52,7 +46,6 @@ class DisaggregationResult:
 
     @property
     def fields(self) -> Status:
-        """The part of the whole status."""
         return {FIELD: self.status} if self.status else {}
 
 
@@ -196,9 +189,7 @@ def _counts(reports: Iterable[WorkerDisaggregation]) -> tuple[int, float]:
 
 
 def _share(reports: DisaggregationReports, before: Status) -> str | None:
-    """Share of remote prefills in steps, 0 and 100 only for none and all; kept while it is
-    about that.
-    """
+    """Remote prefills in steps, 0 and 100 only for none and all; kept while about that."""
     num_long, num_remote = _counts(reports.decode.values())
     if not num_long:
         return None

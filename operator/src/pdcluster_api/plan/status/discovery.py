@@ -11,17 +11,13 @@ from pdcluster_schema import conditions as words
 
 
 def discovery_answers(discovery: DiscoveryState) -> bool:
-    """Condition of discovery: etcd answers, and most members of a managed one are ready."""
     return discovery.error is None and (
         not discovery.managed or discovery.ready >= discovery.desired // 2 + 1
     )
 
 
 def discovery_condition(discovery: DiscoveryState, lost: Collection[str] = ()) -> Condition:
-    """DiscoveryReady; an etcd that only just starts is not yet one that cannot be reached.
-
-    lost: pods of lost nodes, by name
-    """
+    """An etcd that only just starts is not yet one that cannot be reached."""
     members = f"{discovery.ready} of {discovery.desired} etcd members are ready"
     if discovery.is_full and discovery_answers(discovery):
         return Condition.false(words.DISCOVERY_READY, words.ETCD_FULL, _full(discovery))
@@ -52,7 +48,6 @@ def _problem(discovery: DiscoveryState, lost: Collection[str]) -> Problem | None
 
 
 def _full(discovery: DiscoveryState) -> str:
-    """Effect of an etcd without room, and the way out."""
     if discovery.in_memory:
         fix = "delete its pod: workers register again in the next one"
     elif discovery.managed:

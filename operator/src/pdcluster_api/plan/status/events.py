@@ -1,7 +1,5 @@
-"""Events for the changes between two statuses: each change once.
-
-Pure: from the status before and after alone, so that planning again on the
-written status gives none.
+"""Events for the changes between two statuses. Pure: planning again on the written status gives
+none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,17 +10,16 @@ from pdcluster_api.plan.result import PlannedEvent
 from pdcluster_api.plan.rollout.progress import FIELD
 from pdcluster_schema import conditions as words
 
+# Reasons that have an event of their own
 _REPORTED_ELSEWHERE = frozenset(
     {words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED}
 )
-"""Reasons that have an event of their own."""
 
+# Reasons that are an event only when a cluster was ready before, and then a Normal one
 _PASSING = frozenset({words.STARTING, words.DOWNLOADING_MODEL})
-"""Reasons that are an event only when a cluster was ready before, and then a Normal one."""
 
 
 def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[PlannedEvent, ...]:
-    """Every change that is worth an event."""
     old, new = Previous(before), Previous(after)
     return (
         *_rollout(old, new),
@@ -37,7 +34,6 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Planned
 
 
 def cut_short(pods: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """Events of workers that were removed before they had drained."""
     text = (
         "had not drained when rollout.drainTimeoutSeconds was over; its requests end with it, or "
         "within rollout.gracePeriodSeconds"

@@ -1,12 +1,6 @@
-"""Compare worker records and pods: the condition DiscoveryInSync, and the records that may be
-removed.
-
-Pure.  A ghost is a record without its pod: its worker is gone without having
-removed it, or runs on a node that Kubernetes has given up.  An orphan is a ready
-pod without a record, which no peer finds.  Both are ordinary for the moment in
-which a worker comes or goes, so only those count that stay.  When most records
-are without a pod at once, the list of pods is more likely wrong than the
-records: then none is removed.
+"""DiscoveryInSync: worker records against pods. Pure. Ghosts (records without a pod) and orphans
+(ready pods without a record) count once they last; where most records have no pod, none is removed,
+since the list of pods is more likely wrong.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +11,8 @@ from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 
+# Three leases: a lost worker has no record any more, and a restarted one has registered
 MISMATCH_GRACE_SECONDS = 30.0
-"""Three leases: a lost worker has no record any more, and a restarted one has registered."""
 
 MISMATCH_POLL_SECONDS = 15.0
 
@@ -35,10 +29,7 @@ class InSync:
 def stale_and_orphaned(
     states: Mapping[str, str], workloads: Iterable[WorkloadState]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """(records without a pod, ready pods without a record), by pod.
-
-    states: of the registered workers.
-    """
+    """(records without a pod, ready pods without a record), by pod."""
     pods = [pod for workload in workloads for pod in workload.pods]
     ready = {pod.name for pod in pods if pod.ready and not pod.terminating}
     return frozenset(states).difference(pod.name for pod in pods), frozenset(

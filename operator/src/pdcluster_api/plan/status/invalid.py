@@ -1,8 +1,4 @@
-"""The status of an object that is refused: what runs goes on, and so do its conditions.
-
-Pure.  The spec cannot be read, so what there should be is what was declared
-when it last could.
-"""
+"""The status of an object that is refused: what runs goes on, and so do its conditions. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +23,7 @@ NOTHING_IS_REVERTED = (
 
 
 def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> StatusPlan:
-    """The status before, with present numbers and conditions, and every fault in Ready.
-
-    now: RFC 3339 in UTC
-    """
+    """The last status, with present numbers and conditions, and every fault in Ready."""
     previous = Previous(observed.status)
     message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_REVERTED])
     ready = Condition.false(words.READY, words.INVALID_SPEC, message)
@@ -49,11 +42,10 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Statu
 def _still_true(
     previous: Previous, observed: Observed, existing: Workloads, views: tuple[RoleView, ...]
 ) -> Iterator[Condition]:
-    """The conditions below Ready that were there before, as they are now.
-
-    Neither etcd nor the Secret of API keys is read, since which ones is unknown: their problems
-    stay.  Conditions beside the tree (AcceleratorsInUse, DiscoveryInSync, Disaggregating and the
-    autoscaler's) are left out until the spec is right again.
+    """The conditions below Ready that were there before, as they are now.  Neither etcd nor the
+    Secret of API keys is read, since which ones is unknown: their problems stay. Conditions beside
+    the tree (AcceleratorsInUse, DiscoveryInSync, Disaggregating and the autoscaler's) are left out
+    until the spec is right again.
     """
     facts = StatusInputs(
         roles=views,

@@ -1,9 +1,5 @@
-"""RolloutOverBudget: a BlueGreen roll out needs more accelerators than autoscale.budget has.
-
-Pure.  Two revisions side by side are not bounded by the budget; how far beyond it they
-go is in the status before the first worker of the new one is made.  The condition is
-there while workers of both are to run, and counts their sizes, not the pods that come and
-go.  Only with mode On: otherwise no budget counts.
+"""RolloutOverBudget: a BlueGreen rollout needs more accelerators than autoscale.budget has. Pure.
+The budget does not bound it; the status says so before the first new worker. With mode On only.
 """
 
 from collections import Counter
@@ -21,21 +17,15 @@ from pdcluster_schema.workload import Workload, WorkloadId
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Workloads of a roll out.
+    """Workloads of a roll out."""
 
-    target:    the new revision
-    workloads: of both revisions, at their planned sizes
-    sizes:     declared pools
-    states:    workloads that are there: an older one may have other accelerators
-    """
-
-    target: str
-    workloads: Iterable[Workload]
-    sizes: Iterable[PoolSize]
+    target: str  # the new revision
+    workloads: Iterable[Workload]  # of both revisions, at their planned sizes
+    sizes: Iterable[PoolSize]  # declared pools
+    # workloads that are there: an older one may have other accelerators
     states: Iterable[WorkloadState]
 
     def accelerators(self) -> tuple[Counter[str], Counter[str]]:
-        """Accelerators by type, of all workloads and of the old revisions'."""
         states = {state.id: state for state in self.states}
         declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in self.sizes}
         every, old = Counter[str](), Counter[str]()
@@ -53,7 +43,6 @@ def _of(
     states: Mapping[WorkloadId, WorkloadState],
     declared: Mapping[tuple[str, str], tuple[str, int]],
 ) -> tuple[str, int]:
-    """Type and number of the accelerators of a worker."""
     gpu, number = declared.get((of.role, of.pool), ("", 1))
     state = states.get(of)
     if state is None:

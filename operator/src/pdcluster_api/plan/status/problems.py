@@ -1,8 +1,4 @@
-"""Choose the problem of a role to report: the worst of its pods, with their number.
-
-Pure and deterministic: what is worst follows from the kind of the problem, then
-from names, so that the same pods always give the same.
-"""
+"""Choose the problem of a role to report: the worst of its pods.  Deterministic."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,6 +8,7 @@ from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import PodState
 from pdcluster_schema import conditions as words
 
+# Needs a user first, then help from outside, then time; NotAnswering only follows from others
 _WORST_FIRST = (
     words.INVALID_SPEC,
     words.FORBIDDEN,
@@ -35,11 +32,9 @@ _WORST_FIRST = (
     words.STARTING,
     words.NOT_ANSWERING,
 )
-"""Needs a user first, then help from outside, then time; NotAnswering only follows from others."""
 
 
 def rank(reason: str) -> int:
-    """Place of a reason, the worst at 0; an unknown one is among those that need a user."""
     return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
 
 
@@ -81,7 +76,6 @@ def _is_leaving(pod: PodState, pool: PoolView) -> bool:
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
-    """(object, reason, message, number of workers) of one pool."""
     if pool.target is None:
         return
     if pool.target.fault is not None and pool.target.current < pool.desired:

@@ -1,9 +1,5 @@
-"""The condition KVTransferVerified, `status.transfers`, and the pairs of pools to verify now.
-
-Pure, and the status is its memory: an operator that restarts verifies nothing again within the
-hour.  Pairs are those of the revision that serves; another revision begins with none.  Ready does
-not follow from it: a transfer that fails costs a prefill on the decode worker, and is no wrong
-answer.  The floor of placement is compared here, so that another floor needs no verification.
+"""KVTransferVerified, `status.transfers`, and the pairs of pools to verify now. Pure; the status is
+the memory. Ready does not follow: a failed transfer costs a local prefill.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +20,11 @@ from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.workload import PoolPair
 
 FIELD = "transfers"
-PERIOD_SECONDS = 3600.0
-"""Between two verifications of a pair that passes."""
+PERIOD_SECONDS = 3600.0  # Between two verifications of a pair that passes
 
-RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)
-"""Between two of a pair that does not pass."""
+RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)  # Between two of a pair that does not pass
 
-MAX_PAIRS = 64
-"""Pairs that are verified: eight pools of each role."""
+MAX_PAIRS = 64  # Pairs that are verified: eight pools of each role
 
 _NAMED = 4
 GIGA = 1_000_000_000
@@ -44,25 +37,21 @@ _REASONS = {
     "not_used": words.TRANSFER_NOT_USED,
     "tokens_differ": words.TOKENS_DIFFER,
 }
-FAULTS = tuple(_REASONS)
-"""Faults as workers call them."""
+FAULTS = tuple(_REASONS)  # Faults as workers call them
 
 Status = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of pools of the revision that serves.
-
-    workers: ready decode workers by pair; a pair is there too while no worker of a pool is ready
-    """
+    """Pairs of pools of the revision that serves."""
 
     revision: str
+    # ready decode workers by pair; a pair is there too while no worker of a pool is ready
     workers: Mapping[PoolPair, tuple[str, ...]]
 
     @classmethod
     def of(cls, revision: str, workloads: Sequence[WorkloadState]) -> "Pairs":
-        """Those of the workloads of one revision."""
         existing = [state for state in workloads if not state.gone]
         prefill = {state.id.pool: state for state in existing if state.id.role == PREFILL}
         decode = {state.id.pool: state for state in existing if state.id.role == "decode"}
@@ -76,16 +65,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class VerificationSettings:
-    """Settings by which transfers are judged, and verified.
+    """Settings by which transfers are judged, and verified."""
 
-    floor:   placement.minTransferGBps; None = any rate will do
-    request: value of the annotation pdcluster.io/verify; empty = none
-    now:     RFC 3339
-    """
-
-    floor: float | None
-    request: str
-    now: str
+    floor: float | None  # placement.minTransferGBps; None = any rate will do
+    request: str  # value of the annotation pdcluster.io/verify; empty = none
+    now: str  # RFC 3339
 
 
 @dataclass(frozen=True)
@@ -99,7 +83,6 @@ class Transfers:
 
     @property
     def fields(self) -> Status:
-        """The part of the whole status."""
         return {FIELD: self.status} if self.status else {}
 
 
@@ -110,7 +93,6 @@ def transfers(
     waits: Mapping[PoolPair, str],
     settings: VerificationSettings,
 ) -> Transfers:
-    """The condition and its figures.  ended, waits: see `PairVerifications`."""
     before = read_pairs(previous.mapping(FIELD), pairs.revision)
     known = {
         pair: _newer(before.get(pair), ended.get(pair), pairs, settings) for pair in pairs.workers
@@ -149,7 +131,6 @@ def is_slow(verified: PairVerification, floor: float | None) -> bool:
 
 
 def is_unmeasured(verified: PairVerification, floor: float | None) -> bool:
-    """Return whether KV moved, and no rate is known to compare with the floor."""
     return floor is not None and verified.fault is None and not verified.bytes_per_second
 
 
@@ -169,7 +150,6 @@ def problem_of(verified: PairVerification, floor: float | None) -> Problem | Non
 
 
 def figures_of(verified: PairVerification) -> str:
-    """Figures of KV that moved, for a user."""
     rate = verified.bytes_per_second
     at = f" at {readable_rate(rate)} in this verification" if rate else ""
     size = f"{readable_rate(verified.num_bytes).removesuffix('/s')} " if verified.num_bytes else ""
@@ -197,16 +177,13 @@ def _newer(
 
 
 def _passes(verified: PairVerification, settings: VerificationSettings) -> bool:
-    """Return whether nothing is to be verified again soon."""
     has_problem = problem_of(verified, settings.floor) is not None
     return not (has_problem or is_unmeasured(verified, settings.floor))
 
 
 def _is_known(ended: PairVerification, last: PairVerification, now: str) -> bool:
-    """Return whether the status has it, or a later one.
-
-    One that is later than now was written before the clock was set back: were it to count, pairs
-    would be verified again and again.
+    """Return whether the status has it, or a later one.  One that is later than now was written
+    before the clock was set back: were it to count, pairs would be verified again and again.
     """
     is_same = (ended.at, ended.request) == (last.at, last.request)
     return is_same or ended.at < last.at <= now
