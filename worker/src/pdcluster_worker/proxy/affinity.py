@@ -1,7 +1,5 @@
-"""Ties between requests, read from a body without parsing it where that can be helped.
-
-Pure.  Text of the prompt is found by the name of its field, so that a prefix is the same whatever
-fields a client sends before it; JSON is parsed only of a body that has a session in it.
+"""Ties between requests, read from a body without parsing it where possible.  Text of the prompt is
+found by its field's name, so a prefix is the same whatever comes before it.
 """
 
 import msgspec
@@ -32,7 +30,6 @@ def affinity_of(policy: RelayingPolicy, score: DecodeScorePolicy, body: bytes) -
 
 
 def _session(body: bytes) -> bytes:
-    """`pdcluster.session` of a body; b"" where it has none, or is for the worker to refuse."""
     try:
         return _bodies.decode(body).pdcluster.session.encode()
     except (ValueError, RecursionError):
@@ -44,8 +41,6 @@ class _Extension(msgspec.Struct):
 
 
 class _PartialBody(msgspec.Struct):
-    """The part that is read: the decoder skips the rest."""
-
     pdcluster: _Extension
 
 

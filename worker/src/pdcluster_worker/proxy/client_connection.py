@@ -1,9 +1,6 @@
-"""A client's connection at a relaying router.
-
-It takes heads that are plain (`head`) with their bodies, and has them relayed one after the other.
-Anything else, and what a client sends too slowly or too much of, is handed to the router's own
-server with the connection and every byte that came, as if they came there first: that server
-answers it, and ends the connection, so that the client's next one begins here.
+"""A client's connection at a relaying router.  Plain requests are relayed one after the other;
+anything else is handed to the router's own server with every byte that came, as if it came there
+first.
 """
 
 import asyncio
@@ -33,11 +30,7 @@ _END = b"\r\n\r\n"
 
 
 class ClientConnection(asyncio.Protocol):
-    """Made by uvicorn for each connection.  relay: that of this server.
-
-    deadline: by the loop's clock, when `expire` is to be called.
-    closes:   the connection ends with the answer that it waits for.
-    """
+    """deadline: for `expire`, by the loop.  closes: with the answer that it waits for."""
 
     relay: ReverseProxy
 
@@ -281,6 +274,5 @@ class ClientConnection(asyncio.Protocol):
 
 
 def proxy_protocol(relay: ReverseProxy, ordinary: type[HttpConnection]) -> type[asyncio.Protocol]:
-    """The protocol of a router's connections.  ordinary: of those that are handed over."""
     relay.hand_over_to(ordinary)
     return type("ProxyConnection", (ClientConnection,), {"relay": relay})

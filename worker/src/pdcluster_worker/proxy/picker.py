@@ -1,9 +1,6 @@
-"""The choice of a worker for a request whose tokens are not known: pure, and at the same cost for
-four workers as for four hundred.
-
-Candidates lie on levels by their number of requests, so the one with the fewest is found without a
-look at all of them; and on a ring of hashes, where text or a session that comes again finds the
-worker that it had.  A worker that joins or goes takes only its own part of the ring along.
+"""The choice of a worker for a request whose tokens are not known, at the same cost for any number
+of
+workers: levels by number of requests, and a ring of hashes for prefixes and sessions.
 """
 
 from bisect import bisect
@@ -22,12 +19,7 @@ and the bound of a worker's load cuts it.
 
 
 class Candidate:
-    """A worker.
-
-    pod:       its name.
-    in_flight: requests of this router there.
-    elsewhere: its other requests, by its last report.
-    """
+    """in_flight: requests of this router there.  elsewhere: its other ones, by its last report."""
 
     def __init__(self, pod: str) -> None:
         self.pod = pod
@@ -39,7 +31,6 @@ class Candidate:
 
     @property
     def num_requests(self) -> int:
-        """All requests there, as far as is known here."""
         return self.in_flight + self.elsewhere
 
 
@@ -47,8 +38,6 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 class Picker(Generic[CandidateT]):
-    """One per router."""
-
     def __init__(self) -> None:
         self._members: list[CandidateT] = []
         self._levels: list[dict[CandidateT, None]] = [{}]
@@ -59,11 +48,9 @@ class Picker(Generic[CandidateT]):
 
     @property
     def members(self) -> Sequence[CandidateT]:
-        """Workers that take requests."""
         return self._members
 
     def set(self, members: Sequence[CandidateT]) -> None:
-        """Take these workers, and no others."""
         for member in self._members:
             member.is_member = False
         self._members = sorted(members, key=lambda each: each.pod)
@@ -74,17 +61,14 @@ class Picker(Generic[CandidateT]):
             self._total += member.num_requests
 
     def begin(self, candidate: CandidateT) -> None:
-        """A request goes there."""
         candidate.in_flight += 1
         self._move(candidate, 1)
 
     def end(self, candidate: CandidateT) -> None:
-        """A request there has ended."""
         candidate.in_flight -= 1
         self._move(candidate, -1)
 
     def report(self, candidate: CandidateT, num_requests: int) -> None:
-        """A worker says how many requests it has, those of this router among them."""
         elsewhere = max(0, num_requests - candidate.in_flight)
         change, candidate.elsewhere = elsewhere - candidate.elsewhere, elsewhere
         if change:
@@ -97,11 +81,7 @@ class Picker(Generic[CandidateT]):
         affinity: bytes,
         tried: Collection[CandidateT],
     ) -> CandidateT | None:
-        """The worker for a request; None when each has been tried.
-
-        score:    bounds what affinity draws to one worker.
-        affinity: what belongs together; b"" = nothing.
-        """
+        """None when each has been tried.  score: bounds what affinity draws to one worker."""
         if affinity and self._members:
             return self._by_affinity(score, affinity, tried)
         if policy.policy == "roundRobin":
@@ -109,7 +89,6 @@ class Picker(Generic[CandidateT]):
         return self._least(tried)
 
     def _least(self, tried: Collection[CandidateT]) -> CandidateT | None:
-        """The one with the fewest requests; of equals the one that has had them longest."""
         if tried:
             left = (member for member in self._members if member not in tried)
             return min(left, key=lambda member: member.num_requests, default=None)
@@ -129,7 +108,6 @@ class Picker(Generic[CandidateT]):
     def _by_affinity(
         self, score: DecodeScorePolicy, affinity: bytes, tried: Collection[CandidateT]
     ) -> CandidateT | None:
-        """The first on the ring, from the hash on, that has not its share of requests yet."""
         points, owners = self._ring or self._make_ring()
         most = (
             ceil(score.max_share_ratio * (1 + self._total) / len(self._members))

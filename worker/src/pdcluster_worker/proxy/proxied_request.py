@@ -1,8 +1,5 @@
-"""One request on its way: the worker that it goes to, the next one where that fails before its
-answer begins, and the answer's way back.
-
-What no worker takes is handed to the router itself, so this room fails no request; one whose
-answer has begun and breaks off ends with its connection, as any cut answer does.
+"""One relayed request: its worker, the next one where that fails before the answer begins, and the
+answer's way back.  What no worker takes is handed to the router itself.
 """
 
 import asyncio
@@ -28,11 +25,7 @@ class Client(Protocol):
 
 
 class ProxiedRequest:
-    """Implements `proxy.upstream.Asking`.
-
-    request: head and body as the worker gets them; nothing once the answer has begun, since no
-             other worker is tried after that.
-    """
+    """request: head and body; nothing once the answer has begun."""
 
     def __init__(self, relay: ReverseProxy, front: Client, head: bytes, body: bytes) -> None:
         self.request: tuple[bytes, ...] = (head, body)
@@ -47,7 +40,6 @@ class ProxiedRequest:
         self._connecting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Send it to a worker."""
         policy = self._relay.policy()
         pool = self._relay.picker.choose(
             policy.relaying, policy.decode_score, self._affinity, self._tried
@@ -66,7 +58,6 @@ class ProxiedRequest:
             self._connecting = asyncio.create_task(self._connect(pool))
 
     def cancel(self) -> None:
-        """The client has gone: so must its request."""
         self._relay.count("client_gone")
         if self._connecting is not None:
             self._connecting.cancel()
@@ -75,12 +66,10 @@ class ProxiedRequest:
         self._let_go()
 
     def pause(self) -> None:
-        """The client takes no more now."""
         if self._upstream is not None:
             self._upstream.pause()
 
     def resume(self) -> None:
-        """It takes more."""
         if self._upstream is not None:
             self._upstream.resume()
 
@@ -110,24 +99,20 @@ class ProxiedRequest:
 
     @property
     def closes(self) -> bool:
-        """See `Asking`."""
         return self._front.closes
 
     # --- see `proxy.upstream.Asking` --------------------------------------------------------------
 
     def pass_on(self, data: bytes) -> None:
-        """See `Asking`."""
         self.request = ()
         self._front.write(data)
 
     def end(self, data: bytes) -> None:
-        """See `Asking`."""
         self._let_go()
         self._relay.count("answered")
         self._front.end(data)
 
     def fail(self, reason: str) -> None:
-        """See `Asking`: try another worker, or once a new connection where a kept one had ended."""
         self._was_stale |= reason == "stale"
         if (pool := self._pool) is not None and reason != "stale":
             self._tried.append(pool)
@@ -136,7 +121,6 @@ class ProxiedRequest:
         self.start()
 
     def cut(self) -> None:
-        """See `Asking`."""
         self._let_go()
         self._relay.count("cut")
         self._front.cut()

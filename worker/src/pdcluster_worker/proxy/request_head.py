@@ -1,9 +1,6 @@
-"""Heads of requests: which are plain enough to be relayed, and what the worker is sent of them.
-
-Only what has one meaning for every reader is relayed: HTTP/1.1, a POST to a known path, one
-Content-Length, no other framing, no offer.  The rest is for the router itself, which passes on no
-bytes.  A worker never sees a head as a client wrote it, but one that is written here from its
-parsed fields, without those of the hop.
+"""Heads of requests: which are plain enough to be relayed (one meaning for every reader: HTTP/1.1,
+a POST to a known path, one Content-Length), and what the worker is sent, written from parsed
+fields.
 """
 
 from collections.abc import Callable
@@ -45,12 +42,7 @@ asked for.
 
 
 class RequestHead:
-    """Head of the request that a connection takes now.
-
-    length:   of the body, in bytes.
-    closes:   the client ends the connection with this request.
-    is_whole: the parser has seen the end of the body too.
-    """
+    """length: of the body.  closes: with this request.  is_whole: the end of the body too."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
@@ -105,7 +97,6 @@ class RequestHead:
         self.url = url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field."""
         self._num_fields += 1
         lower = name.lower()
         if lower in _SPECIAL and not self._take_special(lower, value):
@@ -113,11 +104,9 @@ class RequestHead:
         self._fields.append(b"%b: %b\r\n" % (name, value))
 
     def on_message_complete(self) -> None:
-        """The body's end."""
         self.is_whole = True
 
     def _take_special(self, name: bytes, value: bytes) -> bool:
-        """A field that says something to a relay; True if the worker gets it as it is."""
         if name == b"content-length":
             self.length = int(value)  # digits: the parser has seen to that
         elif name == b"connection":

@@ -1,8 +1,5 @@
-"""State that the connections of a relaying router share: workers, policy, limits and counts.
-
-The router's process says which workers take requests; they are looked at again twice a second, with
-the load that they report.  While relaying is off, every connection is handed to the router's own
-server with its first bytes.
+"""State that the connections of a relaying router share: workers, policy, limits and counts.  While
+relaying is off, every connection is handed to the router's own server.
 """
 
 import asyncio
@@ -25,14 +22,7 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class UpstreamState:
-    """A decode or mixed worker of the revision.
-
-    key:          of its pod and engine.
-    takes:        it takes new requests; a draining one has what it has.
-    num_requests: by its last report.
-    is_connected: it answers by gRPC.
-    has_drained:  it has sent every answer.
-    """
+    """key: of pod and engine.  takes: new requests.  num_requests: by its last report."""
 
     key: str
     pod: str
@@ -45,11 +35,6 @@ class UpstreamState:
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """The router around a relay, each as it is now.
-
-    tenant_of: see `server.http.authorization`.
-    """
-
     policy: Callable[[], PolicyConfig]
     tenant_of: TenantOfKey
     is_draining: Callable[[], bool]
@@ -68,10 +53,7 @@ class ProxiedConnection(Protocol):
 
 
 class _Once(HttpConnection):
-    """A connection that ends with its first answer, and says so."""
-
     def on_headers_complete(self) -> None:
-        """The request is taken as one of a client that closes."""
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -103,7 +85,6 @@ class ReverseProxy:
         self.take_policy()
 
     def take_policy(self) -> None:
-        """Take the limits of the policy in force."""
         limits = limits_of(self.policy().http_limits)
         self.is_on = self.policy().relaying.enabled
         self.max_header_bytes = limits.max_header_bytes
@@ -117,21 +98,17 @@ class ReverseProxy:
 
     @property
     def pools(self) -> Collection[UpstreamPool]:
-        """Workers that are connected, and those whose answers still come."""
         return self._pools.values()
 
     @property
     def num_open(self) -> int:
-        """Requests that workers have in hand."""
         return sum(pool.in_flight for pool in self._pools.values())
 
     def hand_over_to(self, ordinary: type[HttpConnection]) -> None:
-        """Set the protocol of connections that are handed over."""
         self._ordinary = ordinary
         self._once = type("Once", (_Once, ordinary), {})
 
     async def run(self) -> None:
-        """Look at workers and connections until cancelled."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self.take_policy()
@@ -143,10 +120,8 @@ class ReverseProxy:
                 pool.close_idle(now - self._idle_seconds)
 
     def poll(self) -> None:
-        """Take the workers as they are now.
-
-        Requests at one that is gone go on elsewhere, or end.  One that only lost its gRPC
-        connection keeps its answers that have begun: they come by connections of their own.
+        """Requests at a worker that is gone go on elsewhere, or end; without gRPC it keeps begun
+        answers.
         """
         found = {worker.key: worker for worker in self.workers()}
         gone = [self._pools.pop(key) for key in [*self._pools] if key not in found]
@@ -172,7 +147,6 @@ class ReverseProxy:
             self.picker.report(pool, found[pool.key].num_requests)
 
     def close(self) -> None:
-        """End all connections to workers, but for answers of drained ones."""
         self.picker.set([])
         for pool in self._pools.values():
             pool.abort()
@@ -191,20 +165,16 @@ class ReverseProxy:
         self.fronts.add(front)
 
     def leave(self, front: ProxiedConnection) -> None:
-        """Its end here."""
         self.fronts.discard(front)
 
     def begin_request(self, num_bytes: int) -> None:
-        """A request comes, whose body is kept until its answer begins."""
         self._num_held_bytes += num_bytes
         self._num_requests += 1
 
     def let_go(self, num_bytes: int) -> None:
-        """Bytes of a body are not kept any more."""
         self._num_held_bytes -= num_bytes
 
     def end_request(self) -> None:
-        """Count a request less."""
         self._num_requests -= 1
 
     def reason_against(self, request: RequestHead, head: bytes) -> str | None:
@@ -223,10 +193,7 @@ class ReverseProxy:
     def hand_over(
         self, transport: asyncio.Transport, made: dict[str, Any], came: bytes, *, returns: bool
     ) -> None:
-        """Have the router's own server go on with a connection.
-
-        returns: the client's next request is to come by a new one.
-        """
+        """returns: the client's next request is to come by a new connection."""
         ordinary = (self._once if returns else self._ordinary)(**made)
         if not transport.is_reading():
             transport.resume_reading()
@@ -248,9 +215,7 @@ class ReverseProxy:
         return pool.idle.pop() if pool.idle else None
 
     def close_idle_one(self) -> None:
-        """Have as many connections to workers as requests may be open, one more among them: those
-        idle for longest end.
-        """
+        """As many connections to workers as requests may be open: the longest idle ones end."""
         kept = [pool for pool in self._pools.values() if pool.idle]
         num_idle = sum(len(pool.idle) for pool in kept)
         too_many = self.num_open + num_idle - self.max_requests
@@ -263,14 +228,11 @@ class ReverseProxy:
     # --- counts -------------------------------------------------------------------------------
 
     def count(self, outcome: str) -> None:
-        """A request that was relayed has ended."""
         self._counts[outcome].inc()
 
     def count_own(self, reason: str) -> None:
-        """A connection goes to the router's own server."""
         if self.is_on:
             self._metrics.unrelayed_requests.labels(reason).inc()
 
     def retried(self, reason: str) -> None:
-        """A worker gave no answer."""
         self._metrics.relay_retries.labels(reason).inc()

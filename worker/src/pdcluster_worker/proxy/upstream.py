@@ -1,9 +1,5 @@
-"""A connection to a worker, and the idle ones that are kept for its next requests.
-
-One request at a time, and its answer's bytes as they come: a head is read to know where the
-answer ends, and written again only where it says something of the hop.  A refusal that a worker
-gives for being about to go is held back until it is whole, since another worker may answer.
-What comes unasked ends the connection.
+"""Connections to workers, one request at a time each.  A refusal by a worker that is about to go is
+held back until it is whole, since another worker may answer; unexpected bytes end a connection.
 """
 
 import asyncio
@@ -36,11 +32,7 @@ _CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNO
 
 
 class ResponseSink(Protocol):
-    """The request that a line carries.
-
-    request: its parts, sent one after the other.
-    closes:  its answer is the last of its connection.
-    """
+    """request: in parts.  closes: the answer is the last of its connection."""
 
     request: tuple[bytes, ...]
 
@@ -67,13 +59,7 @@ class ResponseSink(Protocol):
 
 
 class UpstreamPool(Candidate):
-    """A worker and the connections to it.
-
-    key:          its pod and engine.
-    upstreams:    connections with a request.
-    is_connected: by gRPC; else it takes no request.
-    has_drained:  it has sent every answer, which may not all have been read.
-    """
+    """key: its pod and engine.  is_connected: by gRPC.  has_drained: it has sent every answer."""
 
     def __init__(self, pod: str, key: str, address: str) -> None:
         super().__init__(pod)
@@ -98,11 +84,7 @@ class UpstreamPool(Candidate):
             self.idle.pop(0).close()
 
     def leave(self, *, moves: bool) -> None:
-        """The worker does not answer by gRPC: keep no idle connection; answers that have begun go
-        on.
-
-        moves: requests without a byte of an answer go elsewhere.
-        """
+        """It does not answer by gRPC.  moves: requests without a byte of an answer go elsewhere."""
         self.is_connected = False
         for upstream in self.idle:
             upstream.close()
@@ -113,19 +95,13 @@ class UpstreamPool(Candidate):
             upstream.give_up()
 
     def abort(self) -> None:
-        """The worker is lost: end all, but the answers of one that has drained."""
         self.leave(moves=False)
         for upstream in [] if self.has_drained else [*self.upstreams]:
             upstream.give_up()
 
 
 class Upstream(asyncio.Protocol):
-    """One connection.
-
-    is_used:    it has carried an answer.
-    idle_since: by the loop's clock.
-    has_begun:  bytes of an answer have been passed on.
-    """
+    """is_used: it has carried an answer.  has_begun: bytes of an answer have been passed on."""
 
     def __init__(self, pool: UpstreamPool) -> None:
         self.is_used = False
@@ -281,9 +257,7 @@ def _with_end(data: bytes, *, closes: bool) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Ask for a sign of life after 5 s without a byte, and give up after 20 s without one, also
-    where bytes of a request are not acknowledged.
-    """
+    """A sign of life after 5 s without a byte; give up after 20 s."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SIGNS_OF_LIFE:
         if hasattr(socket, name):

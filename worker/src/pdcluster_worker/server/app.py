@@ -1,7 +1,5 @@
-"""The HTTP application: routes and middleware, put together for a role.
-
-`create_app` serves generation (decode, mixed); `create_prefill_app` has health
-and metrics only, and answers a client that it came to the wrong worker.
+"""The HTTP application: routes and middleware, put together for a role; a prefill worker's answers
+a client that it came to the wrong worker.
 """
 
 import time
@@ -69,13 +67,8 @@ def create_app(
     parsers: ParserNames = DEFAULT_PARSERS,
     verifying: VerifyHandler | None = None,
 ) -> Starlette:
-    """The application of a decode or mixed worker, or of a router.
-
-    policy:      returns the policy in force now
-    limits:      of clients; None = by the policy
-    traces:      where those of requests are kept; None = in new ones
-    parsers:     how the model writes calls and reasoning
-    verifying:   of KV transfers; None = this worker takes no KV
+    """policy: in force now.  limits: None = by the policy.  verifying: None = this worker takes no
+    KV.
     """
     settings = _Settings(policy, clock, tenant_of, limits, traces or RecentTraces())
     serving = ServingContext(
@@ -109,8 +102,6 @@ def create_prefill_app(
     limits: LimitsNow | None = None,
     traces: RecentTraces | None = None,
 ) -> Starlette:
-    """The application of a prefill worker: everything but generation."""
-
     async def refuse(request: Request) -> Response:
         raise RequestError(
             "this is a prefill worker, which serves no clients: send the request to a decode "
@@ -156,9 +147,6 @@ def _completion_routes(serving: ServingContext, reader: BodyReader) -> list[Rout
 def _application(
     routes: Sequence[Route], worker: WorkerView, metrics: Metrics, settings: _Settings
 ) -> Starlette:
-    """Starlette with these routes, those of workers of every role, and the middleware, outermost
-    first.
-    """
     policy, tenant_of = settings.policy, settings.tenant_of
     app = Starlette(
         routes=[

@@ -78,8 +78,8 @@ def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
 
 
 def engine_health_route(fault: Callable[[], str | None]) -> Route:
-    """For the probe of a stock engine's container, which restarts it: about the engine alone, also
-    while the worker drains or etcd is away.  fault: the reason for a restart, or None.
+    """For the probe of a stock engine's container: about the engine alone, also while the worker
+    drains.
     """
 
     async def engine_health(request: Request) -> Response:
@@ -109,7 +109,6 @@ def _version(worker: WorkerView) -> VersionReply:
 
 
 def _state(reason: str | None, shortfall: str | None) -> Response:
-    """200 while there is no reason against it; a shortfall does not change that."""
     if reason is None:
         return json_response(HealthState(status="ok", reason=shortfall))
     return json_response(HealthState(status="unavailable", reason=reason), 503)

@@ -1,7 +1,5 @@
-"""A request of the Messages API as a chat request.
-
-A turn of blocks may be several messages of chat: results of tools are messages
-of their own, before the user's text.
+"""A request of the Messages API as a chat request; a turn of blocks may be several messages of
+chat.
 """
 
 import json
@@ -50,10 +48,7 @@ NAMES = Names(
 
 
 def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
-    """The chat request that asks for the same.  Raises RequestError for what chat refuses.
-
-    reasons: the model is known to think; of another one a budget for it means nothing.
-    """
+    """reasons: the model is known to think, so that a budget for it counts."""
     fields: dict[str, Any] = {"model": request.model, **_conversation(request)}
     if request.tools:
         fields |= {"tools": [_tool(tool) for tool in request.tools]}
@@ -71,9 +66,7 @@ def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
 
 
 def _conversation(request: MessagesPrompt) -> dict[str, Any]:
-    """Messages of chat.  A final one of the assistant is the beginning of the answer; an empty one
-    begins nothing.
-    """
+    """A final message of the assistant begins the answer; an empty one begins nothing."""
     messages = list(_messages(request))
     if request.messages[-1].role != "assistant":
         return {"messages": messages}
@@ -85,7 +78,6 @@ def _conversation(request: MessagesPrompt) -> dict[str, Any]:
 
 
 def _check_begun(request: MessagesPrompt, last: dict[str, Any]) -> None:
-    """Check that an answer can go on from this message, in the words that Anthropic has for it."""
     param, text = f"messages[{len(request.messages) - 1}].content", last["content"] or ""
     if "tool_calls" in last:
         raise RequestError(
@@ -168,7 +160,7 @@ def _user(message: InputMessage, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _id(given: str) -> str:
-    """A call's id as the model wrote it: Mistral's templates take it so alone."""
+    # Mistral's templates take ids alone that their model wrote
     return given.removeprefix("toolu_") if _MISTRAL_ID.fullmatch(given) else given
 
 

@@ -23,8 +23,6 @@ Json = dict[str, Any]
 
 
 class MessagesFormatter(BlockFormatter):
-    """A `Formatter`."""
-
     def __init__(self, message_id: str, model: str, request_id: str) -> None:
         super().__init__()
         self._message_id = message_id
@@ -50,7 +48,6 @@ class MessagesFormatter(BlockFormatter):
         return self._message(usage) | {"content": content} | self._ending()
 
     def _message(self, usage: Usage) -> Json:
-        """Without content, as a stream begins."""
         return {
             "id": self._message_id,
             "type": "message",
@@ -63,7 +60,7 @@ class MessagesFormatter(BlockFormatter):
         }
 
     def _ending(self) -> Json:
-        """Calls that the request named count as calls here too."""
+        # calls that the request named count as calls here too
         last, blocks = self._last, self._blocks.blocks
         assert last is not None, "an answer has a token"
         assert last.finish_reason is not None, "a choice ends by its last token"
@@ -86,7 +83,6 @@ class MessagesFormatter(BlockFormatter):
 
 
 def _usage_of(usage: Usage) -> Json:
-    """input_tokens are those that were computed; those of the prefix cache stand beside them."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -118,7 +114,7 @@ def _added(block: Block, text: str) -> Json:
 
 
 def _whole(block: Block) -> Json:
-    """The input of a call that was cut off by max_tokens, or that JSON cannot carry, is empty."""
+    # a call that was cut off, or that JSON cannot carry, has no input
     match block.kind:
         case "text":
             return _started(block) | {"text": block.text}

@@ -1,7 +1,5 @@
-"""The requests of Anthropic's Messages API.
-
-Every field is typed and bounded, null means the default; what is known and not
-served is refused by name, and an undefined field is ignored.
+"""The requests of Anthropic's Messages API: every field is typed and bounded, null means the
+default, what is known and not served is refused by name, and an undefined field is ignored.
 """
 
 from typing import Annotated, Any, Literal

@@ -40,7 +40,6 @@ _TYPES = {
 
 
 def is_messages(path: str) -> bool:
-    """Return whether it is a path of this API."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
@@ -55,9 +54,6 @@ def body(error: RequestError, request_id: str) -> dict[str, Any]:
 
 
 def _too_long(error: ContextLengthError) -> str:
-    """In Anthropic's words, by which clients know it: they shorten the conversation, or ask for
-    less.
-    """
     if error.max_tokens is None:
         return f"prompt is too long: {error.num_prompt} tokens > {error.most - 1} maximum"
     return (

@@ -32,19 +32,16 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 def response_for(
     error: RequestError, scope: Scope, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The whole answer, in the shape of the API of the scope's path."""
     if anthropic.is_messages(scope["path"]):
         return anthropic.response(error, getattr(scope.get(CONTEXT), "request_id", ""), headers)
     return openai.response(error, headers)
 
 
 def reason(error: RequestError) -> str:
-    """The label of `request_rejected`: the error's code, else a word for its status."""
     return error.code or _REASONS.get(error.status, "error")
 
 
 def is_refusal(error: RequestError) -> bool:
-    """True if the error refuses a request before any work: other 5xx are failures of work."""
     return error.status < 500 or error.code in _REFUSALS
 
 

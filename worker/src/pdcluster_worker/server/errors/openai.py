@@ -47,5 +47,4 @@ def response(error: RequestError, headers: Mapping[str, str] | None = None) -> R
 
 
 def sendable(text: str) -> str:
-    """Text that UTF-8 can carry: a client's lone surrogates become U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)

@@ -32,11 +32,7 @@ def not_an_object() -> RequestError:
 
 
 def _first_fault(errors: Any, body: Any) -> tuple[Path, str, int]:
-    """The place of the first fault, what is wrong there, and the number of others.
-
-    A value that no member of a union takes has an error for each: those that come farthest into
-    the value say what is wrong with it.
-    """
+    """Errors count that come farthest into the value: a union has one for each member."""
     path, num_before = _field_path(errors[0], body)
     if num_before is None:
         return path, _words(errors[0]), len(errors) - 1
@@ -52,9 +48,7 @@ def _first_fault(errors: Any, body: Any) -> tuple[Path, str, int]:
 
 
 def _field_path(error: Any, body: Any) -> tuple[Path, int | None]:
-    """The place in the body, without the names of a union's members, and the number of parts of
-    `loc` before the first of them that pydantic made up; None = there is none.
-    """
+    """The place in the body, and how many parts of `loc` come before made-up names."""
     path: list[int | str] = []
     num_before = None
     place = body
@@ -91,7 +85,6 @@ def _words(error: Any) -> str:
 
 
 def indexed(path: Path) -> str:
-    """A field's path as OpenAI writes it: messages[0].content."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
     ).removeprefix(".")

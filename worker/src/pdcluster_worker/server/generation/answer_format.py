@@ -1,10 +1,5 @@
-"""The one constraint on a whole answer: its reasoning, its calls of tools and its text, each by its
-own rules.
-
-Written in xgrammar's structural tags, which hold the other kinds of constraints
-too.  A request that asks for nothing of the kind has no constraint.  A budget of
-thinking tokens is a part of the format: once it is used up, no token is allowed
-but those of the closing tag.
+"""The one constraint on a whole answer, as a structural tag: its reasoning, its calls of tools and
+its text.  Once a budget of thinking tokens is used up, no token is allowed but the closing tag's.
 """
 
 import json
@@ -36,11 +31,7 @@ class Reasoning:
 def answer_constraint(
     constraint: Constraint | None, use: ToolUse, parser: ParserName | None, reasoning: Reasoning
 ) -> Constraint | None:
-    """Constraint of an answer.  asked: of its text, by `response_format` and the like; calls that
-    are forced have none.
-
-    Raises RequestError for what cannot be asked for together.
-    """
+    """constraint: of its text.  Raises RequestError for what cannot be combined."""
     answer = _forced(use) if use.is_forced else _free(constraint, use, parser)
     has_budget = reasoning.budget is not None and reasoning.start != "answer"
     if answer is None and not has_budget:
@@ -55,14 +46,12 @@ def answer_constraint(
 
 
 def holds_calls(constraint: Constraint | None, use: ToolUse, parser: ParserName | None) -> bool:
-    """Return whether the constraint allows no call in another form than the model's own."""
     return use.mode == "auto" and parser in _MARKED and _free(constraint, use, parser) is not None
 
 
 def _free(
     constraint: Constraint | None, use: ToolUse, parser: ParserName | None
 ) -> Constraint | Format | None:
-    """Constraint of an answer that may be text."""
     if use.mode != "auto":
         return constraint
     calls = _calls(use, parser)
@@ -90,7 +79,6 @@ _MARKED: tuple[ParserName, ...] = ("hermes", "qwen3_coder")
 
 
 def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
-    """One or more calls in the model's own form; None where that form is no text."""
     if parser in _MARKED:
         return _row([_tag(tool, parser) for tool in use.tools.values()], "\n", use)
     if parser == "llama3_json":
@@ -116,14 +104,11 @@ def _tag(tool: Tool, parser: ParserName | None) -> Format:
 
 
 def _arguments(schema: Schema) -> Format:
-    """JSON of a tool's arguments, on one line: a small model may fill its answer with
-    white space.
-    """
+    """On one line: a small model may fill its answer with white space."""
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def _any_arguments(tool: Tool) -> dict[str, Any]:
-    """Arguments of a tool that is not strict: its own properties, of any type and in part."""
     return {
         "type": "object",
         "properties": {name: {} for name in tool.parameters.get("properties", {})},
@@ -132,7 +117,6 @@ def _any_arguments(tool: Tool) -> dict[str, Any]:
 
 
 def _forced(use: ToolUse) -> Format:
-    """Calls alone, as `tools.forced` reads them."""
     if use.mode == "named":
         return _arguments(use.tools[use.name].parameters)
     calls = _row([_json_call(tool) for tool in use.tools.values()], ", ", use)
@@ -163,7 +147,6 @@ def _text(value: str) -> Format:
 
 
 def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -> Format:
-    """Reasoning first.  Where the prompt does not open it, the model may leave it out."""
     begin = "" if reasoning.start == "inside" else OPEN
     limit = {} if reasoning.budget is None else {"max_tokens": reasoning.budget}
     thinking: Format = {
@@ -183,7 +166,6 @@ def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -
 
 
 def _format_of(constraint: Constraint | Format) -> Format:
-    """The structural tag of any kind of constraint."""
     if not isinstance(constraint, Constraint):
         return constraint
     if constraint.kind == "json_object":
@@ -204,7 +186,6 @@ def _format_of(constraint: Constraint | Format) -> Format:
 
 
 def _tag_format(text: str) -> Format:
-    """The format within a structural tag that a client wrote."""
     try:
         found = json.loads(text).get("format")
     except (ValueError, AttributeError, RecursionError):

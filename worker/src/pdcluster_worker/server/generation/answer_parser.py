@@ -10,9 +10,8 @@ _NO_MARKERS: frozenset[str] = frozenset()
 
 
 class UnclosedReasoning:
-    """Reasoning that may never be closed: a call in it is one then, and a thought if it is.
-
-    From the first call on its text waits until that is known.  calls: reads them, and nothing else.
+    """Reasoning that may never be closed, whose text waits from the first call on: that is a call
+    then.
     """
 
     def __init__(self, calls: CallParser) -> None:
@@ -21,17 +20,14 @@ class UnclosedReasoning:
         self._has_call = False
 
     def feed(self, text: str) -> str:
-        """Take more of the reasoning; returns what is reasoning in any case."""
         self._text += text
         return "" if self._has_call or not text else self._shown(self._calls.feed(text))
 
     def close(self) -> str:
-        """The reasoning ends by its tag: returns what waited of it."""
         text, self._text = self._text, ""
         return text
 
     def end(self) -> tuple[str, str]:
-        """No more text: returns what waited, as reasoning and as answer."""
         shown = "" if self._has_call else self._shown(self._calls.end())
         rest = self.close()
         return (shown, rest) if self._has_call else (shown + rest, "")
@@ -49,13 +45,7 @@ class UnclosedReasoning:
 
 
 class ReasonedAnswer:
-    """An `events.AnswerParser` of two stages.
-
-    thinking:         None where the model does not reason.
-    calls:            None where the answer is text alone.
-    unclosed:         None where a call in the reasoning is a thought in any case.
-    shows_reasoning:  whether the parts hold it; it is taken out of the text in any case.
-    """
+    """unclosed: None where a call in the reasoning is a thought in any case."""
 
     def __init__(
         self,
@@ -76,11 +66,9 @@ class ReasonedAnswer:
 
     @property
     def is_reasoning(self) -> bool:
-        """True if the text that comes next is reasoning."""
         return self._thinking is not None and self._thinking.is_reasoning
 
     def feed(self, text: str) -> Sequence[Part]:
-        """Take more text."""
         if self._thinking is None:
             return self._calls.feed(text)
         self._has_reasoned = self._has_reasoned or self._thinking.is_reasoning
@@ -95,7 +83,6 @@ class ReasonedAnswer:
         return self._joined(split, self._calls.feed(self._answer(split.answer)))
 
     def end(self) -> Sequence[Part]:
-        """No more text."""
         if self._thinking is None:
             return self._calls.end()
         is_closed = not self._thinking.is_reasoning

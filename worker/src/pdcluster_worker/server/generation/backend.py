@@ -1,8 +1,4 @@
-"""Interface of the worker behind the HTTP side: identity, state and tokens.
-
-`dispatch` implements `Backend`; the HTTP side never learns where a request ran
-except for the word that goes into the response header.
-"""
+"""Interface of the worker behind the HTTP side: identity, state and tokens."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -15,11 +11,8 @@ from pdcluster_worker.streams import Reader
 
 
 class WorkerView(Protocol):
-    """A worker of any role: its model and whether it lives and serves.
-
-    max_model_len and vocab_size are 0, and device and scheduler are None, until its engine is
-    ready.
-    length_note: why max_model_len is lower than the model's own length; empty where it is not.
+    """Sizes are 0, device and scheduler None, until the engine is ready; length_note: why it is
+    shorter.
     """
 
     model_name: str
@@ -47,8 +40,6 @@ class WorkerView(Protocol):
 
 
 class Backend(WorkerView, Protocol):
-    """A worker that generates."""
-
     def num_ingresses(self) -> int:
         """Workers over which the requests of clients are spread, this one included."""
         ...
@@ -56,27 +47,19 @@ class Backend(WorkerView, Protocol):
     def generate(
         self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
     ) -> AsyncGenerator[Generated, None]:
-        """Run all choices of one prompt; `Generated.index` counts in `specs`.  hints: what it says
-        of its route.
-
-        Ends after the last token of the last choice.  `aclose()` cancels every
-        choice that still runs.  Raises RequestError before or after tokens.
+        """All choices of one prompt, `Generated.index` counting in `specs`; `aclose()` cancels
+        those that run. Raises RequestError before or after tokens.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """End one of a prompt's choices early (a stop string was found): it makes no more tokens,
-        its siblings go on.
-
-        Unknown and ended ids are a no-op.  The last choice of a prompt ends by `aclose()` of its
-        stream.
+        """End a choice early, its siblings go on; unknown ids are a no-op.  The last one ends by
+        `aclose()`.
         """
         ...
 
     def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        """Have the later tokens of a prompt's lone choice taken by `reader`.
-
-        While its stream is waited for, and as far as this worker can: all others, the last one and
-        errors come from the stream as before.
+        """Have later tokens of a prompt's lone choice taken by `reader` while its stream is
+        awaited; the last one and errors come from the stream.
         """
         ...

@@ -1,9 +1,5 @@
-"""The parts of an answer as a row of blocks, one after another: the form of APIs whose answers are
-lists.
-
-Each block is of one kind: text, reasoning or one call of a tool.  Space between
-blocks belongs to none; space at the beginning of a text waits until more than
-space follows.  What the blocks look like as JSON is each API's business.
+"""The parts of an answer as a list of blocks: text, reasoning or one call of a tool each.  Space
+between blocks belongs to none; space before a text waits until more than space follows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +20,7 @@ BlockKind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """index: its place.  call_id, name: of a call.  pieces: its text, or a call's arguments as JSON
-    text.
-    """
+    """pieces: its text, or a call's arguments as JSON text."""
 
     index: int
     kind: BlockKind
@@ -36,21 +30,16 @@ class Block:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStarted:
-    """A block begins; it is empty."""
-
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrew:
-    """The open block has more text."""
-
     block: Block
     text: str
 
@@ -66,22 +55,18 @@ Change = BlockStarted | BlockGrew | BlockEnded
 
 
 class Blocks:
-    """The blocks of one choice."""
-
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self._open: Block | None = None
         self._space = ""  # that a text would begin with
 
     def feed(self, parts: Iterable[Part]) -> list[Change]:
-        """Take more parts; returns what changes."""
         changes: list[Change] = []
         for part in parts:
             changes += self._take(part)
         return changes
 
     def end(self) -> list[Change]:
-        """No more parts: an answer that was nothing but space is a text of it."""
         changes = list(self._begin("text")) if self._space and not self.blocks else []
         return [*changes, *self._close()]
 

@@ -28,13 +28,10 @@ _MISTRAL_ID_CHARACTERS = 9
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """Rules that turn text into an answer.
-
-    new_parser:    splits a choice's text into parts.
-    ends_by_calls: see `choice.TextRules`.
-    constraint_param: the field that constrains the answer; None = as `structured` finds it.
-    keeps_stops:   stop strings end the text; calls that the engine keeps well formed are not cut by
-                   them.
+    """constraint_param: the field at fault where the answer cannot be constrained; None = as
+    `structured`.
+    keeps_stops: stop strings end the text, as they may not end calls that the engine keeps well
+    formed.
     """
 
     new_parser: NewParser = PlainText
@@ -67,10 +64,7 @@ def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
 
 
 def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> Reasoning:
-    """Beginning of the answer to this prompt.
-
-    Raises RequestError for a budget where the model is not known to reason.
-    """
+    """Raises RequestError for a budget where the model is not known to reason."""
     budget = request.thinking_token_budget
     if parsers.reasoning is None:
         if budget is not None:

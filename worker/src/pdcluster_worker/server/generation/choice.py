@@ -1,8 +1,5 @@
-"""One choice of a request: its tokens in, the parts of its answer out, until a stop string or the
-engine ends it.
-
-Stop strings are searched in the whole text, before it is split into parts.
-Holds what has to be remembered between two tokens; HTTP, JSON and clocks are elsewhere.
+"""One choice of a request: its tokens in, the parts of its answer out, until a stop string,
+searched in the whole text, or the engine ends it.
 """
 
 from dataclasses import dataclass
@@ -22,14 +19,9 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Rules for the generated text that the client gets.
-
-    stop:         stop strings; they count in the text after the first `min_tokens` tokens.
-    include_stop: keep the stop string, or the token that ended the choice, in the text.
-    skip_special: control tokens give no text.
-    ends_by_calls: a choice with tool calls ends by "tool_calls"; OpenAI has "stop" where the
-                   request named the tool.
-    shows_tokens: the answer names tokens, or says more of the prompt: deltas carry them.
+    """stop: strings, in the text after the first `min_tokens` tokens.
+    ends_by_calls: finish by "tool_calls"; OpenAI has "stop" where the request named the tool.
+    shows_tokens: deltas carry the tokens themselves.
     """
 
     stop: tuple[str, ...] = ()
@@ -41,8 +33,6 @@ class TextRules:
 
 
 class Choice:
-    """Counts and decodes the tokens of one choice."""
-
     def __init__(
         self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None
     ) -> None:
@@ -60,7 +50,6 @@ class Choice:
         self._has_calls = False
 
     def feed(self, token: Token) -> Delta:
-        """Take the next token; `finish_reason` is set when it was the last."""
         is_first = self.num_tokens == 0
         self.cached_tokens = max(self.cached_tokens, token.cached_tokens)
         self.num_tokens += 1

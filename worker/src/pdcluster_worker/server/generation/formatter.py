@@ -19,7 +19,6 @@ to_json = msgspec.json.Encoder().encode
 
 
 def event(body: BaseModel) -> bytes:
-    """A server-sent event; JSON has no raw line break, so one data line is enough."""
     return b"data: " + body.model_dump_json().encode() + b"\n\n"
 
 

@@ -1,8 +1,5 @@
-"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas.
-
-A list of prompts is several backend streams at once; choice indices are
-OpenAI's: prompt by prompt, n choices each.  Closing the deltas closes every
-backend stream.  JSON shapes are `chat`'s and `completion`'s business.
+"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas.  Indices
+of choices are OpenAI's: prompt by prompt, n choices each.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -40,9 +37,7 @@ from pdcluster_worker.tracing.request_trace import merge_events
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """Dependencies of every request; `policy` returns the policy in force now, `clock` monotonic
-    seconds.
-    """
+    """policy: in force now.  clock: monotonic seconds."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -54,7 +49,6 @@ class ServingContext:
 
     @property
     def limits(self) -> ModelLimits:
-        """The model's limits on a request."""
         backend = self.backend
         return ModelLimits(
             backend.max_model_len,
@@ -66,14 +60,7 @@ class ServingContext:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request that is ready to run.
-
-    specs:  for each prompt its n choices.
-    tenant: whose API key it came with, "" where no key is asked for.
-    hints:  what the request says of its route.
-    constraint_param: the field that constrains the answer.
-    new_parser: makes what splits a choice's text into parts.
-    """
+    """specs: for each prompt its n choices.  tenant: "" without API keys."""
 
     specs: list[list[RequestSpec]]
     prefill: PrefillMode
@@ -86,9 +73,7 @@ class GenerationRequest:
 
 
 class Generation:
-    """One run of a plan.  `prefill` and `degraded` are known once the first delta has come, `usage`
-    counts up to the last one.
-    """
+    """`prefill` and `degraded` are known with the first delta."""
 
     def __init__(self, serving: ServingContext, plan: GenerationRequest) -> None:
         self._serving = serving
@@ -113,14 +98,10 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """Over all prompts."""
         return len(self._choices)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """One for each token, until every choice has ended.
-
-        Raises RequestError as the backend does, 429 beyond the tenant's limits.
-        """
+        """Raises RequestError as the backend does, 429 beyond the tenant's limits."""
         with self._allowed():
             try:
                 async with aclosing(self._generated()) as stream:
@@ -139,7 +120,6 @@ class Generation:
 
     @contextmanager
     def _allowed(self) -> Iterator[None]:
-        """Hold the tenant's place from here to the end."""
         serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
         demand = Demand(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
         refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), demand)
@@ -160,17 +140,13 @@ class Generation:
             serving.tenants.end(tenant, demand, made, serving.clock() - start)
 
     def follow(self, reader: Reader[Delta]) -> None:
-        """Have later deltas taken by `reader` while `deltas` is waited for, where no stop string
-        may end the lone choice; all others, the last one and errors come from `deltas`.
-        """
+        """Have later deltas taken by `reader` where no stop string may end the lone choice."""
         if self.num_choices == 1 and not self._plan.rules.stop:
             request_id = self._specs[0].request_id
             self._serving.backend.follow(request_id, Mapped(self._delta, reader))
 
     def _delta(self, generated: Generated) -> Delta | None:
-        """Add a token to its choice; None where it was made before the engine knew of the stop
-        string.
-        """
+        """None where the token was made before the engine knew of the stop string."""
         if generated.notes:
             merge_events(generated.notes)
         choice = self._choices[generated.index]
@@ -187,14 +163,12 @@ class Generation:
         return replace(delta, degraded=generated.degraded)
 
     def _is_over(self, last: Generated) -> bool:
-        """End a choice that a stop string cut; True when nothing more is to come of any."""
         if last.token.finish_reason is None:
             self._is_cut = True
             self._cut(self._choices[last.index])
         return self._is_cut and not any(self._running)
 
     def usage(self) -> Usage:
-        """Tokens so far."""
         firsts = [
             self._choices[specs * len(self._plan.specs[0])]
             for specs in range(len(self._plan.specs))
@@ -218,7 +192,6 @@ class Generation:
         return choice.index // len(self._plan.specs[0])
 
     def _cut(self, choice: Choice) -> None:
-        """End a choice whose siblings go on, or the stream of a prompt that has no other one."""
         prompt = self._prompt_of(choice)
         if self._running[prompt]:
             self._serving.backend.abort(self._specs[choice.index].request_id)
@@ -234,7 +207,6 @@ class Generation:
         return delta
 
     def _generated(self) -> Stream[Generated]:
-        """Tokens of all prompts; indices over all of them."""
         backend, plan = self._serving.backend, self._plan
         # for a body that came slowly, and to be read
         waited = self._serving.clock() - plan.arrival_seconds

@@ -1,7 +1,5 @@
-"""Latency metrics of one choice, measured at the ingress (formulas in `metrics`).
-
-TTFT = first token - arrival; TPOT = (last - first) / (tokens - 1), undefined
-for one token; ITL = each gap.  All clock values are monotonic seconds of this process.
+"""Latency metrics of one choice: TTFT = first token - arrival; TPOT = (last - first) / (tokens -
+1), undefined for one token; ITL = each gap.
 """
 
 from pdcluster_worker.config.qos import Tier
@@ -11,10 +9,6 @@ from pdcluster_worker.routing.qos.slo import LatencySlo
 
 
 class ChoiceTimer:
-    """Observes one choice from its arrival to its last token, and counts whether it met its
-    objectives.
-    """
-
     def __init__(
         self, metrics: Metrics, arrival_seconds: float, tier: Tier, slo: LatencySlo
     ) -> None:
@@ -27,7 +21,6 @@ class ChoiceTimer:
         self._num_tokens = 0
 
     def token(self, token: Token, now: float) -> None:
-        """A token has come."""
         if self._num_tokens == 0:
             self._first = now
             self._metrics.time_to_first_token_seconds.observe(now - self._arrival)
@@ -39,7 +32,6 @@ class ChoiceTimer:
         self._num_tokens += 1
 
     def finished(self, reason: FinishReason) -> None:
-        """The token before was the last."""
         self._metrics.e2e_request_latency_seconds.observe(self._last - self._arrival)
         self._metrics.request_success.labels(reason).inc()
         if self._num_tokens > 1:

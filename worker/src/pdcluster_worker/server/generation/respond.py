@@ -1,8 +1,4 @@
-"""Check a request against the served model and the policy, and answer it: the part that all APIs
-share.
-
-Every accepted request is logged here once, with the client's own id as a label.
-"""
+"""Check a request against the served model and the policy, log it once, and answer it."""
 
 import logging
 from hashlib import sha256
@@ -33,10 +29,8 @@ _SALT_DOMAIN = b"pdcluster prefix cache"
 
 
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
-    """Check what needs no tokens.
-
-    Raises RequestError for what the policy refuses, 404 for another model, 503 while the worker is
-    not ready: its limits are not known before.  A draining one knows them, and may have a peer.
+    """Raises RequestError: by the policy, 404 for another model, 503 while not ready; a draining
+    worker knows its limits, and may have a peer.
     """
     backend = serving.backend
     check_model(request.model, backend.model_name)
@@ -52,9 +46,6 @@ def check_servable(request: Generate, num_prompts: int, serving: ServingContext)
 
 
 def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    """Raises RequestError for a deadline that does not count, and for more generations than may
-    wait.
-    """
     if (
         request.pdcluster
         and request.pdcluster.deadline_ms
@@ -149,10 +140,7 @@ def respond(
     rules: AnswerRules = PLAIN,
     names: Names = CHAT_NAMES,
 ) -> GenerationResponse:
-    """The answer to a checked request, which runs when it is sent.  names: of the client's API.
-
-    Raises RequestError for limits of the model.
-    """
+    """The answer, which runs when it is sent.  names: of the client's API."""
     policy = serving.policy()
     priority = allowed_priority(request, policy, context.tenant)
     check_tenant(len(prompts), request.n or 1, policy, context.tenant)

@@ -1,9 +1,5 @@
-"""Pure ASGI answer of a generation: one JSON body, or server-sent events.
-
-Nothing is sent before the first token, so an error before it has its own HTTP
-status; an error after it is an `error` event without `[DONE]` (streams) or an
-error status (whole answers).  A client that goes away cancels the generation at
-once, in either form; one that stops reading is made to go by `connection`.
+"""Pure ASGI answer of a generation.  Nothing is sent before the first token, so an error before it
+has its own HTTP status; a client that goes away cancels the generation at once.
 """
 
 import asyncio
@@ -29,8 +25,6 @@ DEGRADED_HEADER = "x-pdcluster-degraded"
 
 
 class GenerationResponse(Response):
-    """Runs the generation while it answers."""
-
     def __init__(
         self, generation: Generation, formatter: Formatter, request_id: str, *, stream: bool
     ) -> None:
@@ -41,7 +35,6 @@ class GenerationResponse(Response):
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or stop when the client leaves."""
         direct_writer: Reader[bytes] | None = scope.get("state", {}).get(DIRECT_WRITER)
         answer = (
             self._stream(send, direct_writer)
@@ -121,11 +114,7 @@ async def _send(send: Send, body: bytes | None) -> None:
 
 
 async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
-    """Run `answer` to its end, or cancel it when the client leaves; whether it ended by itself.
-
-    In the running task: one of its own for each answer would cost more than the waiting for the
-    client.
-    """
+    """True if `answer` ended by itself.  In the running task: another one would cost more."""
     task, has_left = asyncio.current_task(), False
     assert task is not None, "an answer is given in a task"
 

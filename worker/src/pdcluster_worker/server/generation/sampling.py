@@ -1,8 +1,5 @@
 """From a checked request body to the engine's RequestSpecs: defaults, and the limits that depend on
-the model.
-
-Raises RequestError naming the field and the limit.  Knows nothing of HTTP or
-of text; both APIs use it.
+the model.  Raises RequestError naming the field and the limit.
 """
 
 import secrets
@@ -22,10 +19,7 @@ MAX_PROMPT_FIGURES = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """max_model_len: prompt and output tokens of one request; vocab_size: token ids are below it.
-
-    length_note: why max_model_len is no more; see `server.generation.backend.Worker`.
-    """
+    """max_model_len: prompt and output tokens.  length_note: why it is no more."""
 
     max_model_len: int
     vocab_size: int
@@ -35,13 +29,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Fields that the two APIs spell differently.
-
-    max_tokens:         None when the client gave none.
-    default_max_tokens: used then, cut to what the context leaves; None = all that it leaves.
-    logprobs, prompt_logprobs: as in `SamplingParams`.
-    constraint:         of the answer, see `server.generation.structured`.
-    """
+    """default_max_tokens: without max_tokens, cut to what the context leaves; None = all of it."""
 
     max_tokens: int | None
     max_tokens_param: str
@@ -110,10 +98,6 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 def _max_tokens(sampling_request: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
-    """Output tokens to allow.
-
-    Raises RequestError when prompt and output cannot both fit the context.
-    """
     num_prompt, most = len(prompt), limits.max_model_len
     space = most - num_prompt
     name = sampling_request.prompt_param
@@ -149,9 +133,6 @@ def _max_tokens(sampling_request: SamplingRequest, prompt: list[int], limits: Mo
 
 
 def _too_long(limits: ModelLimits, cause: str, fix: str) -> str:
-    """In OpenAI's words, by which clients know it: they shorten the prompt, or turn to another
-    model.
-    """
     most = limits.max_model_len
     note = f" ({limits.length_note})" if limits.length_note else ""
     return f"This model's maximum context length is {most} tokens. However, {cause}: {fix}{note}."

@@ -1,8 +1,5 @@
-"""From the fields of a request to the one constraint on its answer.
-
-Raises RequestError naming the field for two constraints at once, and for a
-schema that is no schema or too large.  Whether a constraint can be enforced, and how,
-is the engine's business.
+"""From the fields of a request to the one constraint on its answer.  Whether a constraint can be
+enforced, and how, is the engine's business.
 """
 
 import json
@@ -33,10 +30,6 @@ Found = tuple[str, Constraint]
 
 
 def constraint_of(request: Structured) -> Constraint | None:
-    """The form that the answer must have; None where the request names none.
-
-    Raises RequestError.
-    """
     found = list(_found(request))
     if len(found) > 1:
         (first, _), (second, _) = found[:2]
@@ -52,9 +45,7 @@ def constraint_param(request: Structured) -> str | None:
 
 
 def with_field(error: RequestError, param: str | None) -> RequestError:
-    """Turn an engine's error about a constraint into the fault of the field that asked for it;
-    return others as they are.
-    """
+    """Turn an engine's error about a constraint into the fault of the field that has it."""
     if error.param != CONSTRAINT_PARAM or param is None:
         return error
     return RequestError(
@@ -140,7 +131,7 @@ def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Con
 
 
 def _of_json(param: str, kind: ConstraintKind, value: Any) -> Constraint:
-    """One text for one value: the order of properties counts, white space does not."""
+    # one text for one value: the order of properties counts, white space does not
     check_depth(param, value)
     text = json.dumps(value, separators=(",", ":"))
     if len(text) > MAX_CONSTRAINT_CHARACTERS:

@@ -1,7 +1,4 @@
-"""Tools that a request's answer may or must call.
-
-Raises RequestError naming the field that does not fit the others.
-"""
+"""Tools that an answer may or must call.  Raises RequestError naming the field."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,11 +14,8 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Use of tools in a request.
-
-    mode:  none = the answer is text; auto = the model decides; required = at least one call; named
-           = a call of `name`.
-    most:  calls of one answer; None = any number.
+    """mode: required = at least one call, named = a call of `name`.  most: calls; None = any
+    number.
     """
 
     mode: Literal["none", "auto", "required", "named"]
@@ -31,12 +25,10 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """True if the answer is calls and nothing else."""
         return self.mode in ("required", "named")
 
 
 def tool_use(request: Conversation) -> ToolUse:
-    """The tools of a request that may be called."""
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):

@@ -1,11 +1,6 @@
-"""The keys that clients may present, as the files of a mounted Secret are now: every file is one
-key, and its name is the tenant's.
-
-Re-read by content, so that keys come and go without a restart.  At the start a
-folder without a good key is refused.  Later a key that is no longer there is
-never accepted, whatever else is wrong: bad files count for nothing, and with no
-key left every request is refused until there is one; the log says so.  Only
-while the folder cannot be read do the last keys stay.  Keys are never logged.
+"""The API keys, as the files of a mounted Secret are now: each file is one key, its name the
+tenant's. A key that is gone is never accepted, with none left every request is refused, and only
+while the folder cannot be read do the last ones stay.  Keys are never logged.
 """
 
 import asyncio
@@ -39,18 +34,13 @@ class ApiKeys:
 
     @property
     def required(self) -> bool:
-        """True if a request needs a key."""
         return self._folder is not None
 
     def accepts(self, key: str) -> bool:
-        """Return whether it is one of the keys."""
         return self.tenant_of(key) is not None
 
     def tenant_of(self, key: str) -> str | None:
-        """The name of the file that holds this key, the first of several; None when none does.
-
-        Takes as long for a near miss as for nonsense: every key is compared.
-        """
+        """None for no key.  Every key is compared, so a near miss takes as long as nonsense."""
         presented = sha256(key.encode(errors="surrogateescape")).digest()
         names = [
             name for name, known in self._digests.items() if hmac.compare_digest(presented, known)
@@ -87,7 +77,6 @@ class ApiKeys:
         return self._digests != before
 
     def _take(self, content: dict[str, bytes]) -> list[str]:
-        """Put the good keys in force, and those alone; returns what is wrong with the others."""
         good: dict[str, bytes] = {}
         bad: list[str] = []
         for name, value in content.items():
@@ -99,16 +88,13 @@ class ApiKeys:
         return bad
 
     def _unreadable(self, reason: str) -> None:
-        """Say it once, not at every look."""
         if reason != self._refused:
             logger.error("cannot read the API keys, keeping the last ones reason=%s", reason)
         self._refused = reason
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    """Visible files by name; Kubernetes' own links and folders of a mounted Secret begin with a
-    dot.
-    """
+    """By name; what Kubernetes itself puts into a mounted Secret begins with a dot."""
     try:
         return {
             path.name: path.read_bytes()

@@ -28,8 +28,6 @@ TenantOfKey = Callable[[str], str | None] | None
 
 
 class Authorization:
-    """Middleware."""
-
     def __init__(self, app: ASGIApp, tenant_of: TenantOfKey, rejected: Counter) -> None:
         self._app = app
         self._tenant_of = tenant_of
@@ -51,7 +49,6 @@ class Authorization:
             await self._app(scope, receive, send)
 
     def _key_problem(self, scope: Scope) -> str | None:
-        """Note whose key it is; returns what is wrong with it."""
         if self._tenant_of is None:
             return None
         key = presented_key(scope)

@@ -25,10 +25,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        """The whole body, which counts as held until the block ends.
-
-        Raises RequestError, and ClientDisconnect for a client that leaves meanwhile.
-        """
+        """The body counts as held until the block ends.  Raises RequestError, ClientDisconnect."""
         if (coding := _coding(scope)) is not None:
             raise _coded(coding)
         announced, limit = announced_bytes(scope), self._limit()
@@ -47,7 +44,6 @@ class BodyReader:
             self._num_held_bytes -= num_bytes
 
     async def _chunks(self, receive: Receive, limit: int) -> AsyncIterator[bytes]:
-        """All parts up to the end; each counts as held once it is yielded."""
         clock = asyncio.get_running_loop().time
         start, num_bytes, limits = clock(), 0, self._limits()
         most = max(limit, limits.max_bodies_bytes)
@@ -70,7 +66,6 @@ class BodyReader:
 
 
 def _coding(scope: Scope) -> str | None:
-    """The coding of the body; None where it comes as it is."""
     coding = ", ".join(
         value.decode("latin-1") for name, value in scope["headers"] if name == b"content-encoding"
     )

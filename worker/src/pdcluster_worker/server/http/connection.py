@@ -1,10 +1,6 @@
-"""One HTTP connection of uvicorn, with an end for a client that sends nothing, too slowly or too
-much, or that stops reading its answer.
-
-A header has a deadline, a size and a number of fields, and so has everything around a body; the
-body itself is `body_reader`'s.  A running answer has no deadline, however long it streams.  A
-refused client is answered, and what it still sends is dropped for a while, so that it can read the
-answer.
+"""One HTTP connection of uvicorn, with limits for a client that sends too slowly or too much, or
+stops reading.  A running answer has no deadline, and what a refused client still sends is dropped
+for a while, so that it can read its answer.
 """
 
 import asyncio
@@ -82,10 +78,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, and wait for the first request no longer than for any other.
-
-        Writers wait while anything is unsent, so that it shrinks only when the client reads.
-        """
+        """Writers wait while anything is unsent, so that it shrinks only when the client reads."""
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=0)
         self._take_limits()
@@ -107,9 +100,8 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's always closes
-        """The client sends no more; returns whether the connection stays open, for its answer.
-
-        A client that does so in the middle of an answer has gone.
+        """True keeps the connection for its answer; a client that ends in the middle of one has
+        gone.
         """
         is_requested = not self._waits_for_header and not self.cycle.more_body
         if not is_requested or self.cycle.response_started or self._num_dropped_bytes is not None:
@@ -252,9 +244,7 @@ class HttpConnection(HttpToolsProtocol):
         self._end(RequestError(self._too_long, status=431, code="header_too_large"))
 
     def _end(self, error: RequestError) -> None:
-        """Answer, and close once the client has stopped sending; cut off an answer that has begun,
-        or is another request's.
-        """
+        """Answer and linger, or cut off an answer that has begun or is another request's."""
         self._header_came()
         logger.info("connection closed client=%s: %s", self.client, error)
         if not self._waits_for_header and (self.cycle.response_started or not self.cycle.more_body):

@@ -1,8 +1,5 @@
-"""Bound of the connections that the HTTP server has at once.
-
-A new connection takes the place of the one that has waited longest for a request, so idle clients
-cannot exhaust the limit.  Some spare places are for probes: uvicorn's `limit_concurrency` answers
-the kubelet's probes with 503 as well, which ends a worker for being busy.
+"""Limit of open connections.  A new one takes the place of the longest idle one; spare places are
+for probes, which uvicorn's `limit_concurrency` answers with 503 too, so a busy worker is restarted.
 """
 
 from collections.abc import Callable
@@ -15,12 +12,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class OpenConnections(Generic[ConnectionT]):
-    """Pure bookkeeping.
-
-    most:  connections with an open request
-    spare: connections beyond these
-    close: ends a connection that waits for a request, or has its answer
-    """
+    """most: connections with an open request.  close: ends one that waits for a request."""
 
     def __init__(self, most: int, spare: int, close: Callable[[ConnectionT], None]) -> None:
         self._most = most
@@ -42,16 +34,13 @@ class OpenConnections(Generic[ConnectionT]):
         return True
 
     def busy(self, connection: ConnectionT) -> bool:
-        """A request has begun, its header is whole; False when it is one more than may be open."""
         self._idle.pop(connection, None)
         return len(self._open) - len(self._idle) <= self._most
 
     def idle(self, connection: ConnectionT) -> None:
-        """Its answer is whole: it waits for another request, or for its end."""
         if connection in self._open:
             self._idle[connection] = None
 
     def leave(self, connection: ConnectionT) -> None:
-        """Forget a connection that is closed, or about to be."""
         self._open.discard(connection)
         self._idle.pop(connection, None)

@@ -1,8 +1,5 @@
-"""Pure ASGI: lets browsers call the API from web pages of other origins, by Starlette's CORS under
-the policy in force now.
-
-A preflight is answered before a key is required, since a browser sends none with it, and errors
-carry the headers too, so that a page can read them.
+"""Pure ASGI: Starlette's CORS under the policy in force now.  A preflight is answered before a key
+is required, and errors carry the headers too, so that a page can read them.
 """
 
 from collections.abc import Callable
@@ -46,8 +43,6 @@ class Cors:
 
 
 class _PolicyCors(CORSMiddleware):
-    """Starlette's, whose refusal of a preflight names the field that allows it."""
-
     def __init__(self, app: ASGIApp, policy: CorsPolicy) -> None:
         super().__init__(
             app,

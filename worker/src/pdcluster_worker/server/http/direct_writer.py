@@ -26,7 +26,6 @@ class DirectWriter:
         return is_under_way and can_be_written and bool(cycle.chunked_encoding)
 
     def take(self, item: bytes) -> None:
-        """Write a part that is not empty, while `is_open`."""
         cycle = self._cycle()
         assert cycle is not None, "a writer that is open has an answer"
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(item), item))

@@ -1,8 +1,6 @@
-"""Pure ASGI: an answer that does not wait for the request's body ends the connection.
-
-The client has its whole answer at once, and that the connection ends with it.  Then what it still
-sends is dropped for a while, so that it can read the answer before the connection closes; sooner
-where a new connection needs the place (`connection_limit`).
+"""Pure ASGI: an answer that does not wait for the request's body ends the connection.  What the
+client
+still sends is dropped for a while: closing at once would reset it, and the answer might be lost.
 """
 
 import asyncio
@@ -34,8 +32,6 @@ def announced_bytes(scope: Scope) -> int | None:
 
 
 class EarlyResponse:
-    """Middleware."""
-
     def __init__(self, app: ASGIApp, limits: LimitsNow) -> None:
         self._app = app
         self._limits = limits
@@ -49,8 +45,6 @@ class EarlyResponse:
 
 
 class _Exchange:
-    """One request with a body, and its answer."""
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: LimitsNow) -> None:
         self._scope = scope
         self._receive = receive

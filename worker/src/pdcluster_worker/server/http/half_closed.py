@@ -1,9 +1,6 @@
-"""A connection whose client has ended its sending side: it waits for its answer, or has gone.
-
-TCP says the same of both.  Only an answer to bytes of ours tells them apart, so an interim response
-is sent, which every client of HTTP/1.1 ignores: one that has gone resets the connection.  An
-answer that comes at once needs none.  A client of HTTP/1.0 does not know interim responses, and
-proxies that end an abandoned request speak it: it is waited for a short time.
+"""A connection whose client has ended its sending side: it waits for its answer, or has gone.  An
+interim response tells them apart: one that has gone resets the connection.  HTTP/1.0, which
+proxies that end an abandoned request speak, knows none: such a client is waited for shortly.
 """
 
 import asyncio
@@ -19,11 +16,7 @@ _UNKNOWN_SECONDS = 10.0
 
 
 class HalfClosed:
-    """Aborts the connection once its client has gone.
-
-    is_begun: whether a part of the answer has gone out, after which no interim response may.
-    takes_interim: whether the client knows them.
-    """
+    """is_begun: a part of the answer is out, after which no interim response may come."""
 
     def __init__(
         self, transport: asyncio.Transport, is_begun: Callable[[], bool], *, takes_interim: bool
@@ -54,5 +47,4 @@ class HalfClosed:
         self._poll_after(min(2 * seconds, _MAX_SECONDS))
 
     def stop(self) -> None:
-        """The connection has ended."""
         self._check.cancel()

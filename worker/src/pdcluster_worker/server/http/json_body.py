@@ -37,7 +37,6 @@ def checked(content: bytes, content_type: str, adapter: TypeAdapter[Any]) -> Any
 
 
 def _value(content: bytes, content_type: str) -> Any:
-    """The JSON value of a body; its bytes where it is not said to be JSON."""
     if not content:
         raise not_an_object()
     if not _is_json(content_type):
@@ -70,16 +69,13 @@ def _is_json(content_type: str) -> bool:
 
 
 def num_containers(text: bytes | str) -> int:
-    """Objects and lists of a JSON text, at most: brackets within strings count too."""
     if isinstance(text, bytes):
         return text.count(b"{") + text.count(b"[")
     return text.count("{") + text.count("[")
 
 
 def parsed(content: bytes) -> Any:
-    """Raises what `json.loads` raises, and RequestError 413 for more than MAX_CONTAINERS, or as
-    many members of one object.
-    """
+    """Raises as `json.loads`, and RequestError 413 for more than MAX_CONTAINERS."""
     if len(content) <= INLINE_BYTES:
         return json.loads(content)
     if num_containers(content) <= MAX_CONTAINERS and content.count(b'"') <= _MAX_FAST_QUOTES:
@@ -91,8 +87,6 @@ def parsed(content: bytes) -> Any:
 
 
 class _InSteps(json.JSONDecoder):
-    """json's decoder by its Python code, between whose steps other threads run."""
-
     def __init__(self) -> None:
         super().__init__(object_pairs_hook=_object)
         self._num_containers = 0
@@ -111,7 +105,6 @@ class _InSteps(json.JSONDecoder):
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, which C code makes in one go."""
     if len(members) > MAX_CONTAINERS:
         raise _too_many("an object of the body has", "members")
     return dict(members)

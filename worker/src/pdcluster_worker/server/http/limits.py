@@ -1,9 +1,4 @@
-"""Limits of the HTTP server for all its clients together, in one place.
-
-What one client may send and hold open is the user's (`service.limits`); the
-rest holds for any worker, and what depends on the model or on the users
-(`qos.admission`) is policy.
-"""
+"""Limits of the HTTP server for all its clients together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,5 +52,4 @@ LimitsNow = Callable[[], HttpLimits]
 
 @lru_cache(maxsize=4)
 def limits_of(policy: HttpLimitsPolicy) -> HttpLimits:
-    """The limits of a worker under a policy."""
     return HttpLimits(**msgspec.structs.asdict(policy))

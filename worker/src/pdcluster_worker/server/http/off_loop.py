@@ -1,7 +1,5 @@
-"""Runs the work of a large request in threads, so that the event loop goes on with all others.
-
-Threads share one interpreter lock: what runs here must be many short steps, or let go of the
-lock.  A call into C that holds it for long holds the event loop as well.
+"""Runs the work of a large request in threads.  They share one interpreter lock: what runs here
+must be many short steps, or let go of the lock.
 """
 
 import asyncio

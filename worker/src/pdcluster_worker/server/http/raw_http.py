@@ -18,7 +18,6 @@ def date_header(second: int) -> list[tuple[bytes, bytes]]:
 
 
 def error_answer(error: RequestError) -> bytes:
-    """A whole answer, after which the connection closes."""
     content = openai.reply(error).model_dump_json().encode()
     lines = [
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

@@ -1,12 +1,6 @@
-"""Pure ASGI: gives every HTTP request an id and an arrival time, and turns a bug into a 500.
-
-A request that may generate has a trace from here on (`tracing.request_trace`), in
-the trace whose W3C context its headers name.  The prefill worker that an endpoint picker
-has chosen is that of the header `x-prefiller-host-port`.  One with the header
-`x-pdcluster-route` is answered with that header: why it went where it went.
-
-The id is ours and unguessable; it is the `x-request-id` of the answer and part
-of the completion's id.  A client's own x-request-id is only a label in the log.
+"""Pure ASGI: gives every HTTP request an id, an arrival time and, where it may generate, a trace,
+and turns a bug into a 500.  The id is ours and unguessable; a client's own is only a label in the
+log.
 """
 
 import logging
@@ -55,15 +49,8 @@ _LABEL, _ROUTE, _PREFILLER, _PARENT, _STATE = _HEADERS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Facts of a request that the middleware collects.
-
-    request_id:      32 hex digits.
-    arrival_seconds: monotonic.
-    label:           the client's id, "" when it sent none.
-    key_digest:      SHA-256 of the API key that it presented, b"" where no key is asked for.
-    tenant:          the name of the file that holds that key, "" where no key is asked for.
-    prefiller:       host:port of the prefill worker that it names, "" when it names none.
-    num_body_bytes:  of its body, which came whole.
+    """label: the client's id.  key_digest: SHA-256 of its API key.  tenant: of that key.
+    prefiller: host:port of the prefill worker that an endpoint picker has chosen; "" = none.
     """
 
     request_id: str
@@ -76,13 +63,11 @@ class RequestContext:
 
 
 def context_of(request: Request) -> RequestContext:
-    """Context that the middleware made for this request."""
     context: RequestContext = request.scope[_KEY]
     return context
 
 
 def _read(scope: Scope) -> dict[bytes, str]:
-    """Those of _HEADERS that came, each as it came first; in one look at all of them."""
     return {
         name: value.decode("latin-1")
         for name, value in reversed(scope["headers"])
@@ -91,25 +76,20 @@ def _read(scope: Scope) -> dict[bytes, str]:
 
 
 def may_generate(path: str) -> bool:
-    """Return whether a POST to it may make tokens."""
     return path not in ("/tokenize", "/detokenize") and not path.endswith("/count_tokens")
 
 
 def note_key(scope: Scope, key: str, tenant: str) -> None:
-    """Add the digest of an accepted API key, and whose it is, to the request's context."""
     digest = sha256(key.encode(errors="surrogateescape")).digest()
     scope[_KEY] = replace(scope[_KEY], key_digest=digest, tenant=tenant)
 
 
 def note_body(scope: Scope, num_bytes: int) -> None:
-    """Add the size of the body to the request's context."""
     scope[_KEY] = replace(scope[_KEY], num_body_bytes=num_bytes)
 
 
 class RequestContextMiddleware:
-    """draining: while True, every answer asks its client to close the connection, so that the next
-    request goes to a worker that stays.  clock: monotonic seconds.
-    """
+    """draining: every answer asks to close, so that the next goes to a worker that stays."""
 
     def __init__(
         self,
@@ -181,8 +161,6 @@ class RequestContextMiddleware:
 
 
 def _noting(send: Send, trace: RequestTrace, *, shows: bool) -> Send:
-    """`send` that notes the answer's status, and shows the route where that is asked for."""
-
     async def send_noted(message: Message) -> None:
         if message["type"] == "http.response.start":
             add_event("answered", status=message["status"])

@@ -1,7 +1,5 @@
-"""Serves an application over HTTP with uvicorn, inside the caller's event loop.
-
-The socket is bound before anything is served, so a taken port is a ConfigError
-and port 0 is known at once.  Signals are the caller's: uvicorn installs none.
+"""Serves an application over HTTP with uvicorn, inside the caller's event loop; signals are the
+caller's.
 """
 
 import asyncio
@@ -32,27 +30,21 @@ them.
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and without its look at itself ten times a
-    second.
-    """
-
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._stop_requested = asyncio.Event()
 
     def end(self) -> None:
-        """Accept nothing more, from now on."""
         self.should_exit = True
         self._stop_requested.set()
 
     async def main_loop(self) -> None:
-        """Run until `end`; the Date header, for which uvicorn's loop looks, is `incoming`'s."""
+        """Run until `end`; the Date header, for which uvicorn's loop looks, is `raw_http`'s."""
         await self._stop_requested.wait()
         await asyncio.sleep(_LAST_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process that serves."""
         yield
 
 
@@ -75,10 +67,6 @@ Front = Callable[[type[HttpConnection]], type[asyncio.Protocol]]
 
 
 class HttpServer:
-    """A listening server.  `port` is the one bound; `finished` ends when it has stopped for
-    whatever reason.
-    """
-
     def __init__(self, server: _Server, bound: socket.socket) -> None:
         self._server = server
         host, self.port = bound.getsockname()[:2]
@@ -86,23 +74,16 @@ class HttpServer:
         self.finished = asyncio.create_task(server.serve(sockets=[bound]))
 
     def refuse(self) -> None:
-        """Accept no more connections, and close each when its open request ends;
-        returns at once.
-        """
+        """Accept no more, and close each connection when its open request ends; returns at once."""
         self._server.end()
 
     @property
     def num_answering(self) -> int:
-        """Answers that the kernel has yet to take to their end; a client that stops reading is cut
-        off by `connection`.
-        """
         return len(self._answering())
 
     async def unacked(self) -> frozenset[str]:
-        """Names of the connections whose clients have yet to take something of their answers; also
-        after `close`.
-
-        The kernel is asked last, since bytes that this process writes meanwhile are seen there.
+        """Connections whose clients have yet to take something; the kernel last, as bytes may go to
+        it.
         """
         answering = {
             name for connection in self._answering() if (name := connection.name) is not None
@@ -114,14 +95,11 @@ class HttpServer:
         return [connection for connection in connections if connection.is_answering]
 
     async def has_finished(self, timeout_seconds: float) -> bool:
-        """After `refuse`: wait that long at most for the last open request; whether
-        it has ended.
-        """
+        """After `refuse`: whether the last open request has ended, within that time."""
         done, _ = await asyncio.wait({self.finished}, timeout=timeout_seconds)
         return bool(done)
 
     async def close(self) -> None:
-        """Stop now; open requests are cut off, which cancels what they started."""
         self._server.end()
         while not self.finished.done():
             for connection in list(self._server.server_state.connections):
@@ -156,7 +134,6 @@ async def serve(
 
 
 def _connections(limits: LimitsNow, files_each: int) -> type[HttpConnection]:
-    """The protocol of one server, whose connections know of each other."""
     most = fitting(limits().max_connections, files_each=files_each)
     open_connections = OpenConnections[HttpConnection](most, limits().spare_connections, _close)
     return type(

@@ -1,7 +1,5 @@
-"""GET /debug/requests/ID: the trace of a request that has ended, for `pdctl why --request`.
-
-It names workers and numbers of tokens, nothing of a prompt.  Where API keys are required it is for
-clients with one, wherever they are: a proxy in the pod brings requests from a loopback address.
+"""GET /debug/requests/ID: the trace of a request that has ended, for `pdctl why --request`.  Where
+API keys are required it needs one, also from a loopback address: a proxy in the pod has such a one.
 """
 
 from starlette.requests import Request

@@ -1,12 +1,7 @@
-"""Find answers that clients have yet to take: connections of our port with bytes in the kernel,
-unsent or not acknowledged.
-
-When a pod ends its network goes with it, and these bytes too.  The kernel's own
-tables are read, since they also list connections that this process has
-closed.  Where there are none (macOS) nothing counts.
-
-A client of which nothing moves for STALLED_SECONDS, gone or stopped, counts no
-more, so that none holds a drain without end; nothing is done to its connection.
+"""Finds answers that clients have yet to take, in the kernel's tables, which list connections that
+this
+process has closed too: they are lost with the pod's network.  A client of which nothing moves for
+STALLED_SECONDS counts no more, so that none holds a drain without end.
 """
 
 import asyncio
@@ -105,7 +100,6 @@ class UnackedResponses:
 
 
 def name(local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """One connection as the tables have it, from the (host, port) of both its ends."""
     return f"{_end(*local)} {_end(*remote)}"
 
 

@@ -1,7 +1,5 @@
-"""POST /verify: verifies a KV transfer to this decode worker, for the operator and `pdctl verify`.
-
-It is for the holders of the cluster's private key alone.  A call without a proof is given a
-challenge (docs/contracts.md); a proof is good for one call, since the port is plain HTTP.
+"""POST /verify: verifies a KV transfer to this decode worker, for holders of the cluster's private
+key. A call without a proof is given a challenge (docs/contracts.md); a proof is good for one call.
 """
 
 import hashlib
@@ -53,7 +51,6 @@ class Challenges:
         self._used: dict[str, float] = {}
 
     def new(self) -> str:
-        """One more, in letters, digits and dots."""
         text = f"{self._clock():.3f}.{secrets.token_hex(16)}"
         return f"{text}.{self._mac(text)}"
 

@@ -1,7 +1,5 @@
-"""Deltas as chat completions and their chunks.
-
-Reasoning goes under two names: `reasoning`, which vLLM has now, and `reasoning_content`, which
-DeepSeek began with and many clients read.
+"""Deltas as chat completions and their chunks.  Reasoning goes under two names: `reasoning`, as
+vLLM has it, and DeepSeek's `reasoning_content`.
 """
 
 from pydantic import BaseModel
@@ -102,7 +100,6 @@ def _message_of(answer: WholeAnswer) -> AssistantMessage:
 
 
 def _added_by(delta: Delta) -> ChatDelta | None:
-    """The addition of one event; None when it adds nothing to see."""
     text = delta.text
     thoughts = [part.text for part in delta.parts if isinstance(part, ReasoningDelta)]
     reasoning = "".join(thoughts) or None
@@ -121,7 +118,6 @@ def _added_by(delta: Delta) -> ChatDelta | None:
 
 
 def _calls(parts: tuple[Part, ...]) -> list[ToolCallDelta]:
-    """One entry for each call that the parts touch, as clients join them by index."""
     calls: dict[int, ToolCallDelta] = {}
     for part in parts:
         if isinstance(part, ToolCallBegin):

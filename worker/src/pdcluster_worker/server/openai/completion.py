@@ -146,7 +146,7 @@ class CompletionFormatter(OpenAIFormatter):
         )
 
     def shown_usage(self, usage: Usage) -> Usage:
-        """A token that was made to compute the prompt, and is not shown, does not count."""
+        # a token made to compute the prompt, and not shown, does not count
         return usage.with_completion(0) if self.extras.hides_output else usage
 
     def _choice(self, index: int, deltas: list[Delta]) -> CompletionChoice:

@@ -1,9 +1,5 @@
-"""From a chat request to what the model's chat template is given.
-
-Messages become plain dicts as transformers' templates expect them: `content`
-is always text, and the arguments of calls are objects, but for those that are no
-JSON object, as of a call that was cut off: they are text.  Raises RequestError
-naming the message that does not fit its place.
+"""From a chat request to the input of the model's chat template: plain dicts, `content` always
+text, arguments of calls objects where they are whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +31,7 @@ def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput
 
 
 def _kwargs(request: Conversation) -> dict[str, Any]:
-    """Effort "none" is also said as Qwen3's templates and their kin understand it."""
+    # effort "none" is also said as Qwen3's templates and their kin understand it
     effort = request.reasoning_effort
     own: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
@@ -85,7 +81,6 @@ def _templated(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 
 def _check_shape(message: Message, path: str) -> None:
-    """Check that a message has the fields of its role and no others."""
     if message.tool_calls and message.role != "assistant":
         raise _wrong(
             f"{path}.tool_calls", f"are made by role assistant, not {message.role}: leave them out"
@@ -101,7 +96,6 @@ def _check_shape(message: Message, path: str) -> None:
 
 
 def _answered(message: Message, names: dict[str, str], path: str) -> dict[str, Any]:
-    """Message of a tool's answer: its call, and its tool."""
     path = f"{path}.tool_call_id"
     if message.tool_call_id is None:
         raise _wrong(path, "is required for role tool: give the id of the call that this answers")

@@ -72,7 +72,6 @@ class OpenAIFormatter(ABC):
         return last + DONE
 
     def failed(self, error: RequestError) -> bytes:
-        """No [DONE] follows."""
         return event(openai_errors.reply(error))
 
     def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:

@@ -1,7 +1,5 @@
-"""Log probabilities in the shapes of the APIs.
-
-A token that is no valid UTF-8 by itself (a part of a character) is shown as
-OpenAI does: bytes:\\xe2\\x82; or every token by its id, as vLLM does where asked to.
+"""Log probabilities in the shapes of the APIs.  A token that is no valid UTF-8 by itself is shown
+as OpenAI does, by its bytes in hexadecimal, or every token by its id, as vLLM does.
 """
 
 import math
@@ -32,7 +30,6 @@ class TokenNames:
     as_ids: bool = False
 
     def shown(self, token_id: int) -> str:
-        """The token's name."""
         if self.as_ids:
             return f"token_id:{token_id}"
         raw = self.raw(token_id)
@@ -42,12 +39,10 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def raw(self, token_id: int) -> bytes:
-        """Its bytes."""
         return self.tokenizer.token_bytes(token_id)
 
 
 def for_chat(scored: Scored, names: TokenNames) -> ChatLogprobs:
-    """One entry for each token."""
     return ChatLogprobs(content=[_chat_entry(token, names) for token, _ in scored])
 
 
@@ -92,7 +87,6 @@ def echoed(
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """All of them, one after another."""
     return CompletionLogprobs(
         tokens=[token for part in parts for token in part.tokens],
         token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],

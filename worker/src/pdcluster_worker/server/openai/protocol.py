@@ -1,8 +1,5 @@
-"""The answers of OpenAI's APIs.
-
-None is written as null, except in a chunk's delta, where what is not there is
-left out.  Chunks carry `usage` only when the client asked for it, hence a class
-with and one without.
+"""The answers of OpenAI's APIs: null is written, but left out of a chunk's delta.  Chunks carry
+`usage` only when the client wants it, hence a class with and one without.
 """
 
 from typing import Annotated, Literal

@@ -1,9 +1,5 @@
-"""Fields of an answer about its prompts and single tokens, beside its text and OpenAI's log
-probabilities.
-
-vLLM's fields: ids of prompts and tokens, log probabilities of prompts; and
-OpenAI's `echo`.  An object of one request: what is said of a prompt comes
-with the first token of its first choice.
+"""Fields of an answer about its prompts and single tokens: vLLM's ids and log probabilities of
+prompts, and OpenAI's `echo`.
 """
 
 from collections.abc import Sequence
@@ -44,13 +40,11 @@ class ResponseExtras:
     _figures: dict[int, list[PromptLogprob]] = field(default_factory=dict)
 
     def note(self, deltas: Sequence[Delta]) -> None:
-        """Take what they say of the prompt."""
         for delta in deltas:
             if delta.made and delta.made[0].prompt_logprobs:
                 self._figures[self._prompt(delta.index)] = delta.made[0].prompt_logprobs
 
     def token_ids(self, deltas: Sequence[Delta]) -> list[int] | None:
-        """Ids of the generated tokens, where they are asked for."""
         if not self.has_token_ids:
             return None
         return (
@@ -60,11 +54,9 @@ class ResponseExtras:
         )
 
     def prompt_token_ids(self, index: int) -> list[int] | None:
-        """Ids of the prompt of this choice, where they are asked for."""
         return list(self.prompts[self._prompt(index)]) if self.has_token_ids else None
 
     def of_prompt(self, index: int) -> list[dict[str, PromptTokenLogprob] | None] | None:
-        """Log probabilities of the prompt of this choice, where they are asked for."""
         if self.prompt_logprobs is None:
             return None
         prompt = self._prompt(index)
@@ -73,11 +65,9 @@ class ResponseExtras:
         )
 
     def text_before(self, index: int) -> str:
-        """The text that the choice begins with."""
         return self.echo[self._prompt(index)] if self.echo else ""
 
     def logprobs_before(self, index: int) -> list[CompletionLogprobs]:
-        """Log probabilities of that text's tokens."""
         if not self.echo:
             return []
         prompt = self._prompt(index)

@@ -124,7 +124,6 @@ def _tokenized(
 
 
 def _list(values: Sequence[int] | Sequence[str]) -> msgspec.Raw:
-    """A list as JSON, made in slices: see `off_loop`."""
     slices = (values[at : at + _SLICE] for at in range(0, len(values), _SLICE))
     return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]")
 
@@ -142,10 +141,7 @@ def _detokenized(body: DetokenizeRequest, serving: ServingContext) -> bytes:
 
 
 def _check(model: str | None, serving: ServingContext) -> int:
-    """The longest request.
-
-    Raises RequestError for another model, and 503 while the model's limits are not known.
-    """
+    """The longest request.  Raises RequestError, 503 while it is not known."""
     if model:
         check_model(model, serving.backend.model_name)
     if not serving.backend.max_model_len:

@@ -46,17 +46,12 @@ NAMES = Names(
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
-    """Items that the request adds to a conversation."""
     if isinstance(request.input, str):
         return [MessageItem(role="user", content=request.input)]
     return list(request.input)
 
 
 def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The chat request that goes on with these items.
-
-    Raises RequestError for what chat refuses.
-    """
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
     fields |= {"model": request.model, "messages": list(_messages(request.instructions, items))}
     fields["max_completion_tokens"] = request.max_output_tokens
@@ -80,7 +75,6 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:
-    """Calls and reasoning belong to one message of the assistant with the text beside them."""
     if instructions:
         yield {"role": "system", "content": instructions}
     turn: dict[str, Any] = {}  # of the assistant, as far as it has come

@@ -26,13 +26,7 @@ from pdcluster_worker.server.text.events import Delta
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A response that is being made.
-
-    body:       without its output.
-    request_id: for the ids of its items.
-    keep:       takes the whole response once it is there.
-    names:      of tokens with log probabilities.
-    """
+    """body: without its output.  keep: takes the whole response."""
 
     body: Json
     request_id: str
@@ -41,8 +35,6 @@ class Begun:
 
 
 class ResponsesFormatter(BlockFormatter):
-    """A `Formatter`."""
-
     def __init__(self, begun: Begun) -> None:
         super().__init__()
         self._begun = begun
@@ -103,7 +95,6 @@ class ResponsesFormatter(BlockFormatter):
             self._logprobs.setdefault(grown.index, []).extend(self._unshown)
 
     def _finished(self, usage: Usage) -> Json:
-        """The whole response, which is kept."""
         assert self._last is not None, "an answer has a token"
         is_cut = self._last.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
@@ -119,7 +110,6 @@ class ResponsesFormatter(BlockFormatter):
         return body
 
     def _output(self, status: str) -> list[Json]:
-        """All items; of a response that was cut off, the last one was."""
         blocks = self._blocks.blocks
         return [
             self._item(block, status if block is blocks[-1] else "completed") for block in blocks

@@ -14,7 +14,6 @@ _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
 def item_id(block: Block, request_id: str) -> str:
-    """The id of a block's item."""
     return f"{_PREFIXES[block.kind]}_{request_id}{block.index}"
 
 
@@ -48,7 +47,6 @@ def item(block: Block, request_id: str, status: str, logprobs: Sequence[Json] = 
 
 
 def part(block: Block, logprobs: Sequence[Json] = (), *, is_empty: bool = False) -> Json:
-    """The content of a text or of reasoning."""
     text = "" if is_empty else block.text
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
@@ -56,12 +54,10 @@ def part(block: Block, logprobs: Sequence[Json] = (), *, is_empty: bool = False)
 
 
 def logprob(entry: TokenLogprob) -> Json:
-    """One token of a text."""
     return entry.model_dump()
 
 
 def usage_of(usage: Usage) -> Json:
-    """Tokens of the request."""
     details = usage.completion_tokens_details
     return {
         "input_tokens": usage.prompt_tokens,
@@ -121,7 +117,6 @@ def response(request: ResponsesRequest, response_id: str, created_at: int) -> Js
 
 
 def shown_items(items: Sequence[Item], request_id: str) -> list[Json]:
-    """The items of a request as they are listed: each with an id, and contents as parts."""
     return [_shown(item, f"{request_id}i{number}") for number, item in enumerate(items)]
 
 

@@ -152,7 +152,6 @@ async def _answer(
 def _shown(
     body: ResponsesRequest, own: Sequence[Item], request_id: str
 ) -> tuple[list[dict[str, Any]], int]:
-    """The items of a request that is kept as they are listed, and the memory that they take."""
     shown = [] if body.store is False else protocol.shown_items(own, request_id)
     return shown, bytes_of(shown)
 
@@ -160,9 +159,7 @@ def _shown(
 def _prepared(
     serving: ServingContext, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
 ) -> PreparedChat:
-    """The chat request with its tokens; with truncation auto, of as many of the last
-    items as fit.
-    """
+    """With truncation auto, of as many of the last items as fit."""
     prepared = prepare(serving, chat)
     space = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation != "auto" or len(prepared.prompt) <= space:
@@ -177,9 +174,7 @@ def _prepared(
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:
-    """The items without the first ones, and without outputs of calls that are dropped; at least the
-    last one.
-    """
+    """Without outputs of calls that are dropped; at least the last item."""
     kept = items[num_dropped:]
     calls = {item.call_id for item in kept if isinstance(item, FunctionCallItem)}
     return [

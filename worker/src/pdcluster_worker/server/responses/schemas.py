@@ -1,8 +1,5 @@
-"""The requests of OpenAI's Responses API.
-
-Every field is typed and bounded, null means the default; what is known and not
-served is refused by name, a hint is ignored, and so is a field that no API
-defined.
+"""The requests of OpenAI's Responses API: every field is typed and bounded, null means the default,
+what is known and not served is refused by name, and an undefined field is ignored.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,10 +1,6 @@
-"""Responses that are kept in this worker's memory, for GET and for those that go on from them.
-
-Bounded in number, bytes and time; of the key that has the most, the oldest go
-first, so that one key's responses never push out those of another that has
-fewer.  A response belongs to the API key that made it.  It lives on one worker
-alone, and its id names that worker: another one says so, and never that there
-is no such response.
+"""Responses that are kept in this worker's memory, bounded in number, bytes and time.  Of the key
+that has the most the oldest go first, so no key's responses push out another's.  An id names its
+worker, so another one can say so.
 """
 
 import time
@@ -30,12 +26,8 @@ _OBJECT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One response.
-
-    body:         as it was answered.
-    input:        the items that its request added, as they are shown.
-    conversation: all items so far, the answer's among them.
-    num_bytes:    of all that in memory, about, earlier turns included; see `bytes_of`.
+    """body: as answered.  input: the request's items, as listed.  num_bytes: in memory, earlier
+    turns included.
     """
 
     body: dict[str, Any]
@@ -45,9 +37,7 @@ class Kept:
 
 
 def bytes_of(value: dict[str, Any] | list[dict[str, Any]]) -> int:
-    """Memory that a response, or a list of items, takes, about: small items weigh more than their
-    JSON.
-    """
+    """Memory taken, about: small items weigh more than their JSON."""
     text = to_json(value)
     return len(text) + _OBJECT_BYTES * text.count(b'{"')
 
@@ -61,8 +51,6 @@ class _StoredResponse:
 
 @dataclass(slots=True)
 class _Owned:
-    """Responses of one key, the oldest first, and their bytes."""
-
     ids: OrderedDict[str, None] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
@@ -88,7 +76,6 @@ class ResponseStore:
         self._num_bytes = 0
 
     def new_id(self, request_id: str) -> str:
-        """The id of a response, which says where it is kept."""
         return f"resp_{self._worker}{request_id}"
 
     def put(self, response_id: str, owner: bytes, kept: Kept) -> None:
@@ -103,9 +90,7 @@ class ResponseStore:
         self._expire()
 
     def get(self, response_id: str, owner: bytes, param: str | None = None) -> Kept:
-        """A response of this key.  Raises RequestError naming where it may be: 404, or 400 where a
-        request names it in the field `param`.
-        """
+        """Raises RequestError naming where it may be: 404, or 400 with the field `param`."""
         self._expire()
         entry = self._entries.get(response_id)
         if entry is None or entry.owner != owner:
@@ -113,10 +98,7 @@ class ResponseStore:
         return entry.kept
 
     def delete(self, response_id: str, owner: bytes) -> None:
-        """Forget a response of this key; those that went on from it stay.
-
-        Raises RequestError 404.
-        """
+        """Those that went on from it stay.  Raises RequestError 404."""
         self.get(response_id, owner)
         self._drop(response_id)
 

@@ -1,8 +1,5 @@
-"""The fields of a chat request that say what was said, which tools there are, and how the model's
-template is used.
-
-Types and sizes are checked here, under the field's name; what the fields mean
-together is the business of `conversation` and `tool_choice`.
+"""Fields of a chat request: messages, tools, and how the model's template is used.  Types and sizes
+are checked here, what fields mean together in `conversation` and `tool_choice`.
 """
 
 import json

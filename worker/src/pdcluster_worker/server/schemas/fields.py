@@ -1,9 +1,6 @@
-"""Field types of the request schemas: strict text, lists that may be one item, fields that we
-refuse.
-
-Each normalises what OpenAI allows in several forms to one form, and says in
-words what is wrong; `server.errors.openai` adds the field's path.  Long lists stop at
-their first error: a body of a million wrong items must not make a million errors.
+"""Field types of the request schemas: each normalises the forms that OpenAI allows, and says in
+words what is wrong.  Long lists stop at their first error: a million wrong items must not make as
+many.
 """
 
 import json
@@ -53,12 +50,10 @@ class Body(BaseModel):
 
 
 def type_of(value: Any) -> Any:
-    """The `type` of a part or an item, as a body has it or as one that is checked."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 def check_type(value: Any, known: Sequence[str], fix: str) -> Any:
-    """Refuse, in a validator, a part or an item of another type than the known ones."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in known:
         raise no_value(f"has type {quoted(kind)}: {fix}")
@@ -66,12 +61,10 @@ def check_type(value: Any, known: Sequence[str], fix: str) -> Any:
 
 
 def form_of(value: Any) -> str:
-    """The tag of a field that is a text, or a list of parts."""
     return "<list>" if isinstance(value, list) else "<string>"
 
 
 def no_value(message: str) -> PydanticCustomError:
-    """Error that a validator raises for a value that is not accepted."""
     # The message is data, not a template: braces in it must not be filled in.
     return PydanticCustomError("invalid_value", "{message}", {"message": message})
 
@@ -88,9 +81,7 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
 def is_sendable(value: Any) -> bool:
-    """Return whether JSON in UTF-8 can carry a value: no text in it has half of a surrogate pair,
-    and it is not nested too deeply.
-    """
+    """True if JSON in UTF-8 can carry it: no half of a surrogate pair, not nested too deeply."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -139,7 +130,6 @@ TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=T
 
 
 def _priority(value: Any) -> int:
-    """OpenAI has no such field: a number as vLLM's, or the name of a tier."""
     if type(value) is int and abs(value) <= MAX_PRIORITY:
         return value
     if isinstance(value, str) and value in PRIORITIES:
@@ -172,7 +162,6 @@ def _prompt(value: Any, path: str) -> Prompt:
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """OpenAI's four forms of a prompt, as a list of prompts."""
     if not isinstance(value, list) or not value or _is_token_ids(value):
         return [_prompt(value, "")]
     if len(value) > MAX_PROMPTS:
@@ -189,7 +178,6 @@ PromptList = Annotated[
 
 
 def join_parts(value: Any) -> Any:
-    """A message's content: one string, or text parts, which are joined by line breaks."""
     if not isinstance(value, list):
         return value
     return "\n".join(_part_text(part, index) for index, part in enumerate(value))
@@ -205,10 +193,8 @@ def _part_text(part: Any, index: int) -> str:
 
 
 class Only:
-    """Marks a field of OpenAI, vLLM or SGLang that we do not serve: values that ask for nothing
-    pass, any other is refused by name.
-
-    fix: what to do instead of leaving it out, if there is anything.
+    """Marks a field that we do not serve: values that change nothing pass, others are refused with
+    `fix`.
     """
 
     def __init__(self, *allowed: Any, fix: str = "") -> None:
@@ -217,7 +203,6 @@ class Only:
 
     @property
     def advice(self) -> str:
-        """The way out, in words."""
         others = [repr(value) for value in self._allowed if value is not None]
         instead = f" or set it to {' or '.join(others)}" if others else ""
         return f"leave it out{instead}" + (f"; {self._fix}" if self._fix else "")
@@ -231,11 +216,9 @@ class Only:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Validate by `_check` alone."""
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The allowed values, for the OpenAPI document."""
         return {"enum": list(self._allowed)}

@@ -1,8 +1,5 @@
-"""Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve.
-
-A request schema is the one table of what becomes of a field: `Only` marks one that is refused
-by name, `Ignored` one that is accepted without effect; any other is served.  A field of no schema
-is ignored too.
+"""Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve: `Only` refuses one by
+name, `Ignored` accepts it without effect.  A field of no schema is ignored too.
 """
 
 from dataclasses import dataclass

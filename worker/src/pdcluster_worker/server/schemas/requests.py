@@ -1,9 +1,5 @@
-"""The requests of OpenAI's chat and completions APIs, with the extensions that vLLM's clients use.
-
-Every standard field is typed and bounded; null means the default.  A field that
-we know and do not serve is refused by name (`Only`) or, as a hint, ignored
-(`known_fields.Ignored`); so is one that no API defines.  Limits that depend on
-the model are checked in `sampling`.
+"""The requests of OpenAI's chat and completions APIs, with vLLM's extensions, and how other APIs
+make chat requests.  Limits that depend on the model are checked in `sampling`.
 """
 
 import re

@@ -51,7 +51,6 @@ def check_route(route: RouteFields | None, policy: DecodeScorePolicy) -> None:
 def hints_of(
     session: str | None, route: RouteFields | None, policy: DecodeScorePolicy
 ) -> RouteHints:
-    """Routing hints of a checked request."""
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS
     given = {

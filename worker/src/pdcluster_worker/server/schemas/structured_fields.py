@@ -1,9 +1,4 @@
-"""The fields by which a client asks for an answer of some form: OpenAI's `response_format`, and
-vLLM's.
-
-Types and sizes are checked here, by pydantic, under the field's name; what the
-fields mean together is `server.generation.structured`'s business.
-"""
+"""The fields by which a client constrains an answer: OpenAI's `response_format`, and vLLM's."""
 
 from typing import Annotated, Any, Literal
 

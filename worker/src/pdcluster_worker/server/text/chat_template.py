@@ -1,8 +1,5 @@
-"""A model's chat template: messages to one prompt text.
-
-Templates come with models from anywhere, so they run in Jinja's immutable
-sandbox, with the globals and tags that model folders use (`raise_exception`,
-`strftime_now`, `tojson`, break and continue, `{% generation %}`).
+"""A model's chat template: messages to one prompt text.  Templates come from anywhere, so they run
+in Jinja's immutable sandbox, with the globals and tags that model folders use.
 """
 
 import json
@@ -40,13 +37,8 @@ _SPECIAL_TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """Input of a chat template.
-
-    messages: arguments of calls are objects, or text that is no object.
-    tools:   as the client wrote them; None = none are shown.
-    kwargs:  the template's own settings.
-    opens:   ends with the opening of the assistant's turn.
-    continues: ends inside the last message, which the answer goes on with.
+    """tools: None = none are shown.  opens: ends with the opening of the turn.
+    continues: ends inside the last message.
     """
 
     messages: list[dict[str, Any]]
@@ -57,29 +49,23 @@ class TemplateInput:
 
     @property
     def has_tools(self) -> bool:
-        """True if tools are shown, or were called before."""
         return self.tools is not None or any(
             "tool_calls" in message or message["role"] == "tool" for message in self.messages
         )
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks assistant text for training; here it is its
-    content.
-    """
+    """`{% generation %}` marks assistant text for training; here it is its content."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Take the tag away and keep what is inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
-    """A model's compiled template, another one for conversations with tools where there is one, and
-    the special tokens they may name.
-    """
+    """tool_source: of another template, for conversations with tools."""
 
     def __init__(
         self, source: str, special_tokens: dict[str, str], tool_source: str | None = None
@@ -95,12 +81,7 @@ class ChatTemplate:
     def load(
         cls, folder: Path, tokenizer_config: dict[str, Any], given: str | None = None
     ) -> "ChatTemplate | None":
-        """The template of a model's folder: chat_template.jinja, else of tokenizer_config.json;
-        None when there is none.
-
-        given: Jinja text that takes its place, or the name of one of ours, for conversations with
-               tools.  Raises ModelError for one that would be every prompt.
-        """
+        """given: Jinja text in its place, or the name of one of ours.  Raises ModelError."""
         tokens = {
             name: _content(tokenizer_config[name])
             for name in _SPECIAL_TOKENS
@@ -123,10 +104,7 @@ class ChatTemplate:
         return None if source is None else cls(source, tokens, tool_source)
 
     def render(self, given: TemplateInput) -> str:
-        """Prompt text up to where the assistant answers.
-
-        Raises RequestError when the template refuses the messages.
-        """
+        """Raises RequestError when the template refuses the messages."""
         messages = _marked(given.messages) if given.continues else given.messages
         try:
             return self._rendered(given, messages)
@@ -164,7 +142,6 @@ class ChatTemplate:
 
 
 def _check_given(template: str) -> None:
-    """Raise ModelError for a misspelt name, or text that shows the model none of the messages."""
     if "messages" in _names_in(template):
         return
     close = get_close_matches(template, TEMPLATES, n=1)
@@ -176,7 +153,7 @@ def _check_given(template: str) -> None:
 
 
 def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages without arguments of calls that are text: many templates take objects alone."""
+    # many templates take arguments that are objects alone
     return [
         {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
         if "tool_calls" in message
@@ -192,14 +169,11 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark at the end of the last one, which shows where the template puts that
-    end.
-    """
+    """The mark at the end of the last message shows where the template puts that end."""
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
 
 
 def _cut_at_mark(text: str) -> str:
-    """The text to the end of the last message: what the template puts after it is cut off."""
     end = text.rfind(_END_MARK.rstrip())
     if end < 0:
         name = "continue_final_message"
@@ -212,7 +186,6 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _names_in(source: str) -> set[str]:
-    """Arguments that a template uses."""
     return meta.find_undeclared_variables(_environment().parse(source))
 
 
@@ -252,12 +225,10 @@ def _raise_exception(message: str) -> None:
 
 
 def _named(templates: Any, name: str) -> str | None:
-    """tokenizer_config.json has one template, or a list of named ones."""
     if isinstance(templates, list):
         return next((item["template"] for item in templates if item.get("name") == name), None)
     return templates if isinstance(templates, str) else None
 
 
 def _content(token: Any) -> str:
-    """A special token is written as a string, or as an object with its content."""
     return str(token["content"] if isinstance(token, dict) else token)

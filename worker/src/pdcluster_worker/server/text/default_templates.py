@@ -1,8 +1,5 @@
-"""Chat templates that come with the worker, by the name that `model.chatTemplate` takes.
-
-They are for conversations with tools: any other is rendered by the model's own
-template.  `chatml-tools` is ChatML with tools in Hermes' form, for models that
-were trained on ChatML and whose own template has no tools.
+"""Chat templates that come with the worker, for conversations with tools: `chatml-tools` is ChatML
+with tools in Hermes' form, for models trained on ChatML whose own template has no tools.
 """
 
 _CHATML_TOOLS = """\

@@ -1,9 +1,5 @@
-"""Tokens of one choice to text, piece by piece.
-
-`Detokenizer` holds back an incomplete UTF-8 sequence until its last byte is
-there; `flush` gives what never completed as U+FFFD.  The joined pieces equal
-the decoding of all bytes at once.  Which bytes a token stands for is
-`token_bytes`' business, stop strings are `stop_strings`'.
+"""Tokens of one choice to text, piece by piece; an incomplete UTF-8 sequence waits for its last
+byte.
 """
 
 import codecs
@@ -14,9 +10,7 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text or bytes of one token.  text: its bytes as text, None where they are not whole
-    characters.
-    """
+    """text: None where the bytes are not whole characters."""
 
     raw: bytes
     text: str | None = field(init=False)
@@ -30,16 +24,11 @@ class Piece:
 
 
 class Detokenizer:
-    """An incremental UTF-8 decoder; constant work per byte, and none for a piece that is whole
-    characters.
-    """
-
     def __init__(self) -> None:
         self._utf8 = _Utf8(errors="replace")
         self._holds = False  # the beginning of a character
 
     def feed(self, piece: Piece) -> str:
-        """Take one token; returns the text that is complete now."""
         if piece.text is not None and not self._holds:
             return piece.text
         text = self._utf8.decode(piece.raw)
@@ -47,5 +36,4 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """No more tokens: returns the rest, U+FFFD for a sequence that was cut off."""
         return self._utf8.decode(b"", final=True)

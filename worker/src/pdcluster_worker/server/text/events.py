@@ -1,10 +1,5 @@
-"""The events of an answer, between how tokens become text and how an API renders them.
-
-A choice's tokens become text, a parser splits that text into the parts here, and
-each API writes the parts in its own JSON (`chat`, and whatever else answers).
-The parts of one choice come in the order in which they were generated; those of
+"""The events of an answer, which a parser makes of a choice's text, and each API formats.  Those of
 one tool call (begin, arguments, end) are never mixed with another's.
-`WholeAnswer` is what all deltas of one choice add up to.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +17,6 @@ choice.
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of the answer's text."""
-
     text: str
 
 
@@ -42,18 +35,13 @@ class ToolCallBegin(msgspec.Struct, frozen=True):
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True):
-    """More of a call's arguments: a piece of JSON text.
-
-    All pieces together are one JSON object, unless the choice ended by length.
-    """
+    """All pieces together are one JSON object, unless the choice ended by length."""
 
     call: int
     text: str
 
 
 class ToolCallEnd(msgspec.Struct, frozen=True):
-    """A call is whole."""
-
     call: int
 
 
@@ -61,11 +49,8 @@ Part = TextDelta | ReasoningDelta | ToolCallBegin | ArgumentsDelta | ToolCallEnd
 
 
 class AnswerParser(Protocol):
-    """Splits the text of one choice into parts, however it is cut into pieces: the parts, joined,
-    are the same.
-
-    markers: control tokens, as text, that it must see; others stay hidden where the client asked
-             for that.
+    """The joined parts are the same, however the text is cut.  markers: control tokens that it must
+    see.
     """
 
     markers: frozenset[str]
@@ -85,17 +70,13 @@ class AnswerParser(Protocol):
 
 
 class PlainText:
-    """The parser of an answer that is text alone."""
-
     markers: frozenset[str] = frozenset()
     is_reasoning = False
 
     def feed(self, text: str) -> Sequence[Part]:
-        """The text itself."""
         return (TextDelta(text),) if text else ()
 
     def end(self) -> Sequence[Part]:
-        """Nothing: no text is held back."""
         return ()
 
 
@@ -104,17 +85,10 @@ NewParser = Callable[[], AnswerParser]
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """Addition of one token to one choice.
+    """Addition of one token to one choice; index: over all prompts.
 
-    index:         of the choice, over all prompts.
-    parts:         in order; none where the text is held back.
-    scored:        the token and its offset in the text, when log probabilities were asked for.
-    is_first:      whether it is the choice's first.
-    finish_reason: set on the last one.
-    degraded:      what the choice lost under load, on its first.
-    stop_string:   that ended the choice, on its last one.
-    made:          the token itself, where the answer says more of tokens than text and log
-                   probabilities.
+    scored: the token and its offset in the text, for log probabilities.  degraded: on the first.
+    made: the token itself, where the answer says more of tokens.
     """
 
     index: int
@@ -128,7 +102,6 @@ class Delta(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Text of the answer: without reasoning and calls."""
         return "".join([part.text for part in self.parts if isinstance(part, TextDelta)])
 
     @property
@@ -151,8 +124,6 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """One whole choice."""
-
     text: str
     reasoning: str
     tool_calls: tuple[ToolCall, ...]

@@ -4,19 +4,14 @@ from collections.abc import Sequence
 
 
 class TrailingSpace:
-    """White space at the end of a text, which waits for more text.
-
-    drops: white space at the beginning is dropped.
-    """
+    """White space at the end waits for more text.  drops: that at the beginning is dropped."""
 
     def __init__(self, *, drops: bool = False) -> None:
         self.drops = drops
         self._space = ""
 
     def shown(self, text: str) -> str:
-        """The text with the white space that has waited for it, but for that at its end; "" = all
-        waits.
-        """
+        """The text with the space that waited for it, without that at its end; "" = all waits."""
         if self.drops:
             text = text.lstrip()
         shown = text.rstrip()

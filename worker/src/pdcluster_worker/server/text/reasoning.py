@@ -1,7 +1,6 @@
-"""Separates the text between think tags from the answer after them, in pieces of any size.
-
-Without a tag in the prompt, `qwen3` looks for an opening one and takes text without it for the
-answer; `deepseek_r1`, whose model may leave it out, for reasoning.
+"""Separates the text between think tags from the answer.  Without a tag in the prompt, `qwen3`
+looks for an opening one and takes text without it for the answer; `deepseek_r1`, whose model may
+leave it out, for reasoning.
 """
 
 from dataclasses import dataclass
@@ -36,21 +35,16 @@ def start_of(prompt: str, *, assumes_open: bool) -> Start:
 
 
 def start_within(message: str) -> Start:
-    """Beginning of an answer that continues this message of the assistant."""
     return "inside" if message.rfind(OPEN) > message.rfind(CLOSE) else "answer"
 
 
 @dataclass(slots=True)
 class Split:
-    """Parts of a piece of text: reasoning, and then answer."""
-
     reasoning: str
     answer: str
 
 
 class ThinkTags:
-    """The reasoning of one choice."""
-
     def __init__(self, start: Start) -> None:
         self._state: Start = start
         self._text = ""
@@ -59,11 +53,9 @@ class ThinkTags:
 
     @property
     def is_reasoning(self) -> bool:
-        """True if the text that comes next is reasoning."""
         return self._state == "inside"
 
     def feed(self, text: str) -> Split:
-        """Take more text."""
         if self._state == "answer":
             return Split("", text)
         self._text += text
@@ -72,13 +64,11 @@ class ThinkTags:
         return self._inside()
 
     def end(self) -> Split:
-        """No more text."""
         if self._state == "inside":
             return Split(self._space.shown(self._taken("inside")) + self._space.rest(), "")
         return Split("", self._taken("answer"))
 
     def _before(self) -> Split:
-        """The opening tag, or text without one: that is the answer."""
         start = self._text.lstrip()
         if start.startswith(OPEN):
             self._state, self._text = "inside", start[len(OPEN) :]
@@ -95,9 +85,7 @@ class ThinkTags:
         return Split(self._space.shown(self._opened(text)), "")
 
     def _opened(self, text: str) -> str:
-        """Without an opening tag at the start, which a model may write although the
-        prompt has one.
-        """
+        """A model may write the opening tag although the prompt has one."""
         while self._space.drops and (start := text.lstrip()).startswith(OPEN):
             text = start[len(OPEN) :]
         return text
@@ -111,12 +99,7 @@ ReasoningName = Literal["deepseek_r1", "qwen3"]
 
 
 def reasoning_parser_for(name: ReasoningParserName, template: str) -> ReasoningName | None:
-    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None
-    = none is known.
-
-    A template with think tags is of a model that may reason; one that can be asked not to is
-    Qwen3's.
-    """
+    """`auto`: by the model's chat template; one that can be asked not to think is Qwen3's."""
     if name == "none":
         return None
     if name != "auto":
@@ -127,5 +110,4 @@ def reasoning_parser_for(name: ReasoningParserName, template: str) -> ReasoningN
 
 
 def start_for(name: ReasoningName, prompt: str) -> Start:
-    """Place at which the answer to this prompt begins."""
     return start_of(prompt, assumes_open=name == "deepseek_r1")

@@ -1,24 +1,17 @@
-"""Finds the first of several stop strings in text that arrives in pieces.
-
-The match that ends first wins, and of those that end together the longest: the
-answer is the one that a search of the whole text gives, however it is cut into
-pieces.  Text that may still become a stop string is held back.  Constant
-amortised work per character and stop string (Knuth-Morris-Pratt).
+"""Finds the first of several stop strings in text that arrives in pieces: the match that ends
+first, of those that end together the longest (Knuth-Morris-Pratt).
 """
 
 from collections.abc import Sequence
 
 
 class _Pattern:
-    """One stop string and how much of it the text seen so far ends with."""
-
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
         self._borders = _borders(text)
 
     def feed(self, character: str) -> bool:
-        """Take one character; True when the whole string has just been seen."""
         while self.matched and character != self.text[self.matched]:
             self.matched = self._borders[self.matched - 1]
         if character == self.text[self.matched]:
@@ -27,7 +20,6 @@ class _Pattern:
 
 
 def _borders(text: str) -> list[int]:
-    """Length, for each prefix, of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
     for i in range(1, len(text)):
@@ -40,11 +32,7 @@ def _borders(text: str) -> list[int]:
 
 
 class StopStrings:
-    """The stop strings of one choice.
-
-    include: keep the stop string itself at the end of the text.
-    found:   the one that ended the text; None while none has.
-    """
+    """found: the stop string that ended the text.  include: keep it."""
 
     found: str | None = None
 
@@ -54,10 +42,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Take more text; returns what may be shown now, and whether a stop string ended it.
-
-        Not to be called again after that.
-        """
+        """Returns what may be shown now, and True once a stop string ended the text."""
         if not self._patterns:
             return piece, False
         text = self._held + piece
@@ -71,6 +56,5 @@ class StopStrings:
         return text[:shown], False
 
     def flush(self) -> str:
-        """No more text: returns what was held back."""
         held, self._held = self._held, ""
         return held

@@ -1,7 +1,5 @@
-"""Text to tokens and back, from the tokenizer.json of a model folder.
-
-Uses the `tokenizers` library alone: the transformers package would load torch
-(0.5 GB) into the server process.  Chat templates are `chat_template`'s business.
+"""Text to tokens and back, from the tokenizer.json of a model folder, by the `tokenizers` library
+alone: transformers would load torch (0.5 GB) into the server process.
 """
 
 import json
@@ -28,11 +26,7 @@ class ChatPrompt:
 
 
 class Tokenizer:
-    """The tokenizer of one model.
-
-    eos_token_ids: what ends a generation: of generation_config.json, else of config.json, else the
-                   tokenizer's own.
-    """
+    """eos_token_ids: of generation_config.json, else config.json, else the tokenizer's own."""
 
     def __init__(
         self,
@@ -47,10 +41,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, chat_template: str | None = None) -> "Tokenizer":
-        """Read a model folder.  chat_template: in place of its own, see `ChatTemplate.load`.
-
-        Raises ModelError naming the file that is missing or wrong.
-        """
+        """Raises ModelError naming the file that is missing or wrong."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(
@@ -76,15 +67,10 @@ class Tokenizer:
     # would not help.
 
     def encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Tokens of plain prompts.
-
-        add_special_tokens: those that the model puts around one.
-        """
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of tokens, control tokens among it."""
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0]
 
     def token(self, token_id: int) -> str:
@@ -92,11 +78,7 @@ class Tokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def encode_chat(self, given: TemplateInput) -> ChatPrompt:
-        """A conversation up to where the assistant answers.
-
-        Raises RequestError when the model has no chat template or the template refuses the
-        messages.
-        """
+        """Raises RequestError without a chat template, and when that refuses the messages."""
         template = self.chat_template
         if template is None:
             raise RequestError(
@@ -107,13 +89,10 @@ class Tokenizer:
         return ChatPrompt(text, self.encode([text], add_special_tokens=False)[0])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; none for an id beyond the vocabulary (padded
-        embeddings).
-        """
+        """b"" for an id beyond the vocabulary (padded embeddings)."""
         return self.piece(token_id).raw
 
     def piece(self, token_id: int) -> Piece:
-        """Text or bytes of a token, see `token_bytes`."""
         known = self._pieces.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
@@ -121,7 +100,6 @@ class Tokenizer:
         return known
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether the token is a control token, which is not text."""
         return token_id in self._special
 
     @cached_property
@@ -154,7 +132,6 @@ def _eos_token_ids(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty when there is no such file."""
     try:
         return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:

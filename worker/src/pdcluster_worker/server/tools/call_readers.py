@@ -30,15 +30,12 @@ _NAMED = re.compile(r"\s*+([\w.:/-]++)\s*+(?:\[CALL_ID\]\s*+\w*+\s*+)?+(?:\[ARGS
 
 
 def read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
-    """Read the text between <tool_call> and </tool_call>: {"name": ..., "arguments": {...}}."""
     call = call_of(object_of(text), tools)
     return None if call is None else [call]
 
 
 def read_llama(text: str, tools: Tools) -> Sequence[Call] | None:
-    """A whole answer of one or more {"name": ..., "parameters": {...}}, with semicolons or line
-    breaks between them.
-    """
+    """A whole answer of {"name": ..., "parameters": {...}}, between semicolons or line breaks."""
     values = _objects(text.replace("<|python_tag|>", "", 1))
     return None if values is None else all_or_none([call_of(value, tools) for value in values])
 
@@ -56,7 +53,6 @@ def read_mistral(text: str, tools: Tools) -> Sequence[Call] | None:
 
 
 def _objects(text: str) -> list[Any] | None:
-    """The JSON values that the text is a row of; None where it is anything else."""
     values, position = [], _after_gap(text, 0)
     while position < len(text):
         try:
@@ -77,7 +73,6 @@ _MARKS = ("<|python_start|>", "<|python_end|>")
 
 
 def read_pythonic(text: str, tools: Tools) -> Sequence[Call] | None:
-    """A whole answer that is a list of calls."""
     for mark in _MARKS:
         text = text.replace(mark, "")
     if len(text) > MAX_PYTHON_CHARACTERS:
@@ -113,10 +108,8 @@ Written = tuple[str, dict[str, str]]
 
 
 def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
-    """The functions of one <tool_call> element, or what stands in one <function= element without
-    it.
-
-    Anything else beside them makes it no call.
+    """The functions of one <tool_call>, or the inside of one <function=; anything else makes it no
+    call.
     """
     if not text.lstrip().startswith("<function="):
         text = f"<function={text}</function>"
@@ -124,7 +117,6 @@ def read_qwen_coder(text: str, tools: Tools) -> Sequence[Call] | None:
 
 
 def _functions(text: str) -> Iterator[Written | None]:
-    """Functions one after the other; None where the text is anything else."""
     position = 0
     while position < len(text):
         head = _FUNCTION.match(text, position)

@@ -1,11 +1,6 @@
-"""Splits an answer into text and calls, in pieces of any size.
-
-`MarkedCalls` looks for calls between marks, anywhere in the text; `LeadingCalls`
-for an answer that begins like a call, and then is calls from end to end.  A call
-is given out once it is whole and could be read: what only looked like one comes
-out as text, so nothing has to be taken back.  One whose form the engine's constraint
-holds is given out as it is written (`written`).  White space next to a call is
-dropped, and text that may become a mark is held back.
+"""Splits an answer into text and calls, in pieces of any size.  A call is given out once it is
+whole and could be read, so nothing has to be taken back; one whose form the engine's constraint
+holds, as it is written.
 """
 
 from collections.abc import Sequence
@@ -37,17 +32,11 @@ class Marks:
 
     @property
     def ends_with(self) -> str:
-        """The mark that a call ends at."""
         return self.close or self.open
 
 
 class MarkedCalls(BufferedCalls):
-    """Calls between marks.
-
-    marks: tried in this order where two begin at one place.
-    new_values: follows the values of a call, in which its closing mark is text.
-    written: form that every call is certain to have; None = the model may write anything.
-    """
+    """marks: in this order where two begin at one place.  written: form of every call."""
 
     def __init__(
         self,
@@ -71,7 +60,6 @@ class MarkedCalls(BufferedCalls):
         self._written = written
 
     def end(self) -> Sequence[Part]:
-        """No more text: a call without its closing mark is still one."""
         parts: list[Part] = []
         while self._inside is not None and self._open is None:
             parts += self._ended(None)
@@ -81,7 +69,6 @@ class MarkedCalls(BufferedCalls):
         return [*parts, *self._leftover_space()]
 
     def _next(self) -> Sequence[Part] | None:
-        """Parts that the held text is certain to be; None when more is needed."""
         if self._inside is None:
             return self._outside()
         if self._open is not None:
@@ -97,11 +84,7 @@ class MarkedCalls(BufferedCalls):
         return self._ended(place)
 
     def _ended(self, place: int | None) -> list[Part]:
-        """The call that is open ends at the mark at this place; None = it has none.
-
-        If it is no call so, the first mark ends it although it seemed to stand in a value, and so
-        it is from now on.
-        """
+        """If it is no call so, the first mark ends it although it seemed to stand in a value."""
         assert self._inside is not None, "a call is open"
         first = self._text.find(self._inside.ends_with)
         if first >= 0 and first != place and self._read(self._text[:place], self._tools) is None:
@@ -115,10 +98,7 @@ class MarkedCalls(BufferedCalls):
         return self._closed(body, close)
 
     def _fed_again(self, place: int) -> list[Part]:
-        """Take the text from the mark at this place on again.
-
-        In pieces, for each step copies what is left of one.
-        """
+        """In pieces, for each step copies what is left of one."""
         text, self._text = self._text, self._text[:place]
         self._close = CloseMark(self._close.mark, NoValues())
         places = range(place, len(text), _PIECE_CHARACTERS)
@@ -170,9 +150,7 @@ class MarkedCalls(BufferedCalls):
 
 
 class LeadingCalls:
-    """An answer that is calls from its first character on.  leads: what such an answer begins with,
-    after white space.
-    """
+    """leads: beginnings of an answer that is calls, after white space."""
 
     def __init__(
         self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering
@@ -184,7 +162,6 @@ class LeadingCalls:
         self._text: str | None = ""  # None once it is text
 
     def feed(self, text: str) -> Sequence[Part]:
-        """Take more text."""
         if self._text is None:
             return [TextDelta(text)] if text else []
         self._text += text
@@ -196,7 +173,6 @@ class LeadingCalls:
         return [TextDelta(shown)]
 
     def end(self) -> Sequence[Part]:
-        """No more text: now the calls can be read."""
         text, self._text = self._text, None
         if not text:
             return []

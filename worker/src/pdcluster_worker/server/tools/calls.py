@@ -1,9 +1,5 @@
-"""The tools of one request, and the calls of them that a model's text holds.
-
-A reader takes the text of one or more calls and returns them, or None where the
-text is not what its form asks for; text that cannot be read stays text.  A call
-counts only if its tool is one of the request's: a model may well answer with
-JSON that looks like a call.
+"""The tools of one request, and calls of them.  A call counts only if its tool is one of the
+request's: a model may well answer with JSON that looks like a call.
 """
 
 import json
@@ -42,10 +38,7 @@ Reader = Callable[[str, Tools], "Sequence[Call] | None"]
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is.
-
-    Raw line breaks in strings are let pass: models write them.
-    """
+    """Raw line breaks in strings are let pass: models write them."""
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -54,9 +47,7 @@ def object_of(text: str) -> dict[str, Any] | None:
 
 
 def call_of(value: Any, tools: Tools) -> Call | None:
-    """A call from its JSON: a name, and `arguments` or `parameters`, an object or the
-    text of one.
-    """
+    """From a name, and `arguments` or `parameters`, an object or the text of one."""
     if (
         not isinstance(value, dict)
         or not isinstance(name := value.get("name"), str)
@@ -82,6 +73,5 @@ def call_with(name: str, arguments: Mapping[str, Any]) -> Call | None:
 
 
 def all_or_none(calls: Sequence[Call | None]) -> Sequence[Call] | None:
-    """The calls, if there is at least one and each could be read."""
     read = [call for call in calls if call is not None]
     return read if read and len(read) == len(calls) else None

@@ -1,7 +1,4 @@
-"""Finds the mark that ends a call: the first one that is no part of a value in the call.
-
-A value may be any text, the mark's own among it.
-"""
+"""Finds the mark that ends a call: the first one that is no part of a value in the call."""
 
 import re
 from collections.abc import Callable
@@ -22,26 +19,20 @@ NewValues = Callable[[], Values]
 
 
 class JsonValues:
-    """Strings of JSON."""
-
     def __init__(self) -> None:
         self._is_open = False
 
     def is_open_after(self, piece: str) -> bool:
-        """See `Values`."""
         quotes = sum(found[0] == '"' for found in _QUOTE.finditer(piece))
         self._is_open ^= quotes % 2 == 1
         return self._is_open
 
 
 class ParameterValues:
-    """Values between <parameter= and </parameter>."""
-
     def __init__(self) -> None:
         self._is_open = False
 
     def is_open_after(self, piece: str) -> bool:
-        """See `Values`."""
         opened, closed = piece.rfind("<parameter="), piece.rfind("</parameter>")
         if opened != closed:  # -1 both where there is none
             self._is_open = opened > closed
@@ -52,7 +43,6 @@ class NoValues:
     """Nothing that may hold a mark."""
 
     def is_open_after(self, piece: str) -> bool:
-        """See `Values`."""
         return False
 
 

@@ -1,10 +1,5 @@
-"""Calls that the request forces, which the engine's constraint keeps well formed: given out as they
-are written.
-
-`tool_choice: required` is a JSON array of {"name": ..., "parameters": {...}};
-a named tool is the JSON of its arguments alone.  Since every name and value is
-certain as soon as it is there, arguments come in pieces.  A choice that ends
-too early (by length, or by a stop string) leaves a call without its end.
+"""Calls that the request forces, given out as they are written: an array of {"name", "parameters"}
+for `tool_choice: required`, the arguments alone of a named tool.
 """
 
 import re
@@ -34,9 +29,7 @@ class RequiredCalls(BufferedCalls):
         self._tools = tools
 
     def end(self) -> Sequence[Part]:
-        """No more text: what is not the array's end is shown, unless it is a call
-        that was cut off.
-        """
+        """Show what is not the array's end, unless it is a call that was cut off."""
         rest, self._text = self._text, ""
         is_shown = (
             self._open is None
@@ -60,7 +53,6 @@ class RequiredCalls(BufferedCalls):
 
 
 def _may_be_call(text: str) -> bool:
-    """Return whether the text may begin a call of the array."""
     return text.lstrip().startswith(("[", ","))
 
 
@@ -74,7 +66,6 @@ class NamedCall:
         self._pieces: list[str] = []
 
     def feed(self, text: str) -> Sequence[Part]:
-        """Take more text."""
         if not text:
             return []
         self._pieces.append(text)
@@ -86,6 +77,5 @@ class NamedCall:
         return [begin, ArgumentsDelta(begin.call, text)]
 
     def end(self) -> Sequence[Part]:
-        """No more text."""
         is_whole = self._call is not None and object_of("".join(self._pieces)) is not None
         return [ToolCallEnd(self._call)] if is_whole and self._call is not None else []

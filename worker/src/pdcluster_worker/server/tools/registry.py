@@ -28,8 +28,6 @@ ParserName = Literal["hermes", "llama3_json", "mistral", "pythonic", "qwen3_code
 
 
 class CallParser(Protocol):
-    """See `events.AnswerParser`, for the text after the reasoning."""
-
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text; returns what is certain now."""
         ...
@@ -41,13 +39,8 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Form in which a family of models writes calls.
-
-    marks:   around a call, anywhere in the text; none = calls are the whole answer, which begins
-             with one of `leads`.
-    markers: control tokens among these.
-    new_values: see `MarkedCalls`.
-    written: form of a call that the engine's constraint holds, where its arguments are JSON text.
+    """marks: none = calls are the whole answer, which begins with one of `leads`.
+    written: form of a call that the engine constrains, where its arguments are JSON text.
     """
 
     read: Reader
@@ -122,9 +115,7 @@ line that fits.
 
 
 def parser_for(name: ToolParserName, template: str) -> ParserName | None:
-    """The parser to use: by its name, or for `auto` by the text of the model's chat template; None
-    = none is known.
-    """
+    """`auto`: by the text of the model's chat template; None = unknown."""
     if name == "none":
         return None
     if name == "qwen":

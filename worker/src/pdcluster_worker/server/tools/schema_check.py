@@ -1,7 +1,5 @@
-"""Finds what is wrong with the JSON schema of a tool's parameters, by the keywords that models and
-grammars use.
-
-Unknown keywords are let pass: the schema language has many, and its dialects more.
+"""Finds what is wrong with the JSON schema of a tool's parameters; unknown keywords are let pass,
+for the schema language has many dialects.
 """
 
 from collections.abc import Iterator
@@ -51,7 +49,6 @@ def _check(schema: Any, path: str, depth: int) -> str | None:
 
 
 def _own_fault(schema: dict[str, Any]) -> str | None:
-    """Describe the fault in the schema's own keywords."""
     kinds = schema.get("type", [])
     wrong = next(
         (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind not in _TYPES),

@@ -1,9 +1,5 @@
-"""Reads what a JSON schema says of a value: the types that it may have, and whether one is valid.
-
-References are resolved within the schema.  What is not known here counts as valid, and so does
-what lies deeper, or takes more steps, than the arguments of a call need.  An expression of a
-client's may take any time and is not run: of a text with a `pattern` or `format` only white
-space around it is refused.
+"""Reads what a JSON schema says of a value: its possible types, and whether one is valid.  What is
+unknown, too deep or takes too many steps counts as valid; a client's expressions are not run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,16 +45,12 @@ def type_of(value: Any) -> str:
 
 
 class Validity(IntEnum):
-    """Knowledge of a value under a schema."""
-
     NONE = 0
     POSSIBLE = 1
     CERTAIN = 2
 
 
 class SchemaMatch:
-    """One schema, and questions about its parts, for the arguments of one call."""
-
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
@@ -105,7 +97,6 @@ class SchemaMatch:
         return declared[0] if len(declared) == 1 else {"allOf": declared} if declared else True
 
     def validity(self, value: Any, schema: Any, depth: int = 0) -> Validity:
-        """Knowledge of whether the schema takes the value."""
         num_unknown = self._num_unknown
         if not self.is_valid(value, schema, depth):
             self._num_unknown = num_unknown  # whatever else is known
@@ -140,20 +131,17 @@ class SchemaMatch:
         )
 
     def ways(self) -> list[Any]:
-        """The whole schema, and beside it each of its alternatives alone."""
         root = self._root
         own = [part for part in (root, *self._siblings(root)) if isinstance(part, dict)]
         ways = [way for part in own for name in ("anyOf", "oneOf") for way in _list(part, name)]
         return [root, *({"allOf": [root, way]} for way in ways)]
 
     def _siblings(self, schema: Node) -> Iterator[Any]:
-        """Schemas that hold beside the schema's own keywords."""
         if "$ref" in schema:
             yield self._resolved(schema["$ref"])
         yield from _list(schema, "allOf")
 
     def _resolved(self, reference: Any) -> Any:
-        """The part that a pointer into the schema names; True for any other reference."""
         part = self._root
         if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
             return True
@@ -173,7 +161,6 @@ class SchemaMatch:
 
 
 def _own_types(schema: Node) -> Iterator[frozenset[str]]:
-    """The types that `type`, `enum` and `const` name."""
     kinds = schema.get("type")
     if kinds is not None:
         named = frozenset(map(str, kinds if isinstance(kinds, list) else [kinds]))
@@ -194,7 +181,6 @@ def _own_property(schema: Node, name: str) -> Any:
 
 
 def _keeps_own(value: Any, schema: Node) -> bool:
-    """Return whether a value keeps the schema's own keywords about it as a whole."""
     kind = type_of(value)
     if any(kind not in types for types in _own_types(schema)):
         return False
@@ -212,12 +198,10 @@ def _keeps_own(value: Any, schema: Node) -> bool:
 
 
 def _is_expressed(value: Any, schema: Node) -> bool:
-    """Return whether it is a text under an expression that is not run."""
     return isinstance(value, str) and ("pattern" in schema or "format" in schema)
 
 
 def _is_same(value: Any, listed: Any) -> bool:
-    """Equal as JSON, where true is not 1."""
     return type_of(value) == type_of(listed) and value == listed
 
 
@@ -244,7 +228,6 @@ def _has_size(value: Any, schema: Node, kind: str) -> bool:
 
 
 def _within(value: Any, schema: Node) -> Iterator[tuple[Any, Any]]:
-    """The values in a value, and the schema of each."""
     if isinstance(value, dict):
         yield from ((inner, _own_property(schema, name)) for name, inner in value.items())
     elif isinstance(value, list):

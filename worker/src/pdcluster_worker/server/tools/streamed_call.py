@@ -1,8 +1,5 @@
-"""A call whose form is certain, since the engine's constraint holds it: given out as it is written.
-
-Once its name and the beginning of its arguments are there, the rest of a JSON object
-and the end must follow, so that arguments come in pieces and nothing has to be taken
-back.  Only a choice that ends too early leaves a call without its end.
+"""Calls whose form the engine's constraint holds: arguments come in pieces, and nothing has to be
+taken back.  Only a choice that ends too early leaves a call without its end.
 """
 
 import json
@@ -27,7 +24,6 @@ class Numbering:
         self._numbers = count()
 
     def begin(self, name: str) -> ToolCallBegin | None:
-        """The next call's begin; None when it is one too many."""
         number = next(self._numbers)
         return (
             ToolCallBegin(number, self._new_id(), name)
@@ -36,7 +32,6 @@ class Numbering:
         )
 
     def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
-        """Whole calls."""
         for call in calls:
             begin = self.begin(call.name)
             if begin is not None:
@@ -56,9 +51,7 @@ class JsonDepth:
         self._escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """The length of what of the text is still the object's; None where all of it is, and the
-        object goes on.
-        """
+        """Characters of the text that are still the object's; None where it goes on."""
         for place, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -78,18 +71,13 @@ class JsonDepth:
 
 @dataclass(frozen=True, slots=True)
 class StreamedForm:
-    """Text around the arguments of a call.
-
-    head: ends where they begin; its group is the name as JSON.  tail: follows them.
-    """
+    """head: ends where the arguments begin; its group is the name as JSON.  tail: follows them."""
 
     head: re.Pattern[str]
     tail: re.Pattern[str]
 
     def name_in(self, text: str, tools: Tools) -> tuple[str, int] | None:
-        """Name of the tool that the text calls, and the length of the head; None = it is not whole,
-        or is none.
-        """
+        """The tool that the text calls, and the length of the head; None = not whole, or none."""
         head = self.head.match(text)
         if head is None:
             return None
@@ -109,7 +97,6 @@ class StreamedCall:
         self._depth: JsonDepth | None = JsonDepth()
 
     def take(self, text: str) -> tuple[Sequence[Part], str, bool]:
-        """Parts that are certain now, the text that is left, and whether the call has ended."""
         parts: list[Part] = []
         if self._depth is not None:
             end = self._depth.end_in(text)
@@ -128,10 +115,7 @@ class StreamedCall:
 
 
 class BufferedCalls(ABC):
-    """A parser that holds text back until it is certain what it is.
-
-    _open: the call that is given out as it is written.
-    """
+    """Holds text back until it is certain what it is.  _open: the call that is streamed."""
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering

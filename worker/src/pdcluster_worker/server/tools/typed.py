@@ -1,9 +1,5 @@
-"""The values that a call's arguments stand for, where a model writes them as text and only the
-tool's schema says their types.
-
-Of the ways to read a text the first counts that the schema certainly takes, or else may take.
-Where it takes none, the value is kept that has a type of the schema, or else the text: the tool
-will complain of it.
+"""The values that a call's arguments stand for, where a model writes them as text: of the ways to
+read one, the first that the tool's schema takes, else one of a right type, else the text.
 """
 
 import ast
@@ -71,9 +67,7 @@ def _readings(text: str, types: frozenset[str] | None) -> Iterator[Any]:
 
 
 def _unlike_text(text: str) -> Iterator[Any]:
-    """Values of a text that could be a string, too: of a number or a word nothing may be
-    lost, as of `007` or `1.50`.
-    """
+    """Nothing may be lost of a number or a word, as of `007` or `1.50`."""
     if text.startswith(("[", "{")):
         yield from (value for value in _values(text) if isinstance(value, dict | list))
     else:
@@ -85,7 +79,6 @@ def _unlike_text(text: str) -> Iterator[Any]:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The JSON that a text is, or Python's way to write it."""
     yield from _json_values(text)
     if text.lower() in _WORDS:
         yield _WORDS[text.lower()]
@@ -100,7 +93,6 @@ def _json_values(text: str) -> Iterator[Any]:
 
 
 def _as_json(value: Any) -> Iterator[Any]:
-    """The value as JSON has it, if it can."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -114,9 +106,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def literal_of(text: str) -> Any:
-    """The value that a text is in Python, as `['a', None]`; `...`, which no call has, for any
-    other text.
-    """
+    """The value of a Python literal; `...` for any other text."""
     if len(text) > MAX_PYTHON_CHARACTERS:
         return ...
     try:
@@ -131,10 +121,7 @@ def python_expression(text: str) -> ast.expr:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """true, false and null, as models that learned JSON write them."""
-
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Take JSON's word for Python's."""
         return ast.Constant(_JSON_VALUES[node.id]) if node.id in _JSON_VALUES else node
 
 
