@@ -26,6 +26,7 @@ slow imports .venv/bin/lint-imports
 run tests .venv/bin/python scripts/check_tests.py
 run words .venv/bin/python scripts/check_words.py
 run names .venv/bin/python scripts/check_names.py
+run cycles .venv/bin/python scripts/check_cycles.py
 run sizes .venv/bin/python scripts/check_sizes.py
 run duplicates .venv/bin/python scripts/check_duplicates.py
 run crds .venv/bin/python scripts/crds.py --check

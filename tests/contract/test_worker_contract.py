@@ -15,7 +15,7 @@ import yaml
 from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd
 from pdcluster_api.discovery.disaggregation import read_disaggregation
-from pdcluster_api.manifests import network_policy
+from pdcluster_api.manifests import access
 from pdcluster_api.manifests.vllm import VllmSettings
 from pdcluster_api.manifests.worker_config import (
     EtcdTls,
@@ -252,7 +252,7 @@ def test_default_listeners_are_equal_on_both_sides() -> None:
 def test_ports_of_ucx_are_those_that_the_network_policy_opens() -> None:
     assert (carriers.NUM_KV_PORTS, carriers.NUM_UCX_PORTS) == (
         MAX_ENGINES * MAX_RANKS,
-        network_policy.NUM_UCX_PORTS,
+        access.NUM_UCX_PORTS,
     )
 
 

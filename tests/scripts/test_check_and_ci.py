@@ -129,6 +129,7 @@ CHECKS = {
     "tests": "python scripts/check_tests",
     "words": "python scripts/check_words",
     "names": "python scripts/check_names",
+    "cycles": "python scripts/check_cycles",
     "sizes": "python scripts/check_sizes",
     "duplicates": "python scripts/check_duplicates",
     "crds": "python scripts/crds",

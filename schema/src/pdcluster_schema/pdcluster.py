@@ -13,6 +13,7 @@ from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerat
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.discovery import DiscoverySpec
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.engine_rules import engine_faults, scheduling_fault
 from pdcluster_schema.metadata import Metadata
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
@@ -21,7 +22,6 @@ from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.ranks import gpus_per_replica, misfit
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
 from pdcluster_schema.rules import rule
-from pdcluster_schema.scheduling import scheduling_fault
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import (
     MAX_ACCELERATORS,
@@ -34,7 +34,6 @@ from pdcluster_schema.sections import (
     ServiceSpec,
 )
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_engine import engine_faults
 
 KIND = "PDCluster"
 

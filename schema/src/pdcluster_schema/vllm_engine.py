@@ -7,19 +7,14 @@ The CRD's rules say the same to the API server.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from pdcluster_schema.accelerators import Precision
 from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.rules import rule
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.values import VariableName
-
-if TYPE_CHECKING:
-    from pdcluster_schema.engine import EngineSpec
 
 VLLM: Final = "vllm"
 
@@ -176,39 +171,6 @@ MAX_ARGUMENTS, MAX_ARGUMENT = 64, 2048
 MAX_VARIABLES, MAX_VARIABLE = 64, 4096
 
 
-class EngineSpecFault(NamedTuple):
-    """A field that is not for this type of engine.  field: below `engine`."""
-
-    field: str
-    reason: str
-    fix: str
-
-
-def engine_faults(kind: str, engine: "EngineSpec") -> Iterator[EngineSpecFault]:
-    """Fields of one section `engine` that are not for an engine of a type."""
-    flag_text = {
-        str(type(engine).model_fields[name].alias)
-        for name in engine.model_fields_set
-        if getattr(engine, name) is not None
-    }
-    if kind != VLLM:
-        for field in VLLM_ONLY:
-            if field in flag_text:
-                yield EngineSpecFault(
-                    field, f"is for a stock engine, not {kind}", "leave it out, or set type: vllm"
-                )
-        return
-    for field in PDCLUSTER_ONLY:
-        if field not in flag_text:
-            continue
-        if field == "dataParallelSize":
-            fix = "leave it out, and give the pool more replicas"
-            yield EngineSpecFault(field, "is not for vllm, of which a worker has one engine", fix)
-        else:
-            fix = "leave it out, or give vLLM's own flag in engine.args"
-            yield EngineSpecFault(field, "is not for vllm, which has no such setting", fix)
-
-
 def check_argument(value: str) -> str:
     """Refuse a flag that is set elsewhere; flags may be written with underscores, as vLLM reads
     them.  A line break behind one, as of a YAML block, is ignored.
@@ -279,39 +241,3 @@ def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
     if repeated:
         raise rule(f"{repeated[0]} is given twice", "remove one of them")
     return variables
-
-
-_PRECISION_OF: Final[dict[str, Precision]] = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "ptpc_fp8": "fp8",
-    "fp8_per_tensor": "fp8",
-    "fp8_per_block": "fp8",
-    "fp8_per_channel": "fp8",
-    "mxfp8": "fp8",
-    "deepseek_v4_fp8": "fp8",
-    "modelopt": "fp8",
-    "modelopt_mxfp8": "fp8",
-    "modelopt_fp4": "fp4",
-    "nvfp4_per_token": "fp4",
-}
-"""Values of vLLM's --quantization with which it computes in another precision than BF16; the others
-quantize weights alone, or leave it to the checkpoint.
-"""
-
-
-def precision_of(engine: "EngineSpec") -> Precision:
-    """Precision in which an engine computes prompts, as far as its fields say it.
-
-    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
-    """
-    if engine.type != VLLM:
-        return "bf16"
-    method, is_next = "", False
-    for argument in engine.args or ():
-        name, has_value, value = argument.strip().partition("=")
-        if is_next:
-            method, is_next = argument.strip(), False
-        elif name in ("-q", "--quantization"):
-            method, is_next = value, not has_value
-    return _PRECISION_OF.get(method, "bf16")

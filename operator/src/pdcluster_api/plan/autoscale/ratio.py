@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pdcluster_api.plan.autoscale.pools import Pool, Vector
 from pdcluster_schema.accelerators import Accelerator, Precision, accelerators
 from pdcluster_schema.autoscale import RatioSpec
+from pdcluster_schema.engine_rules import precision_of
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
-from pdcluster_schema.vllm_engine import precision_of
 
 _UNIT = "H100"
 _DUST = 1e-9
