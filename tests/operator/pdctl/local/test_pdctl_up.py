@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+READY = "ready: http://127.0.0.1:"
 _CHAT = Path(__file__).parents[4] / "examples" / "chat.yaml"
 _STANDIN = Path(__file__).with_name("standin_worker.py")
 _UP = """
@@ -32,9 +33,13 @@ class Run:
     process: subprocess.Popen[bytes]
     state_dir: Path
     output: Path
+    wait_until: Callable[..., Any]
 
     def text(self) -> str:
         return self.output.read_text()
+
+    async def shows(self, text: str) -> None:
+        await self.wait_until(lambda: text in self.text(), text)
 
     def state(self) -> dict[str, Any] | None:
         files = list(self.state_dir.glob("chat/run-*/state.json"))
@@ -51,7 +56,10 @@ class Run:
 
 @pytest.fixture
 def start(
-    tmp_path: Path, document: dict[str, Any], write_document: Callable[[dict[str, Any]], Path]
+    tmp_path: Path,
+    document: dict[str, Any],
+    write_document: Callable[[dict[str, Any]], Path],
+    wait_until: Callable[..., Any],
 ) -> Iterator[Callable[..., Run]]:
     """Start pdctl up on the document, or on a file, in a home folder of its own; whatever is left
     of it afterwards is killed.
@@ -78,7 +86,7 @@ def start(
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "STANDIN": standin, "HOME": str(tmp_path)},
             )
-        started.append(Run(process, tmp_path / "state", output))
+        started.append(Run(process, tmp_path / "state", output, wait_until))
         return started[-1]
 
     yield begin
@@ -104,7 +112,7 @@ def processes_of(run: Run) -> list[int]:
 
 
 async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves_no_process(
-    start: Callable[..., Run], wait_until: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Run], tmp_path: Path
 ) -> None:
     """The file of e2e, as it is: its model comes from the cache, and what is Kubernetes' is said to
     have no effect.
@@ -113,7 +121,7 @@ async def test_up_serves_the_file_that_kubernetes_takes_until_sigterm_and_leaves
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     run = start("--port", "0", standin="parent", file=_CHAT)
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
     assert run.text().splitlines()[1:5] == [
         f"model {folder}, from the cache, by the name smollm2-135m-instruct",
         "spec.model.pvc has no effect here: there are no volumes here",
@@ -139,7 +147,7 @@ async def test_up_killed_leaves_no_process(
     start: Callable[..., Run], wait_until: Callable[..., Any]
 ) -> None:
     run = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
     pids = run.pids()
 
     run.process.kill()
@@ -151,14 +159,11 @@ async def test_up_restarts_a_killed_worker_and_says_so(
     start: Callable[..., Run], wait_until: Callable[..., Any]
 ) -> None:
     run = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
     first = run.pids()[1]
 
     os.kill(first, signal.SIGKILL)
-    await wait_until(
-        lambda: "chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s" in run.text(),
-        "the line",
-    )
+    await run.shows("chat-prefill-cpu-0 ended with signal SIGKILL, starts again in 1 s")
     await wait_until(
         lambda: (
             (run.state() or {})["workers"][0]["restarts"] == 1
@@ -173,11 +178,11 @@ async def test_up_restarts_etcd_at_its_address(
     start: Callable[..., Run], wait_until: Callable[..., Any]
 ) -> None:
     run = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
     port = int((run.state() or {})["etcd"]["endpoints"][0].partition(":")[2])
 
     os.kill(run.pids()[0], signal.SIGKILL)
-    await wait_until(lambda: "etcd ended with signal SIGKILL" in run.text(), "the line")
+    await run.shows("etcd ended with signal SIGKILL")
 
     def answers() -> bool:
         with socket.socket() as probe:
@@ -196,48 +201,27 @@ async def test_up_ends_with_2_when_a_worker_refuses_its_input(start: Callable[..
 
 
 async def test_up_second_signal_kills_a_worker_that_does_not_drain(
-    start: Callable[..., Run], wait_until: Callable[..., Any]
+    start: Callable[..., Run],
 ) -> None:
     run = start(standin="stubborn")
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
     pids = run.pids()
 
     run.process.send_signal(signal.SIGINT)
-    await wait_until(lambda: "draining" in run.text(), "the drain")
+    await run.shows("draining")
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(30) == 0
     assert "killing chat-prefill-cpu-0, chat-decode-cpu-0: not drained" in run.text()
     assert none_alive(pids)
 
 
-async def test_up_takes_a_policy_edit(
-    start: Callable[..., Run],
-    wait_until: Callable[..., Any],
-    document: dict[str, Any],
-    write_document: Callable[[dict[str, Any]], Path],
-) -> None:
-    run = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
-
-    document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
-    write_document(document)
-    await wait_until(lambda: "policy updated" in run.text(), "the line")
-    assert (
-        yaml.safe_load(Path((run.state() or {})["policy"]).read_text())["offload"][
-            "prefillLengthThreshold"
-        ]
-        == 32
-    )
-
-
 async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     start: Callable[..., Run],
-    wait_until: Callable[..., Any],
     document: dict[str, Any],
     write_document: Callable[[dict[str, Any]], Path],
 ) -> None:
     run = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in run.text(), "the announcement")
+    await run.shows(READY)
 
     document["spec"]["routing"] = {"offload": {"prefillLengthThreshold": 32}}
     path = write_document(document)
@@ -245,23 +229,20 @@ async def test_up_refuses_an_edit_that_yaml_cannot_read_and_takes_the_next(
     path.write_text(
         good.replace("prefillLengthThreshold: 32", "prefillLengthThreshold: 2020-13-45")
     )
-    await wait_until(
-        lambda: (
-            "edit refused, the last good policy stays:\n    not YAML: month must be" in run.text()
-        ),
-        "the refusal",
-    )
+    await run.shows("edit refused, the last good policy stays:\n    not YAML: month must be")
     path.write_text(good)
-    await wait_until(lambda: "policy updated" in run.text(), "the line")
+    await run.shows("policy updated")
+    policy = yaml.safe_load(Path((run.state() or {})["policy"]).read_text())
+    assert policy["offload"]["prefillLengthThreshold"] == 32
     assert run.states() == ["ready", "ready"]
 
 
 async def test_up_refuses_a_name_that_runs_here_until_that_run_has_ended(
-    start: Callable[..., Run], wait_until: Callable[..., Any]
+    start: Callable[..., Run],
 ) -> None:
     first = start()
-    await wait_until(lambda: "ready: http://127.0.0.1:" in first.text(), "the announcement")
-    port = first.text().partition("ready: http://127.0.0.1:")[2].partition("/")[0]
+    await first.shows(READY)
+    port = first.text().partition(READY)[2].partition("/")[0]
     second = start()
     assert second.process.wait(30) == 2
     assert second.text() == (
@@ -273,7 +254,7 @@ async def test_up_refuses_a_name_that_runs_here_until_that_run_has_ended(
     first.process.kill()
     first.process.wait()
     third = start()
-    await wait_until(lambda: "chat: starting revision" in third.text(), "another run")
+    await third.shows("chat: starting revision")
 
 
 async def test_up_says_that_a_given_etcd_is_unreachable(

@@ -88,6 +88,12 @@ class Story:
         self.status = dict(self.plan.status)
         return str(condition_of(self.status, words.READY)["reason"])
 
+    def outcome(
+        self, seconds: int, *new: Sequence[WorkloadState], **fields: object
+    ) -> tuple[str, dict[tuple[str, str], int]]:
+        """One pass; returns Ready's reason and the sizes."""
+        return self.look(seconds, *new, **fields), self.sizes
+
     @property
     def sizes(self) -> dict[tuple[str, str], int]:
         assert self.plan is not None
@@ -99,6 +105,7 @@ class Story:
 
 BOTH = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 1, ("decode", B): 2}
 GIVEN_BACK = {("prefill", A): 1, ("decode", A): 2, ("prefill", B): 0, ("decode", B): 0}
+ROLLED_BACK, HELD = (EXCEEDED, GIVEN_BACK), (EXCEEDED, BOTH)
 
 
 def test_a_revision_that_makes_no_progress_is_scaled_to_0_and_the_old_one_keeps_serving() -> None:
@@ -107,8 +114,8 @@ def test_a_revision_that_makes_no_progress_is_scaled_to_0_and_the_old_one_keeps_
     assert story.plan is not None
     assert story.plan.requeue_after_seconds == DEADLINE
     assert story.look(20, green()) == words.CRASH_LOOPING
-    assert (story.look(DEADLINE + 9, green()), story.sizes) == (words.CRASH_LOOPING, BOTH)
-    assert (story.look(DEADLINE + 10, green()), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.outcome(DEADLINE + 9, green()) == (words.CRASH_LOOPING, BOTH)
+    assert story.outcome(DEADLINE + 10, green()) == ROLLED_BACK
     assert (story.plan.serving, story.plan.requeue_after_seconds) == (A, None)
     assert condition_of(story.status, words.STALLED)["reason"] == EXCEEDED
     assert condition_of(story.status, words.SERVING)["status"] == "True"
@@ -147,20 +154,14 @@ def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_worke
     story.look(10, workloads=[*broken, *green(1, 1)])  # the third worker finds no room
     assert story.look(DEADLINE + 9, workloads=[*broken, *green(1, 1)]) == words.CRASH_LOOPING
     for seconds in (DEADLINE + 10, 2 * DEADLINE + 10):
-        assert (story.look(seconds, workloads=[*broken, *green(1, 1)]), story.sizes) == (
-            EXCEEDED,
-            BOTH,
-        )
+        assert story.outcome(seconds, workloads=[*broken, *green(1, 1)]) == HELD
     assert (
         f"nothing is scaled down: no worker of revision {A} answered requests then: fix that"
         in story.said()
     )
     assert "or let the old workers end first with rollout.strategy Recreate" in story.said()
     # The old one answers again: nothing is decided again, and the new one heals by itself.
-    assert (story.look(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]), story.sizes) == (
-        EXCEEDED,
-        BOTH,
-    )
+    assert story.outcome(3 * DEADLINE, workloads=[*old(1, 2), *green(1, 1)]) == HELD
     story.look(4 * DEADLINE, workloads=[*old(1, 2), *green(1, 2)])
     assert story.plan is not None
     assert (story.plan.serving, "rollout" in story.status) == (B, False)
@@ -169,21 +170,12 @@ def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_worke
 def test_what_comes_forward_again_is_decided_upon_at_its_next_deadline() -> None:
     story = Story()
     story.look(0, workloads=old())
-    assert (story.look(DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (
-        words.CRASH_LOOPING,
-        BOTH,
-    )
-    assert (story.look(2 * DEADLINE, workloads=[*old(), *green(1)]), story.sizes) == (
-        EXCEEDED,
-        BOTH,
-    )
+    assert story.outcome(DEADLINE, workloads=[*old(), *green(1)]) == (words.CRASH_LOOPING, BOTH)
+    assert story.outcome(2 * DEADLINE, workloads=[*old(), *green(1)]) == HELD
     story.look(2 * DEADLINE + 10, workloads=[*old(), *green(1, 1)])
     ready = [*old(1, 2), *green(1, 1)]
-    assert (story.look(3 * DEADLINE + 9, workloads=ready), story.sizes) == (
-        words.CRASH_LOOPING,
-        BOTH,
-    )
-    assert (story.look(3 * DEADLINE + 10, workloads=ready), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.outcome(3 * DEADLINE + 9, workloads=ready) == (words.CRASH_LOOPING, BOTH)
+    assert story.outcome(3 * DEADLINE + 10, workloads=ready) == ROLLED_BACK
 
 
 def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> None:
@@ -192,14 +184,8 @@ def test_what_is_given_up_stays_so_when_the_old_one_answers_nothing_later() -> N
     story.look(DEADLINE, green())
     gone = green(desired=False)
     assert story.status["rollout"]["givenUp"] is True
-    assert (story.look(DEADLINE + 1, workloads=[*old(), *gone]), story.sizes) == (
-        EXCEEDED,
-        GIVEN_BACK,
-    )
-    assert (story.look(DEADLINE + 2, workloads=[*old(1, 2), *gone]), story.sizes) == (
-        EXCEEDED,
-        GIVEN_BACK,
-    )
+    assert story.outcome(DEADLINE + 1, workloads=[*old(), *gone]) == ROLLED_BACK
+    assert story.outcome(DEADLINE + 2, workloads=[*old(1, 2), *gone]) == ROLLED_BACK
 
 
 def test_with_recreate_what_was_given_up_is_tried_again() -> None:
@@ -240,14 +226,11 @@ def test_a_revision_whose_etcd_does_not_answer_is_scaled_to_0_and_says_so() -> N
     story, away = Story(), {"discovery": WRONG_ETCD, "worker_records": SILENT}
     story.look(0, **away)
     assert story.look(DEADLINE - 1, waiting_for_etcd(), **away) == words.ETCD_UNREACHABLE
-    assert (story.look(DEADLINE, waiting_for_etcd(), **away), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.outcome(DEADLINE, waiting_for_etcd(), **away) == ROLLED_BACK
     assert "(3600 s): discovery: etcd-0.wrong:2379 does not answer; " in story.said()
     assert "it is being scaled to 0" in story.said()
     assert condition_of(story.status, words.DISCOVERY_READY)["reason"] == words.ETCD_UNREACHABLE
-    assert (story.look(DEADLINE + 1, green(desired=False), **away), story.sizes) == (
-        EXCEEDED,
-        GIVEN_BACK,
-    )
+    assert story.outcome(DEADLINE + 1, green(desired=False), **away) == ROLLED_BACK
     assert "it is scaled to 0" in story.said()
 
 
@@ -302,7 +285,7 @@ def test_a_worker_more_than_ever_before_starts_the_clock_again() -> None:
     story.look(0)
     story.look(3000, green(decode=1))
     assert story.look(DEADLINE + 2999, green(decode=1)) == words.CRASH_LOOPING
-    assert (story.look(DEADLINE + 3000, green(decode=1)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.outcome(DEADLINE + 3000, green(decode=1)) == ROLLED_BACK
 
 
 def test_a_worker_that_is_ready_again_and_again_does_not() -> None:
@@ -316,7 +299,7 @@ def test_workers_that_are_ready_too_late_do_not_bring_it_back() -> None:
     story = Story()
     story.look(0)
     story.look(DEADLINE, green())
-    assert (story.look(DEADLINE + 1, green(1, 2)), story.sizes) == (EXCEEDED, GIVEN_BACK)
+    assert story.outcome(DEADLINE + 1, green(1, 2)) == ROLLED_BACK
     assert story.plan is not None
     assert story.plan.serving == A
 
@@ -325,7 +308,7 @@ def test_all_that_wait_for_etcd_only_are_not_given_up() -> None:
     story, away = Story(), DiscoveryState(managed=False, error="it is away")
     story.look(0)
     story.look(10, green(1, 2), discovery=away)
-    assert (story.look(DEADLINE + 10, green(1, 2), discovery=away), story.sizes) == (
+    assert story.outcome(DEADLINE + 10, green(1, 2), discovery=away) == (
         words.ETCD_UNREACHABLE,
         BOTH,
     )
@@ -338,10 +321,7 @@ def test_another_deadline_starts_over() -> None:
     story, longer = Story(), with_deadline(NEXT, 7200)
     story.look(0)
     story.look(DEADLINE, green())
-    assert (story.look(DEADLINE + 1, green(desired=False), longer), story.sizes) == (
-        words.ROLLING_OUT,
-        BOTH,
-    )
+    assert story.outcome(DEADLINE + 1, green(desired=False), longer) == (words.ROLLING_OUT, BOTH)
     assert story.look(DEADLINE + 7200, green(), longer) == words.CRASH_LOOPING
     assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
 
@@ -470,10 +450,7 @@ def test_the_clock_stands_while_a_name_that_it_needs_is_taken() -> None:
 def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str) -> None:
     story, taken = Story(), (WriteFailure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
-    assert (story.look(DEADLINE, green(), failures=taken), story.sizes) == (
-        words.NAME_TAKEN,
-        GIVEN_BACK,
-    )
+    assert story.outcome(DEADLINE, green(), failures=taken) == (words.NAME_TAKEN, GIVEN_BACK)
 
 
 @pytest.mark.parametrize(
@@ -492,10 +469,7 @@ def test_the_clock_goes_on_while_a_name_is_taken_that_no_worker_needs(name: str)
 def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: str) -> None:
     story, taken = Story(), (WriteFailure(name, words.NAME_TAKEN, "exists"),)
     story.look(0, failures=taken)
-    assert (story.look(9 * DEADLINE // 2, green(), failures=taken), story.sizes) == (
-        words.NAME_TAKEN,
-        BOTH,
-    )
+    assert story.outcome(9 * DEADLINE // 2, green(), failures=taken) == (words.NAME_TAKEN, BOTH)
 
 
 @pytest.mark.parametrize(
