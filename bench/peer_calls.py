@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from pdctl.local.certificates import make_certificates
 
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.messages.engine import PrefillDone
@@ -36,6 +35,7 @@ from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdctl.local.run_files import make_certificates
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=64, num_layers=30, block_size=16, dtype="bfloat16")
 NUM_TOKENS = 100

@@ -33,7 +33,7 @@ from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import load
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
 from pdctl.bench.load import Arrivals, run_load
-from pdctl.bench.measure import checked
+from pdctl.bench.measure import require_complete
 from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
 
@@ -141,7 +141,7 @@ async def step_seconds(cluster: Cluster, phase: Phase, vocab_size: int) -> float
     )
     await _load(cluster, phase, vocab_size, "warm-up")
     before = await cluster.steps(phase.kind)
-    checked(await run_load(cluster, needs_ping, Arrivals()))
+    require_complete(await run_load(cluster, needs_ping, Arrivals()))
     after = await cluster.steps(phase.kind)
     count, seconds = after[0] - before[0], after[1] - before[1]
     if not count:
@@ -156,7 +156,7 @@ async def _load(cluster: Cluster, phase: Phase, vocab_size: int, seed: str) -> N
     needs_ping = random_requests(
         phase.num_requests, lengths, vocab_size, seed + phase.name, DatasetSampling()
     )
-    checked(await run_load(cluster, needs_ping, Arrivals()))
+    require_complete(await run_load(cluster, needs_ping, Arrivals()))
 
 
 async def measure(setup: Setup, vocab_size: int) -> tuple[str, list[tuple[Phase, float]]]:

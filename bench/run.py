@@ -47,7 +47,7 @@ from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import load
 from pdctl.bench.load import run_load
-from pdctl.bench.measure import checked
+from pdctl.bench.measure import require_complete
 from pdctl.bench.request_results import LoadResult
 from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
@@ -319,7 +319,7 @@ async def _visit(bench: Bench, system: System, name: str, results: Results, numb
     for length in {workload.num_prompt_tokens: workload for workload in bench.workloads}.values():
         warm_up = length.warm_up()
         needs_ping = warm_up.needs_ping(f"warm-up {bench.seed} {number}", bench.vocab_size)
-        checked(await run_load(system, needs_ping, warm_up.pace(bench.seed)))
+        require_complete(await run_load(system, needs_ping, warm_up.pace(bench.seed)))
     for workload in bench.workloads:
         if system.address is None and not workload.for_batches:
             continue

@@ -87,13 +87,13 @@ async def batch_latencies(
     """
     seconds = []
     for number in range(num_warmup + num_iters):
-        run = checked(await run_load(target, batch(number), schedule))
+        run = require_complete(await run_load(target, batch(number), schedule))
         if number >= num_warmup:
             seconds.append(run.duration_seconds)
     return seconds
 
 
-def checked(run: LoadResult) -> LoadResult:
+def require_complete(run: LoadResult) -> LoadResult:
     """Raises StartError when an answer failed."""
     if run.failures:
         count = f"{len(run.failures)} of {len(run.results)} requests failed"

@@ -7,7 +7,7 @@ import typer
 from pdctl.bench.autotune import Tuning, autotune, result_text, start_sizes
 from pdctl.bench.datasets import DatasetSampling, Lengths, file_requests, random_requests
 from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, run_load
-from pdctl.bench.measure import batch_latencies, checked, started, vocab_size, warm_up
+from pdctl.bench.measure import batch_latencies, require_complete, started, vocab_size, warm_up
 from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import latency_result, throughput_result
 from pdctl.bench.svg import Curve, Panel
@@ -45,7 +45,7 @@ def latency_command(
     """
     with reported(file):
         lengths = Lengths(input_len, output_len)
-        local = given.checked_file(file, model_path, lengths).local
+        local = given.load_measured(file, model_path, lengths).local
         vocab, sampling = vocab_size(local.model), DatasetSampling(temperature)
 
         def batch(number: int) -> list[BenchRequest]:
@@ -87,7 +87,7 @@ def throughput_command(
     with reported(dataset_path or file):
         is_random = dataset_name == "random"
         lengths = Lengths(input_len, output_len)
-        local = given.checked_file(file, model_path, lengths if is_random else None).local
+        local = given.load_measured(file, model_path, lengths if is_random else None).local
         vocab = vocab_size(local.model)
         sampling = DatasetSampling(temperature, ignore_eos=is_random)
         if is_random:
@@ -101,7 +101,7 @@ def throughput_command(
         async def measure() -> LoadResult:
             async with started(local) as target:
                 await warm_up(target, first, request_timeout)
-                return checked(
+                return require_complete(
                     await run_load(target, requests, Arrivals(limit_seconds=request_timeout))
                 )
 
@@ -143,7 +143,7 @@ def autotune_command(
     """
     with reported(file):
         lengths, limits = Lengths(input_len, output_len), LatencyTargets(ttft_p90, itl_p99)
-        found_file = given.checked_file(file, model_path, lengths)
+        found_file = given.load_measured(file, model_path, lengths)
         tuning = Tuning(
             found_file.local,
             limits,

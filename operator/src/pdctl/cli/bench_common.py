@@ -61,12 +61,12 @@ _LIMITS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2e_seconds"
 
 
 @dataclass(frozen=True)
-class Checked:
+class MeasuredCluster:
     cluster: PDCluster
     local: LocalCluster
 
 
-def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -> Checked:
+def load_measured(file: Path, model_path: Path | None, lengths: Lengths | None) -> MeasuredCluster:
     """lengths: of random requests, which have to fit `maxModelLen`; None = not known.
 
     Raises InvalidObjectError, StartError.
@@ -79,7 +79,7 @@ def checked_file(file: Path, model_path: Path | None, lengths: Lengths | None) -
             f"spec.engine.maxModelLen is {limit}; lower them, or raise it in {file}"
         )
         raise StartError(message, exit_code=2)
-    return Checked(cluster, LocalCluster(file, find_model(cluster, file, model_path).path))
+    return MeasuredCluster(cluster, LocalCluster(file, find_model(cluster, file, model_path).path))
 
 
 def slo_of(pairs: Sequence[str]) -> LatencyLimits | None:

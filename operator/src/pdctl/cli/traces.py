@@ -40,7 +40,7 @@ class WorkerTraces:
     problem: str | None = None
 
 
-def of_addresses(
+def traces_at(
     addresses: Mapping[str, str], request_id: str, api_key: str | None
 ) -> list[WorkerTraces]:
     """addresses: base URLs by name."""
@@ -70,7 +70,7 @@ async def _of_address(
         return WorkerTraces(name, problem=f"does not answer ({type(e).__name__}: {e})")
 
 
-def of_cluster(kube_context: KubeContext, name: str, request_id: str) -> list[WorkerTraces]:
+def traces_in_cluster(kube_context: KubeContext, name: str, request_id: str) -> list[WorkerTraces]:
     """Raises StartError when the API server cannot be reached."""
     namespace = kube_context.in_namespace()
 
@@ -101,7 +101,7 @@ async def _of_pod(client: ApiClient, namespace: str, pod: str, request_id: str) 
         return WorkerTraces(pod, problem=f"cannot be asked through the API server: {e}; {fix}")
 
 
-def known(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[str, TraceBody]]:
+def find_traces(found: Sequence[WorkerTraces], request_id: str) -> list[tuple[str, TraceBody]]:
     """(worker, trace), the ingress first.  Raises StartError (exit code 1) when there is none."""
     traces = [(each.worker, trace) for each in found for trace in each.traces]
     if traces:
@@ -192,23 +192,23 @@ class TraceQuery:
 
 def render_request(query: TraceQuery, kube_context: KubeContext) -> str:
     """Raises StartError when no worker knows the request."""
-    traces = known(_worker_traces(query, kube_context), query.request_id)
+    traces = find_traces(_worker_traces(query, kube_context), query.request_id)
     return "\n\n".join("\n".join(trace_lines(worker, trace)) for worker, trace in traces)
 
 
 def _worker_traces(query: TraceQuery, kube_context: KubeContext) -> list[WorkerTraces]:
     if query.url is not None:
-        return of_addresses({query.url: query.url}, query.request_id, query.api_key)
+        return traces_at({query.url: query.url}, query.request_id, query.api_key)
     if any(run.is_alive for run in runs(query.state_dir, query.name or "*")):
         workers = find_directory(query.state_dir, query.name)[1]["workers"]
         addresses = {
             worker["name"]: f"http://{worker['http']}" for worker in workers if worker["http"]
         }
-        return of_addresses(addresses, query.request_id, query.api_key)
+        return traces_at(addresses, query.request_id, query.api_key)
     if query.name is None:
         message = (
             "which cluster? none runs on this machine: give the NAME of one in Kubernetes, or "
             "--url of a worker"
         )
         raise StartError(message, exit_code=2)
-    return of_cluster(kube_context, query.name, query.request_id)
+    return traces_in_cluster(kube_context, query.name, query.request_id)

@@ -81,7 +81,7 @@ def verify_command(
             status = verify_object(kube_context, name, request)
     except StartError as e:
         raise failed(e) from e
-    typer.echo("\n".join(rendered(status)))
+    typer.echo("\n".join(render_pairs(status)))
     if not Previous(status).is_true(words.KV_TRANSFER_VERIFIED):
         raise typer.Exit(1)
 
@@ -147,7 +147,7 @@ def is_answered(status: Mapping[str, Any], request: str) -> bool:
     return is_known and bool(found) and all(each == request for each in found)
 
 
-def rendered(status: Mapping[str, Any]) -> list[str]:
+def render_pairs(status: Mapping[str, Any]) -> list[str]:
     lines = table(_HEADER, _rows(_pairs(status)), right=_NUMBERS, width=_WIDTH)
     return [*lines, *transfer_line(status)]
 

@@ -24,7 +24,7 @@ class SimulatedWorker:
     since: float
     streams: Streams = field(default_factory=Streams)
 
-    def go(self, state: WorkerPhase, now: float) -> None:
+    def enter(self, state: WorkerPhase, now: float) -> None:
         self.state, self.since = state, now
 
 
@@ -50,14 +50,14 @@ class SimulatedPool:
         return self.role, self.name
 
     def ready(self) -> Sequence[SimulatedWorker]:
-        return self.having(WorkerPhase.READY)
+        return self.in_phase(WorkerPhase.READY)
 
-    def having(self, state: WorkerPhase) -> Sequence[SimulatedWorker]:
+    def in_phase(self, state: WorkerPhase) -> Sequence[SimulatedWorker]:
         return [worker for worker in self.workers if worker.state is state]
 
     def facts(self) -> PoolFacts:
         """As the operator observes it."""
-        ready, ending = len(self.ready()), len(self.having(WorkerPhase.DRAINING))
+        ready, ending = len(self.ready()), len(self.in_phase(WorkerPhase.DRAINING))
         return PoolFacts(
             self.role,
             self.name,
@@ -76,15 +76,15 @@ class SimulatedPool:
         for ordinal in range(replicas):
             worker = there.setdefault(ordinal, SimulatedWorker(ordinal, WorkerPhase.STARTING, now))
             if worker.state is WorkerPhase.DRAINING:
-                worker.go(WorkerPhase.READY, now)
+                worker.enter(WorkerPhase.READY, now)
         for ordinal, worker in list(there.items()):
             if ordinal >= replicas and worker.state is WorkerPhase.STARTING:
                 del there[ordinal]
             elif ordinal >= replicas and worker.state is WorkerPhase.READY:
-                worker.go(WorkerPhase.DRAINING, now)
+                worker.enter(WorkerPhase.DRAINING, now)
         self.workers = [there[ordinal] for ordinal in sorted(there)]
 
-    def pass_time(
+    def advance(
         self, now: float, start_seconds: float, drain_timeout_seconds: float | None
     ) -> float:
         """Make workers ready and remove drained ones; returns the streams cut by the timeout."""
@@ -92,7 +92,7 @@ class SimulatedPool:
         staying = []
         for worker in self.workers:
             if worker.state is WorkerPhase.STARTING and now - worker.since >= start_seconds:
-                worker.go(WorkerPhase.READY, now)
+                worker.enter(WorkerPhase.READY, now)
             if worker.state is WorkerPhase.DRAINING and now > worker.since:
                 is_late = (
                     drain_timeout_seconds is not None
@@ -106,6 +106,8 @@ class SimulatedPool:
         return cut
 
 
-def carry_out(pools: Iterable[SimulatedPool], replicas: Mapping[PoolKey, int], now: float) -> None:
+def scale_pools(
+    pools: Iterable[SimulatedPool], replicas: Mapping[PoolKey, int], now: float
+) -> None:
     for pool in pools:
         pool.scale(replicas[pool.key], now)

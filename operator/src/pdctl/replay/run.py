@@ -17,7 +17,7 @@ from pdcluster_api.plan.observed.decision import ScalingDecision
 from pdcluster_schema.errors import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey
-from pdctl.replay.pools import SimulatedPool, carry_out
+from pdctl.replay.pools import SimulatedPool, scale_pools
 from pdctl.replay.queueing import DecodePhase, PrefillPhase
 from pdctl.replay.scraping import scraped
 from pdctl.replay.speeds import Speeds, share_of_first
@@ -133,14 +133,12 @@ def _simulation(spec: PDClusterSpec, speeds: Speeds) -> _Simulation:
 
 def _moment(scene: _Simulation, load: TraceLoad, interval: float) -> Moment:
     limit = scene.spec.rollout.drain_timeout_seconds
-    cut = sum(
-        pool.pass_time(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools
-    )
+    cut = sum(pool.advance(load.seconds, scene.speeds.start_seconds, limit) for pool in scene.pools)
     prompts = scene.prefill.serve(load, scene.of("prefill"), interval)
     scene.decode.serve(prompts, scene.of("decode"), interval)
     before = {pool.key: _pool_moment(pool) for pool in scene.pools}
     outcome = _decided(scene, load, interval)
-    carry_out(scene.pools, outcome.decision.replicas, load.seconds + interval)
+    scale_pools(scene.pools, outcome.decision.replicas, load.seconds + interval)
     return Moment(
         load=load,
         demand=_demand(scene, load),

@@ -38,9 +38,9 @@ def test_a_new_worker_is_ready_after_its_start():
     assert states(one) == [WorkerPhase.READY, WorkerPhase.STARTING]
     assert (one.facts().current, one.facts().ready) == (2, 1)
 
-    one.pass_time(109.0, 10.0, None)
+    one.advance(109.0, 10.0, None)
     assert states(one)[1] is WorkerPhase.STARTING
-    one.pass_time(110.0, 10.0, None)
+    one.advance(110.0, 10.0, None)
     assert states(one)[1] is WorkerPhase.READY
 
 
@@ -52,10 +52,10 @@ def test_highest_ordinal_drains_until_its_streams_end_and_one_that_starts_goes_a
     assert states(one) == [WorkerPhase.READY, WorkerPhase.DRAINING]
     assert one.facts().ending == 1
 
-    assert one.pass_time(10.0, 10.0, None) == 0.0
+    assert one.advance(10.0, 10.0, None) == 0.0
     assert len(one.workers) == 2
     one.workers[1].streams.decode(1e6)
-    assert one.pass_time(15.0, 10.0, None) == 0.0
+    assert one.advance(15.0, 10.0, None) == 0.0
     assert states(one) == [WorkerPhase.READY]
 
 
@@ -74,8 +74,8 @@ def test_a_time_limit_cuts_what_still_runs():
     one.workers[1].streams.add(5.0, 10.0, 100.0)
     one.scale(1, now=0.0)
 
-    assert one.pass_time(30.0, 10.0, 60.0) == 0.0
-    assert one.pass_time(60.0, 10.0, 60.0) == 5.0
+    assert one.advance(30.0, 10.0, 60.0) == 0.0
+    assert one.advance(60.0, 10.0, 60.0) == 5.0
     assert len(one.workers) == 1
 
 
