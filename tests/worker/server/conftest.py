@@ -118,12 +118,15 @@ class ScriptedBackend:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        self.readers[request_id] = reader
-
     async def generate(
-        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
     ) -> AsyncGenerator[Generated, None]:
+        if reader is not None:
+            self.readers[specs[0].request_id] = reader
         self.calls.append((specs, prefill))
         self.hints.append(hints)
         scripts = [self._tokens(spec) for spec in specs]

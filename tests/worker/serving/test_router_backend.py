@@ -12,8 +12,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
-from pdcluster_worker.serving.router_backend import RouterBackend
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 

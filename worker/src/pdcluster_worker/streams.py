@@ -35,6 +35,23 @@ class Reader(Protocol[ItemT_contra]):
         ...
 
 
+class ReaderGate(Generic[ItemT]):
+    """Implements `Reader`: takes nothing until `reader` is set."""
+
+    __slots__ = ("reader",)
+
+    def __init__(self) -> None:
+        self.reader: Reader[ItemT] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.reader is not None and self.reader.is_open
+
+    def take(self, item: ItemT) -> None:
+        assert self.reader is not None, "a closed gate is given an item"
+        self.reader.take(item)
+
+
 MadeT = TypeVar("MadeT")
 
 

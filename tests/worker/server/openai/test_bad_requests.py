@@ -483,7 +483,7 @@ async def test_a_bug_in_a_stream_is_an_error_event(rig, http, caplog):
 
 
 async def test_a_backend_that_ends_too_early_is_a_500(rig, http, caplog):
-    async def nothing(specs, prefill, hints):
+    async def nothing(specs, prefill, hints, reader):
         for generated in ():
             yield generated
 

@@ -3,7 +3,7 @@ nothing but time; the taking side too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -21,12 +21,14 @@ from pdcluster_worker.messages.engine import (
     ReceiveRefused,
     Tokens,
 )
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from pdcluster_worker.serving import prefix_receive
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.serving import peer_handler
 from pdcluster_worker.serving.decode.prefix_push import push_prefix
-from pdcluster_worker.serving.prefix_receive import receive_prefix
+from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import ScriptedEngine
+from tests.worker.serving.doubles import FACTS, ScriptedEngine
 
 SPEC = RequestSpec("r", list(range(200)), SamplingParams(max_tokens=9, seed=3))
 BLOCKS = ReceiveReady("r", b"e" * 16, 128, [1, 2])
@@ -55,6 +57,16 @@ class Taker:
             raise self.error
         self.given.append((spec, await write(TARGET)))
         return True
+
+
+def receive_prefix(
+    worker: WorkerContext,
+    spec: RequestSpec,
+    given: Callable[[], Awaitable[tuple[Token, PrefillDone]]],
+) -> AsyncGenerator[TransferTarget, None]:
+    hello = Hello("e", "prefill", FACTS.geometry, "w", "r1")
+    handler = PeerRequestHandler(worker, hello, CreditLedger(1), None)
+    return handler.receive_prefix(spec, given)
 
 
 async def push(worker: WorkerContext, taker: Taker, spec: RequestSpec = SPEC) -> dict[str, float]:
@@ -152,7 +164,7 @@ async def test_a_giver_that_hangs_is_not_waited_for(
     worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.answer = lambda it: [BLOCKS] if isinstance(it, Receive) else []
-    monkeypatch.setattr(prefix_receive, "PUSH_SECONDS", 0.05)
+    monkeypatch.setattr(peer_handler, "PUSH_SECONDS", 0.05)
 
     async def given() -> tuple[Token, PrefillDone]:
         await asyncio.Event().wait()

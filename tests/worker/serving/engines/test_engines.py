@@ -13,8 +13,10 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.routing import PrefillScorePolicy
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import BlockEvents, EngineStats, Submit, Tokens
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.backend import WorkerBackend
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
@@ -26,7 +28,7 @@ from pdcluster_worker.serving.engines.client import (
 )
 from pdcluster_worker.serving.engines.engines import Engine, Engines, choose
 from pdcluster_worker.serving.ingress.ingress import Ingress
-from pdcluster_worker.serving.prefill_dispatcher import PrefillDispatcher
+from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
 from tests.worker.serving.doubles import FACTS, ScriptedEngine, stats
 
@@ -286,11 +288,16 @@ async def test_block_in_two_caches_is_gone_with_the_last(scene: Scene) -> None:
 async def test_prefill_worker_hands_a_prefill_to_its_least_loaded_engine(scene: Scene) -> None:
     await scene.say(0, replace(stats(8), num_waiting=5))
     target = TransferTarget(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [1])
-    async with aclosing(PrefillDispatcher(scene.worker).prefill(SPEC, target)) as replies:
-        first = asyncio.ensure_future(anext(replies))
-        while not scene.scripts[1].inputs:
-            await asyncio.sleep(0)
-        scene.scripts[1].say(Tokens([Token("r", 5, finish_reason="length")]))
-        await first
+    hello = Hello("e", "prefill", FACTS.geometry, "w", "r1")
+    handler = PeerRequestHandler(scene.worker, hello, CreditLedger(1), None)
+
+    async def collect() -> int:
+        return len([reply async for reply in handler.prefill("d", SPEC, target)])
+
+    replies = asyncio.create_task(collect())
+    while not scene.scripts[1].inputs:
+        await asyncio.sleep(0)
+    scene.scripts[1].say(Tokens([Token("r", 5, finish_reason="length")]))
+    assert await replies == 1
 
     assert not scene.scripts[0].inputs

@@ -69,9 +69,8 @@ async def test_reader_takes_later_tokens_of_a_lone_choice_and_the_last_is_the_st
     engine.answer = lambda message: (
         [Tokens([Token(message.spec.request_id, 7)])] if isinstance(message, Submit) else ()
     )
-    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+    async with aclosing(ingress.generate([spec()], "auto", reader=reader)) as tokens:
         first = await anext(tokens)
-        ingress.follow("r", reader)
         waiting = asyncio.ensure_future(anext(tokens))
         await asyncio.sleep(0)
         engine.say(Tokens([Token("r", 8), Token("r", 9)]))
@@ -89,9 +88,8 @@ async def test_leg_after_one_that_was_read_begins_with_all_its_tokens(
     engine.answer = lambda message: (
         [Tokens([Token(message.spec.request_id, 7)])] if isinstance(message, Submit) else ()
     )
-    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+    async with aclosing(ingress.generate([spec()], "auto", reader=reader)) as tokens:
         await anext(tokens)
-        ingress.follow("r", reader)
         waiting = asyncio.ensure_future(anext(tokens))
         await asyncio.sleep(0)
         engine.say(Tokens([Token("r", 8)]))
@@ -110,15 +108,13 @@ async def test_reader_is_let_go_with_its_request_and_without_a_collection(
     kept = weakref.ref(reader)
     gc.disable()
     try:
-        async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+        async with aclosing(ingress.generate([spec()], "auto", reader=reader)) as tokens:
             await anext(tokens)
-            ingress.follow("r", reader)
             del reader
             assert kept() is not None
         assert kept() is None
     finally:
         gc.enable()
-    assert not ingress._lone
 
 
 async def test_reader_is_not_asked_for_tokens_of_a_peer(
@@ -130,18 +126,11 @@ async def test_reader_is_not_asked_for_tokens_of_a_peer(
     )
     ingress, reader = make_ingress(worker, engine, peer), KeepingReader()
     busy_here(ingress)
-    async with aclosing(ingress.generate([spec()], "auto")) as tokens:
+    async with aclosing(ingress.generate([spec()], "auto", reader=reader)) as tokens:
         await anext(tokens)
-        ingress.follow("r", reader)
         later = [generated.token.token_id async for generated in tokens]
 
     assert (later, reader.taken) == ([6, 7], [])
-
-
-async def test_follow_of_an_unknown_request_is_a_no_op(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
-    make_ingress(worker, engine).follow("unknown", KeepingReader())
 
 
 async def test_ingress_relays_to_the_worker_with_fewest_requests(

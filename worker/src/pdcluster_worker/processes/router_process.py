@@ -26,8 +26,8 @@ from pdcluster_worker.server.generation.model_parsers import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
-from pdcluster_worker.serving.router_backend import RouterBackend
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.open_files import allow_more_files

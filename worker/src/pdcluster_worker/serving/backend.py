@@ -1,36 +1,90 @@
-"""The worker as its HTTP side sees it, from before its engine has loaded until after
-it has died.
+"""A worker or a router as its HTTP side sees it, from before it serves until after its engine died.
+
+Both implement `server.generation.backend.Backend`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.messages.verification import VerificationResult
+from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.load_shedding import retry_after
+from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
+from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.streams import Reader
 
 
-class WorkerBackend:
-    """Implements `server.generation.backend.Backend`.  waits_for: why it is not ready until it
-    serves
-    """
+class ServingBackend:
+    """Base of both: a runtime from `serve` on, and its ingress."""
 
-    def __init__(self, model_name: str, engines: Engines) -> None:
+    _kind = "worker"
+
+    def __init__(self, model_name: str, max_model_len: int = 0, vocab_size: int = 0) -> None:
         self.model_name = model_name
-        self.max_model_len = 0
-        self.vocab_size = 0
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
         self.length_note = ""
         self.device: DeviceFacts | None = None
         self.scheduler: str | None = None
+        self._runtime: WorkerRuntime | None = None
+
+    def serve(self, runtime: WorkerRuntime) -> None:
+        """Take requests from now on."""
+        self._runtime = runtime
+
+    def ready(self) -> str | None:
+        raise NotImplementedError
+
+    def draining(self) -> bool:
+        """True if a client should send its next request to another worker."""
+        return self._runtime is not None and self._runtime.worker.state in ("draining", "drained")
+
+    def num_ingresses(self) -> int:
+        return 1 if self._runtime is None else self._runtime.num_ingresses()
+
+    def abort(self, request_id: str) -> None:
+        if self._runtime is not None and self._runtime.ingress is not None:
+            self._runtime.ingress.abort(request_id)
+
+    def generate(
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
+    ) -> AsyncGenerator[Generated, None]:
+        return self._ingress().generate(specs, prefill, hints, reader)
+
+    def _ingress(self) -> Ingress:
+        if self._runtime is None or self._runtime.ingress is None:
+            raise self._not_ready()
+        return self._runtime.ingress
+
+    def _not_ready(self) -> RequestError:
+        return RequestError(
+            f"this {self._kind} is not ready: {self.ready()}",
+            status=503,
+            code="not_ready",
+            retry_after_seconds=1,
+        )
+
+
+class WorkerBackend(ServingBackend):
+    """A worker with engines.  waits_for: why it is not ready until it serves."""
+
+    def __init__(self, model_name: str, engines: Engines) -> None:
+        super().__init__(model_name)
         self.waits_for = "the engine is loading the model"
         self._engines = engines
-        self._runtime: WorkerRuntime | None = None
 
     def engines_are_ready(self) -> None:
         """Take their device and limits: the shortest length of any."""
@@ -46,10 +100,6 @@ class WorkerBackend:
     def wait(self, what: str) -> None:
         """Say in the place of loading what its engine waits for."""
         self.waits_for = what
-
-    def serve(self, runtime: WorkerRuntime) -> None:
-        """Take requests from now on."""
-        self._runtime = runtime
 
     def ready(self) -> str | None:
         """None when requests may come, else why not."""
@@ -74,48 +124,18 @@ class WorkerBackend:
         """True if a client should send its next request to another worker."""
         if self._engines.is_stalled:
             return True
-        return self._runtime is not None and self._runtime.worker.state in ("draining", "drained")
+        return super().draining()
 
     @property
     def is_loading(self) -> bool:
         """True until its engines are ready."""
         return self.device is None
 
-    def generate(
-        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
-    ) -> AsyncGenerator[Generated, None]:
-        """See `serving.ingress.ingress.Ingress.generate`."""
-        if self._runtime is None or self._runtime.ingress is None:
-            raise self._not_ready()
-        return self._runtime.ingress.generate(specs, prefill, hints)
-
     async def verify(self, pool: str, even_if_busy: bool) -> VerificationResult:
         """See `serving.decode.verification.TransferVerification.run`."""
         if self._runtime is None or self._runtime.verification is None:
             raise self._not_ready()
         return await self._runtime.verification.run(pool, even_if_busy=even_if_busy)
-
-    def _not_ready(self) -> RequestError:
-        return RequestError(
-            f"this worker is not ready: {self.ready()}",
-            status=503,
-            code="not_ready",
-            retry_after_seconds=1,
-        )
-
-    def num_ingresses(self) -> int:
-        """See `serving.worker_runtime.Node.num_ingresses`; 1 before it is known."""
-        return 1 if self._runtime is None else self._runtime.num_ingresses()
-
-    def abort(self, request_id: str) -> None:
-        """End one choice early."""
-        if self._runtime is not None and self._runtime.ingress is not None:
-            self._runtime.ingress.abort(request_id)
-
-    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        """Hand on the later tokens of a lone choice."""
-        if self._runtime is not None and self._runtime.ingress is not None:
-            self._runtime.ingress.follow(request_id, reader)
 
 
 class RestartReason:
@@ -135,3 +155,111 @@ class RestartReason:
         if waited < NEVER_READY_SECONDS:
             return None
         return f"the engine is not ready after {waited:.0f} s"
+
+
+class RouterBackend(ServingBackend):
+    """A router: it has no engine, and serves from its registration on.
+
+    A request that finds no decode worker waits for one as long as the policy says.
+    max_model_len, vocab_size: of the model; the lowest of the decode workers' once one is seen.
+    """
+
+    _kind = "router"
+
+    def __init__(self, model_name: str, max_model_len: int, vocab_size: int) -> None:
+        super().__init__(model_name, max_model_len, vocab_size)
+        self._arrived = asyncio.Event()  # set while a decode worker takes new work
+        self._num_waiting = 0
+        self._waiting_tokens = 0
+
+    def serve(self, runtime: WorkerRuntime) -> None:
+        super().serve(runtime)
+        runtime.on_peers = self._poll
+        self._poll()
+
+    def ready(self) -> str | None:
+        """None when requests may come, else why not; without decode workers too, since they may
+        come back.
+        """
+        return "not registered in etcd yet" if self._runtime is None else self._runtime.problem()
+
+    def alive(self) -> str | None:
+        """None: it has no engine that could die."""
+        return None
+
+    def shortfall(self) -> str | None:
+        """Reason why no decode worker takes requests; None while one does."""
+        if self._runtime is None or self._arrived.is_set():
+            return None
+        return f"no decode worker takes requests: {self._runtime.worker.absence()}"
+
+    def generate(
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
+    ) -> AsyncGenerator[Generated, None]:
+        """`reader` is given nothing: tokens of peers come from the stream."""
+        ingress = self._ingress()
+        if self._runtime is None or self._arrived.is_set():
+            return ingress.generate(specs, prefill, hints)
+        return self._later(self._runtime, ingress, specs, prefill, hints)
+
+    def _poll(self) -> None:
+        """See which decode workers there are, and what they take."""
+        assert self._runtime is not None
+        hellos = [peer.hello for peer in self._runtime.decodes() if peer.hello is not None]
+        if not hellos:
+            self._arrived.clear()
+            return
+        lengths = [hello.max_model_len for hello in hellos if hello.max_model_len]
+        sizes = [hello.vocab_size for hello in hellos if hello.vocab_size]
+        self.max_model_len = min(lengths, default=self.max_model_len)
+        self.vocab_size = min(sizes, default=self.vocab_size)
+        self._arrived.set()
+
+    async def _later(
+        self,
+        runtime: WorkerRuntime,
+        ingress: Ingress,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints,
+    ) -> AsyncGenerator[Generated, None]:
+        """The tokens, as soon as a decode worker takes new work.
+
+        Raises RequestError when none does in time.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        await self._wait(runtime, sum(len(spec.prompt) + len(spec.output) for spec in specs))
+        waited = clock() - start
+        async with aclosing(
+            ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)
+        ) as tokens:
+            async for generated in tokens:
+                yield generated
+
+    async def _wait(self, runtime: WorkerRuntime, num_tokens: int) -> None:
+        worker = runtime.worker
+        seconds = worker.policy.admission.worker_wait_seconds
+        if not seconds:
+            raise worker.refusal()
+        if reason := full(
+            worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens
+        ):
+            raise RequestError(
+                reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds)
+            )
+        self._num_waiting += 1
+        self._waiting_tokens += num_tokens
+        try:
+            with worker.request():
+                async with asyncio.timeout(seconds):
+                    await self._arrived.wait()
+        except TimeoutError as e:
+            raise worker.refusal() from e
+        finally:
+            self._num_waiting -= 1
+            self._waiting_tokens -= num_tokens

@@ -43,7 +43,6 @@ from pdcluster_worker.serving.draining import DrainController
 from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler, credit_limit
-from pdcluster_worker.serving.prefill_dispatcher import PrefillDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class WorkerRuntime:
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         self._service = WorkerService(
-            PeerRequestHandler(worker, hello, self._ledger, self._work()), refusals
+            PeerRequestHandler(worker, hello, self._ledger, self._make_dispatcher()), refusals
         )
         self._drain = DrainController(
             lambda: worker.num_holding + self._ledger.unused_grants, self._announce, unacked
@@ -137,9 +136,9 @@ class WorkerRuntime:
         self._polling: asyncio.Task[None] | None = None
         self._grpc: grpc.aio.Server | None = None
 
-    def _work(self) -> DecodeDispatcher | PrefillDispatcher:
+    def _make_dispatcher(self) -> DecodeDispatcher | None:
         if self._config.role == "prefill":
-            return PrefillDispatcher(self.worker)
+            return None
         directory = self._directory
         remote = RemotePrefill(self.worker, self._broker)
         decoding = DecodeDispatcher(

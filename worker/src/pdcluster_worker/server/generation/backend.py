@@ -45,21 +45,22 @@ class Backend(WorkerView, Protocol):
         ...
 
     def generate(
-        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
     ) -> AsyncGenerator[Generated, None]:
         """All choices of one prompt, `Generated.index` counting in `specs`; `aclose()` cancels
         those that run. Raises RequestError before or after tokens.
+
+        reader: takes tokens of a lone choice while the stream is waited for; all others, the last
+                one and errors come from the stream.
         """
         ...
 
     def abort(self, request_id: str) -> None:
         """End a choice early, its siblings go on; unknown ids are a no-op.  The last one ends by
         `aclose()`.
-        """
-        ...
-
-    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        """Have later tokens of a prompt's lone choice taken by `reader` while its stream is
-        awaited; the last one and errors come from the stream.
         """
         ...

@@ -31,7 +31,7 @@ from pdcluster_worker.server.generation.sampling import ModelLimits
 from pdcluster_worker.server.generation.structured import with_field
 from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
 from pdcluster_worker.server.text.tokenizer import Tokenizer
-from pdcluster_worker.streams import Mapped, Merged, Reader, Stream
+from pdcluster_worker.streams import Mapped, Merged, Reader, ReaderGate, Stream
 from pdcluster_worker.tracing.request_trace import merge_events
 
 
@@ -86,6 +86,7 @@ class Generation:
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
         self._merged: Merged[Generated] | None = None
+        self._gate: ReaderGate[Delta] = ReaderGate()
         self._is_cut = False  # a stop string ended a choice that the engine would go on with
         self.prefill: PrefillPlace | None = None
         self.degraded: tuple[str, ...] = ()
@@ -141,9 +142,7 @@ class Generation:
 
     def follow(self, reader: Reader[Delta]) -> None:
         """Have later deltas taken by `reader` where no stop string may end the lone choice."""
-        if self.num_choices == 1 and not self._plan.rules.stop:
-            request_id = self._specs[0].request_id
-            self._serving.backend.follow(request_id, Mapped(self._delta, reader))
+        self._gate.reader = reader
 
     def _delta(self, generated: Generated) -> Delta | None:
         """None where the token was made before the engine knew of the stop string."""
@@ -211,7 +210,9 @@ class Generation:
         # for a body that came slowly, and to be read
         waited = self._serving.clock() - plan.arrival_seconds
         prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
-        streams = [backend.generate(specs, plan.prefill, plan.hints) for specs in prompts]
+        is_pushed = self.num_choices == 1 and not plan.rules.stop
+        reader = Mapped(self._delta, self._gate) if is_pushed else None
+        streams = [backend.generate(specs, plan.prefill, plan.hints, reader) for specs in prompts]
         if len(streams) == 1:
             return streams[0]
         n = len(plan.specs[0])

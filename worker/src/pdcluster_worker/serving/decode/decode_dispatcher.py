@@ -72,7 +72,6 @@ class DecodeDispatcher:
         self._offloading = OffloadDecider(worker, prefills, decodes)
         self._quality = AdmissionControl(worker)
         self._num_decoding = 0  # past their first token
-        self._requests: dict[str, _DecodeRequest] = {}
 
     @property
     def num_requests(self) -> int:
@@ -85,14 +84,16 @@ class DecodeDispatcher:
         """
         self._quality.admit(specs)
 
-    async def run(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Yield the request's tokens.
+    async def run(
+        self, spec: RequestSpec, prefill: PrefillMode, reader: Reader[Generated] | None = None
+    ) -> AsyncGenerator[Generated, None]:
+        """Yield the request's tokens, but for those that `reader` takes; never the first nor last.
 
-        Raises RequestError.  The caller asks `admit` first, once for all choices of a prompt.
+        Raises RequestError.  The caller calls `admit` first, once for all choices of a prompt.
         """
         terms: AdmittedRequest | None = self._quality.terms(spec, prefill)
         while terms is not None:
-            with self._quality.turn(terms) as turn, self._running(terms) as request:
+            with self._quality.turn(terms) as turn, self._running(terms, reader) as request:
                 async with aclosing(self._first_tokens(request)) as firsts:
                     generated = await self._quality.first(turn, firsts)
                     while generated is not None:
@@ -103,15 +104,10 @@ class DecodeDispatcher:
                     yield self._noted(request, Generated(token))
             terms = None if turn.has_started else self._quality.demoted(terms)
 
-    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        """Have a running request's later tokens taken by `reader`, but for those that it cannot
-        take and the last one, which its stream yields; an unknown id is a no-op.
-        """
-        if (request := self._requests.get(request_id)) is not None:
-            request.reader = Mapped(lambda token: self._noted(request, Generated(token)), reader)
-
     @contextmanager
-    def _running(self, terms: AdmittedRequest) -> Iterator[_DecodeRequest]:
+    def _running(
+        self, terms: AdmittedRequest, reader: Reader[Generated] | None
+    ) -> Iterator[_DecodeRequest]:
         """Give it a place at an engine, until it ends or is closed."""
         spec = terms.spec
         with self._worker.estimation.tracking(spec) as tracked:
@@ -119,11 +115,13 @@ class DecodeDispatcher:
             place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
             pace = self._offloading.pace(spec.request_id, len(spec.prompt) + len(spec.output))
             request = _DecodeRequest(spec, terms.prefill, place, pace, tracked)
-            self._requests[spec.request_id] = request
+            if reader is not None:
+                request.reader = Mapped(
+                    lambda token: self._noted(request, Generated(token)), reader
+                )
             try:
                 yield request
             finally:
-                del self._requests[spec.request_id]
                 request.reader = None  # it holds the request: no cycle is left
                 if request.has_begun:
                     self._num_decoding -= 1
@@ -191,7 +189,7 @@ class DecodeDispatcher:
         if holder is not None and offloading.reads_kv(place, spec, hashes, holder):
             pace.side = None
             offloading.prefixes.begin(place, spec, hashes, is_local=False)
-            return self._remote.read(place, spec, holder)
+            return self._remote.first_token(place, spec, hashes, holder=holder)
         if (named := self._named(spec, prefill)) is not None:
             # it waits in that worker's line, and none should wait with it
             pace.sent("remote")

@@ -77,71 +77,49 @@ class RemotePrefill:
         spec: RequestSpec,
         hashes: list[bytes],
         *,
-        forced: bool,
+        forced: bool = False,
         only: Peer | None = None,
+        holder: Peer | None = None,
     ) -> AsyncGenerator[Generated, None]:
-        """The first token, if a prefill worker made it; afterwards the engine here goes on, from
-        its KV or by itself.
+        """The first token, if another worker made it; then the engine here goes on from its KV.
 
         Yields nothing when the prefill will be local after all.  Raises RequestError 503 when that
         happens although the client forced `remote`.
 
-        hashes: of the full blocks of its tokens.  only: the prefill worker; None = the best.
+        hashes: of the full blocks of its tokens.
+        only:   the prefill worker; None = the best.
+        holder: the worker that the request left, which has its KV: it computes only what fills no
+                block, and no credit is needed.
         """
-        start = asyncio.get_running_loop().time()
-        reserved = await self._reserve(place, spec, hashes, only)
+        # 1. Reserve: a credit of a prefill worker, then blocks of our engine.
+        # 2. Without either, our engine computes the prompt; nothing is yielded.
+        # 3. Push the prefix that our engine has and the prefill worker lacks.
+        # 4. Call `Prefill` there.  Its first token is yielded at once, while blocks still come.
+        # 5. When all are acknowledged, tell our engine; it decodes on from them.
+        # 6. If the call fails or stalls, our engine computes the prompt, and keeps the first token.
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        reserved = await self._reserve(place, spec, hashes, only, holder)
         if reserved is None:
-            if forced:
-                raise RequestError(
-                    'no prefill worker is ready, and pdcluster.prefill is "remote"',
-                    status=503,
-                    code="no_prefill_worker",
-                )
-            self._worker.count_long_prompt(is_remote=False)
-            place.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
+            if holder is None and not forced:
+                self._worker.count_long_prompt(is_remote=False)
+            self._prefill_locally(place, spec, forced=forced, waited=clock() - start)
             return
-        async with aclosing(self._prefilled(place, reserved, spec, forced=forced)) as tokens:
-            async for generated in tokens:
-                yield generated
-
-    async def read(
-        self, place: RequestHandle, spec: RequestSpec, holder: Peer
-    ) -> AsyncGenerator[Generated, None]:
-        """The next token of a request that moved here, made by the worker that it left, which sends
-        its KV.
-
-        No credit is asked for: that worker has the KV, and computes what fills no block.  Yields
-        nothing when there are no blocks for it now, and the engine here will compute its prompt.
-        """
-        async with watch(place.check, self._period):
-            blocks = await self._receive(place, spec)
-        if isinstance(blocks, ReceiveRefused):
-            place.send(Submit(spec))
-            return
-        add_event("reads_kv", peer=holder.key)
-        reserved = _Reserved(holder, blocks, waited_seconds=0.0, has_credit=False)
-        async with aclosing(self._prefilled(place, reserved, spec, forced=False)) as tokens:
-            async for generated in tokens:
-                yield generated
-
-    async def _prefilled(
-        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec, *, forced: bool
-    ) -> AsyncGenerator[Generated, None]:
         first: Token | None = None
         done = False
         outcome = "cancelled"  # unless the code below gets further
         try:
             if reserved.has_credit:
                 await self._push_prefix(place, reserved, spec)
-            async with aclosing(self._replies(place, reserved, spec)) as replies:
+            target = place.target(reserved.blocks)
+            call = reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
+            async with aclosing(call) as replies:
                 while (reply := await self._next(place, replies, reserved.peer)) is not None:
                     if isinstance(reply, PrefillDone):
                         done = True
                         self._finish(place, reserved, first, reply)
                         continue
-                    first = msgspec.structs.replace(
-                        reply, queue_seconds=(reply.queue_seconds or 0.0) + reserved.waited_seconds
-                    )
+                    first = _waited(reply, reserved.waited_seconds)
                     self._note_pace(reserved, spec, reply)
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
@@ -155,21 +133,45 @@ class RemotePrefill:
             raise  # of this worker: nothing is left to prefill with
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
-            logger.warning(
-                "remote prefill failed request=%s peer=%s reason=%s",
-                spec.request_id,
-                reserved.peer.key,
-                e,
-            )
-            add_event("prefill_failed", peer=reserved.peer.key, outcome=outcome)
-            if isinstance(e, RequestError) and e.param == CONSTRAINT_PARAM:
-                raise  # it cannot be compiled here either
-            if forced and first is None:
-                message = f'the prefill worker failed, and pdcluster.prefill is "remote": {e}'
-                raise RequestError(message, status=503, code="prefill_failed") from e
-            place.send(ReceiveFailed(spec.request_id, reserved.blocks.epoch, first))
+            self._recover(place, reserved, first, e, forced=forced)
         finally:
             self._count(reserved, spec.request_id, outcome)
+
+    def _prefill_locally(
+        self, place: RequestHandle, spec: RequestSpec, *, forced: bool, waited: float
+    ) -> None:
+        if forced:
+            raise RequestError(
+                'no prefill worker is ready, and pdcluster.prefill is "remote"',
+                status=503,
+                code="no_prefill_worker",
+            )
+        place.send(Submit(aged(spec, waited)))
+
+    def _recover(
+        self,
+        place: RequestHandle,
+        reserved: _Reserved,
+        first: Token | None,
+        error: PeerError | RequestError,
+        *,
+        forced: bool,
+    ) -> None:
+        """Let our engine prefill; raises if a remote prefill is forced, or our own fails too."""
+        request_id, outcome = place.mailbox.request_id, "stalled" if _is_stall(error) else "failed"
+        logger.warning(
+            "remote prefill failed request=%s peer=%s reason=%s",
+            request_id,
+            reserved.peer.key,
+            error,
+        )
+        add_event("prefill_failed", peer=reserved.peer.key, outcome=outcome)
+        if isinstance(error, RequestError) and error.param == CONSTRAINT_PARAM:
+            raise error  # it cannot be compiled here either
+        if forced and first is None:
+            message = f'the prefill worker failed, and pdcluster.prefill is "remote": {error}'
+            raise RequestError(message, status=503, code="prefill_failed") from error
+        place.send(ReceiveFailed(request_id, reserved.blocks.epoch, first))
 
     def _note_pace(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> None:
         num_tokens = len(spec.prompt) + len(spec.output) - first.cached_tokens
@@ -185,12 +187,6 @@ class RemotePrefill:
             self._worker.count_long_prompt(is_remote=outcome == "ok")
         if outcome != "ok":
             reserved.peer.release(request_id)  # in case the call never began
-
-    def _replies(
-        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec
-    ) -> AsyncGenerator[Reply, None]:
-        target = place.target(reserved.blocks)
-        return reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
 
     async def _push_prefix(
         self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec
@@ -258,15 +254,22 @@ class RemotePrefill:
         seconds = clock() - start
         self._worker.metrics.kv_transfer_seconds.observe(seconds)
         self._worker.metrics.ttft_phase_seconds.labels("transfer").observe(seconds)
-        waited = (output.queue_seconds or 0.0) + reserved.waited_seconds
-        return msgspec.structs.replace(output, queue_seconds=waited)
+        return _waited(output, reserved.waited_seconds)
 
     async def _reserve(
-        self, place: RequestHandle, spec: RequestSpec, hashes: list[bytes], only: Peer | None
+        self,
+        place: RequestHandle,
+        spec: RequestSpec,
+        hashes: list[bytes],
+        only: Peer | None,
+        holder: Peer | None,
     ) -> _Reserved | None:
-        """A credit first, then blocks, so that a waiting request holds none; None when no prefill
-        worker is left.
+        """Blocks, and before them a credit, so that a waiting request holds none.
+
+        None when no prefill worker is left, or no blocks are there for KV that `holder` has.
         """
+        if holder is not None:
+            return await self._reserve_for(place, spec, holder)
         clock = asyncio.get_running_loop().time
         num_tokens = len(spec.prompt) + len(spec.output)
         start = clock()
@@ -299,6 +302,16 @@ class RemotePrefill:
             self._worker.credit_queue.discard(spec.request_id)
             self._broker.request_credits()
 
+    async def _reserve_for(
+        self, place: RequestHandle, spec: RequestSpec, holder: Peer
+    ) -> _Reserved | None:
+        async with watch(place.check, self._period):
+            blocks = await self._receive(place, spec)
+        if isinstance(blocks, ReceiveRefused):
+            return None
+        add_event("reads_kv", peer=holder.key)
+        return _Reserved(holder, blocks, waited_seconds=0.0, has_credit=False)
+
     async def _receive(
         self, place: RequestHandle, spec: RequestSpec, granting: Peer | None = None
     ) -> ReceiveReady | ReceiveRefused:
@@ -319,3 +332,8 @@ def _is_stall(error: PeerError | RequestError) -> bool:
     return isinstance(error, NoProgressError) or (
         isinstance(error, RequestError) and error.code == ENGINE_STALLED
     )
+
+
+def _waited(first: Token, seconds: float) -> Token:
+    """A first token with so many seconds more in the queue."""
+    return msgspec.structs.replace(first, queue_seconds=(first.queue_seconds or 0.0) + seconds)

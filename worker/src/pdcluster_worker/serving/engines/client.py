@@ -5,7 +5,7 @@ statistics and block events to its subscribers.  When the engine dies or
 stalls, every open mailbox reports it; nothing waits for an answer that cannot
 come.  When an engine counts as stalled is `serving.engines.stall_watch`'s rule, and what
 the messages mean for a request is the business of `serving.decode.decode_dispatcher` and
-`serving.prefill_dispatcher`.
+`serving.peer_handler`.
 """
 
 import asyncio

@@ -47,17 +47,19 @@ class Ingress:
         self._hedge_policy = HedgePolicy(worker, local, decodes)
         self._migration = Migration(worker, local, decodes, self._router)
         self._choices: dict[str, ParallelSampling] = {}
-        self._lone: dict[str, AttemptStream] = {}
 
     async def generate(
-        self, specs: list[RequestSpec], prefill: PrefillMode, hints: RouteHints = NO_HINTS
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
     ) -> AsyncGenerator[Generated, None]:
-        """All choices of one prompt, as they come.
+        """All choices of one prompt, as they come.  reader: see `Backend.generate`.
 
-        Closing the iterator ends every leg.  Raises RequestError.
-
-        The first choice may be prefilled remotely; the others start from its
-        cached prompt, on the same worker.
+        Closing the iterator ends every attempt.  Raises RequestError.
+        The first choice may be prefilled remotely; the others start from its cached prompt, on the
+        same worker.
         """
         arrival = self._clock()
         with self._router.track(specs, hints):
@@ -68,7 +70,8 @@ class Ingress:
             if peer is None and not may_run_locally:
                 raise self._worker.refusal()
             with self._worker.request():
-                tokens = self._run(specs, prefill, AttemptRoute(peer, may_run_locally), arrival)
+                route = AttemptRoute(peer, may_run_locally, reader=reader)
+                tokens = self._run(specs, prefill, route, arrival)
                 try:
                     async for generated in tokens:
                         self._router.on_token(specs[generated.index].request_id)
@@ -76,7 +79,6 @@ class Ingress:
                 finally:
                     for spec in specs:  # first: the closing may be cut off
                         self._choices.pop(spec.request_id, None)
-                        self._lone.pop(spec.request_id, None)
                     await tokens.aclose()
 
     def _run(
@@ -99,7 +101,6 @@ class Ingress:
             for progress in courses
         }
         if len(runs) == 1:
-            self._lone |= runs
             return runs.popitem()[1]
         choices = ParallelSampling(runs)
         self._choices.update(dict.fromkeys(runs, choices))
@@ -111,11 +112,6 @@ class Ingress:
         """
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
-
-    def follow(self, request_id: str, reader: Reader[Generated]) -> None:
-        """See `server.generation.backend.Backend.follow`."""
-        if (run := self._lone.get(request_id)) is not None:
-            run.follow(reader)
 
     def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""

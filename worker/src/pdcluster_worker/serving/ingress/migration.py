@@ -44,11 +44,14 @@ class AttemptRoute:
                   one.
     may_run_locally: a drain that begins later lets the request go on.
     hedge:        that the first choice runs, of `where` and another worker; None = there is none.
+    reader:       takes later tokens of a lone choice while it is where it began, without a hedge
+                  and on this worker.
     """
 
     where: Peer | None
     may_run_locally: bool
     hedge: Hedge | None = None
+    reader: Reader[Generated] | None = None
 
 
 class Migration:
@@ -66,10 +69,6 @@ class Migration:
         self._decodes = decodes
         self._router = router
         self._at_peers: set[Attempt] = set()
-
-    def follow(self, progress: RequestProgress, reader: Reader[Generated]) -> None:
-        """Have a first leg's tokens on this worker taken by `reader`, and kept in its course."""
-        self._local.follow(progress.spec.request_id, Mapped(progress.take, reader))
 
     def on_change(self) -> None:
         """Call off what runs on workers that drain, as far as others take it."""
@@ -97,11 +96,15 @@ class Migration:
     # --- a leg --------------------------------------------------------------------------------
 
     def begin(
-        self, progress: RequestProgress, where: Peer | None, hedge: Hedge | None
+        self,
+        progress: RequestProgress,
+        where: Peer | None,
+        hedge: Hedge | None,
+        reader: Reader[Generated] | None = None,
     ) -> Stream[Generated]:
-        """Begin a leg; with a race both of its legs, of which one goes on."""
+        """Begin an attempt; with a hedge both of its attempts, of which one goes on."""
         if hedge is None:
-            return self._attempt(progress, where)
+            return self._attempt(progress, where, reader)
         return HedgedStream(
             self._worker,
             hedge,
@@ -109,12 +112,17 @@ class Migration:
             [self._attempt(progress, entrant) for entrant in hedge.entrants],
         )
 
-    def _attempt(self, progress: RequestProgress, peer: Peer | None) -> Stream[Generated]:
-        return (
-            self._local.run(*progress.next_attempt())
-            if peer is None
-            else Attempt(progress, peer, self._at_peers)
-        )
+    def _attempt(
+        self,
+        progress: RequestProgress,
+        peer: Peer | None,
+        reader: Reader[Generated] | None = None,
+    ) -> Stream[Generated]:
+        if peer is not None:
+            return Attempt(progress, peer, self._at_peers)
+        is_first = progress.num_attempts == 0
+        pushed = Mapped(progress.take, reader) if reader is not None and is_first else None
+        return self._local.run(*progress.next_attempt(), pushed)
 
     # --- the one after it ---------------------------------------------------------------------
 
@@ -270,18 +278,11 @@ class AttemptStream(AsyncIterator[Generated]):
         if self._attempt is not None:
             await self._attempt.aclose()
 
-    def follow(self, reader: Reader[Generated]) -> None:
-        """Have tokens taken by `reader` while the choice is where it began, alone and on this
-        worker; others come from the stream as before.
-        """
-        if self._hedge is None and self._where is None and self._progress.num_attempts == 1:
-            self._migration.follow(self._progress, reader)
-
     def _begin(self, where: Peer | None) -> None:
         route = self._route
         self._where = where
         self._hedge, route.hedge = route.hedge, None
-        self._attempt = self._migration.begin(self._progress, where, self._hedge)
+        self._attempt = self._migration.begin(self._progress, where, self._hedge, route.reader)
 
     def _taken(self, generated: Generated) -> Generated:
         progress = self._progress

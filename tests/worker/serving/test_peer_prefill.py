@@ -1,7 +1,7 @@
 """The prefill worker's side of a request: what its engine says becomes the reply to the peer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -17,14 +17,21 @@ from pdcluster_worker.messages.engine import (
     RequestFailed,
     Tokens,
 )
+from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from pdcluster_worker.serving.prefill_dispatcher import PrefillDispatcher
+from pdcluster_worker.routing.credits import CreditLedger
+from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import ScriptedEngine
+from tests.worker.serving.doubles import FACTS, ScriptedEngine
 
 SPEC = RequestSpec("r", [1, 2, 3], SamplingParams(max_tokens=4, seed=1))
 TARGET = TransferTarget(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [5])
 DONE = PrefillDone("r", num_bytes=64, seconds=0.02, busy_seconds=0.01)
+
+
+def prefill(worker: WorkerContext) -> AsyncGenerator[Token | PrefillDone, None]:
+    hello = Hello("e", "prefill", FACTS.geometry, "w", "r1")
+    return PeerRequestHandler(worker, hello, CreditLedger(1), None).prefill("d", SPEC, TARGET)
 
 
 async def collect(
@@ -34,7 +41,7 @@ async def collect(
         return outputs if isinstance(message, Prefill) else ()
 
     engine.answer = answer
-    return [reply async for reply in PrefillDispatcher(worker).prefill(SPEC, TARGET)]
+    return [reply async for reply in prefill(worker)]
 
 
 async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there_at_once(
@@ -96,7 +103,7 @@ async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Prefill) else ()
-    async with aclosing(PrefillDispatcher(worker).prefill(SPEC, TARGET)) as replies:
+    async with aclosing(prefill(worker)) as replies:
         await anext(replies)
     await asyncio.sleep(0)
 
