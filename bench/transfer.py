@@ -32,7 +32,7 @@ from pdcluster_worker.kv_transfer.carrier import SENDING_SLOTS
 from pdcluster_worker.kv_transfer.carriers import TransportName
 from pdcluster_worker.kv_transfer.nixl_carrier import NixlCarrier
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
 from pdcluster_worker.kv_transfer.wire import FRAME_BYTES
 
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 2

@@ -24,7 +24,7 @@ from setting import DEVICE, REHEARSES, save, synchronize
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded
 from pdcluster_worker.kv_transfer.carriers import TransportName
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.device_cache import DeviceKVCache
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from pdcluster_worker.kv_transfer.tcp import TcpTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from pdcluster_worker.testing.runner import FakeRunner
 from tests.golden import records
 

@@ -19,7 +19,7 @@ from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.kv_transfer.carriers import TransportName
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
 from pdcluster_worker.messages.engine import (
     EngineOutput,
     EngineStats,

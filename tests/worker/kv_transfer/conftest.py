@@ -13,8 +13,7 @@ import pytest
 
 from pdcluster_worker.engine.ports import TransferEvent
 from pdcluster_worker.kv_transfer import wire
-from pdcluster_worker.kv_transfer.tcp import TcpTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.transports import need_transport

@@ -12,7 +12,7 @@ import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, KVMemory, SendEnded, TransferRoute
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.kv_transfer import carrier_receiver, carriers, tcp_port, wire
+from pdcluster_worker.kv_transfer import carrier_receiver, carriers, tcp, wire
 from pdcluster_worker.kv_transfer.carrier import (
     SENDING_SLOTS,
     CarrierError,
@@ -127,7 +127,7 @@ def pair_over(
             kind = next(kinds)
             return Carriers(kind, {kind: ShelfCarrier(shelf, memory, kind)} if kind else {})
 
-        monkeypatch.setattr(tcp_port, "open_carriers", opened)
+        monkeypatch.setattr(tcp, "open_carriers", opened)
         return tcp_engine("prefill", verify=True), tcp_engine("decode", verify=True)
 
     return make

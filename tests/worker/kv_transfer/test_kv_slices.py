@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
-from pdcluster_worker.kv_transfer import head_shards
-from pdcluster_worker.kv_transfer.head_shards import routes, shares
+from pdcluster_worker.kv_transfer import sharded
+from pdcluster_worker.kv_transfer.sharded import routes, shares
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
 
@@ -58,7 +58,7 @@ def pair_of(fabric: LocalFabric) -> MakePair:
 
 
 def test_documented_examples_hold() -> None:
-    assert doctest.testmod(head_shards).failed == 0
+    assert doctest.testmod(sharded).failed == 0
 
 
 @given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 3))

@@ -21,11 +21,9 @@ from pdcluster_worker.engine.ports import (
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer.carriers import TransportName
-from pdcluster_worker.kv_transfer.head_shards import shares
-from pdcluster_worker.kv_transfer.rank_ipc import Listen
-from pdcluster_worker.kv_transfer.rank_port import RankPort, serve_in_thread
-from pdcluster_worker.kv_transfer.tcp import TcpTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
+from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort, serve_in_thread
+from pdcluster_worker.kv_transfer.sharded import shares
+from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from tests.transports import need_transport
 from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferRoute
-from pdcluster_worker.kv_transfer import tcp_port, wire
+from pdcluster_worker.kv_transfer import tcp, wire
 from pdcluster_worker.kv_transfer.tcp_link import LinkSettings
 
 BIG = 1 << 20  # a block that with its neighbours overflows every kernel buffer between the two
@@ -403,7 +403,7 @@ def test_nothing_is_written_on_a_connection_that_was_idle_too_long(
 def test_link_that_has_nothing_to_write_leaves_by_itself(
     tcp_engine, receiver, write, epoch, monkeypatch
 ):
-    monkeypatch.setattr(tcp_port, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
+    monkeypatch.setattr(tcp, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
     prefill = tcp_engine("prefill")
     write(prefill, epoch, receiver, [(0, 1)])
     sock = receiver.accept()

@@ -9,8 +9,7 @@ import sys
 import threading
 
 from pdcluster_worker.engine.ports import BlocksSent
-from pdcluster_worker.kv_transfer.tcp import TcpTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
+from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from tests.worker.kv_transfer.conftest import ByteMemory, Engine
 
 BLOCK_BYTES = 1 << 20

@@ -42,7 +42,6 @@ class PrefixCache:
         return block_id in self._hashes
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
-        """Blocks of the longest known prefix of `hashes`, at most `limit` of them, in order."""
         block_ids: list[int] = []
         for block_hash in hashes[:limit]:
             block_id = self._block_ids.get(block_hash)
@@ -54,10 +53,7 @@ class PrefixCache:
     def match_last(
         self, hashes: Sequence[bytes], limit: int, num_last: int
     ) -> tuple[int, list[int]]:
-        """The end of the longest prefix of at most `limit` hashes whose last `num_last` are known.
-
-        Returns the index of the first of them, and the blocks; all from 0 on where there are fewer.
-        """
+        """First index and blocks of the longest prefix whose last `num_last` hashes are known."""
         block_ids: list[int] = []  # in reverse
         for index in reversed(range(min(limit, len(hashes)))):
             if len(block_ids) == num_last:
@@ -70,9 +66,7 @@ class PrefixCache:
         return 0, block_ids[::-1]
 
     def insert(self, block_id: int, block_hash: bytes) -> None:
-        """Make a block findable; the first block with this content wins, a later one stays
-        unhashed.
-        """
+        """Make a block findable; the first block with this content wins."""
         assert block_id not in self._hashes, f"block {block_id} is hashed twice"
         if block_hash in self._block_ids:
             return
@@ -81,13 +75,11 @@ class PrefixCache:
         _note(block_hash, self._stored, self._removed)
 
     def drop(self, block_id: int) -> None:
-        """Forget the hash of a block that is about to be overwritten."""
         block_hash = self._hashes.pop(block_id)
         del self._block_ids[block_hash]
         _note(block_hash, self._removed, self._stored)
 
     def begin_snapshot(self) -> None:
-        """Make the next events a snapshot, for a reader that has missed some."""
         self._is_cleared = True
         self._stored = dict.fromkeys(self._block_ids)
         self._removed = {}
@@ -103,13 +95,11 @@ class PrefixCache:
         return events
 
     def check(self) -> None:
-        """Assert that the two maps are each other's inverse."""
         self.check_totals()
         for block_id in self._hashes:
             self.check_block(block_id)
 
     def check_totals(self) -> None:
-        """The part of `check` that looks at no block."""
         assert len(self._hashes) == len(self._block_ids), "prefix cache maps differ in length"
 
     def check_block(self, block_id: int) -> bool:
@@ -133,12 +123,7 @@ def _note(block_hash: bytes, changes: dict[bytes, None], opposite: dict[bytes, N
 
 
 class BlockPool:
-    """The blocks of one engine.
-
-    Reuse order: blocks without a hash first, then cached ones, the least
-    recently released first; a request's blocks are released in reverse, so its tail goes before its
-    head.
-    """
+    """Reuse order: blocks without a hash, then cached ones, the least recently released first."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -154,25 +139,19 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that an allocation could take now: free and cached."""
         return len(self._free) + len(self._cached)
 
     def state(self, block_id: int) -> BlockState:
-        """The state of one block."""
         return BlockState(self._states[block_id])
 
     def ref_count(self, block_id: int) -> int:
-        """Requests and sends that hold the block."""
         return self._ref_counts[block_id]
 
     def counts(self) -> dict[str, int]:
-        """Number of blocks by state; the sum is `num_blocks`."""
         return {state.name.lower(): self._counts[state] for state in BlockState}
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` private blocks (one reference, no hash); the caller has made sure of
-        `num_available`.
-        """
+        """Take `count` private blocks; the caller has checked `num_available`."""
         assert count <= self.num_available, (
             f"{count} blocks asked of {self.num_available} available"
         )
@@ -192,9 +171,7 @@ class BlockPool:
             self.num_moves += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one holder of each, last first; a block without holders becomes free, or cached when
-        it has a hash.
-        """
+        """Drop one holder of each, last first."""
         for block_id in reversed(block_ids):
             assert self._states[block_id] == BlockState.IN_USE, (
                 f"block {block_id} released while {self.state(block_id).name}"
@@ -212,7 +189,6 @@ class BlockPool:
                 self._free.append(block_id)
 
     def cache(self, block_id: int, block_hash: bytes) -> None:
-        """Make a full, computed block findable by its hash."""
         assert self._states[block_id] == BlockState.IN_USE, (
             f"block {block_id} hashed while {self.state(block_id).name}"
         )
@@ -220,7 +196,6 @@ class BlockPool:
         self.prefix_cache.insert(block_id, block_hash)
 
     def start_receiving(self, block_ids: Iterable[int]) -> None:
-        """Hand private blocks to one transfer."""
         for block_id in block_ids:
             assert self._ref_counts[block_id] == 1, (
                 f"block {block_id} is a transfer target with {self._ref_counts[block_id]} holders"
@@ -231,26 +206,21 @@ class BlockPool:
             self._move(block_id, BlockState.IN_USE, BlockState.RECEIVING)
 
     def finish_receiving(self, block_ids: Iterable[int]) -> None:
-        """The transfer is fenced: the blocks are the request's alone."""
         for block_id in block_ids:
             self._move(block_id, BlockState.RECEIVING, BlockState.IN_USE)
 
     def quarantine(self, block_ids: Iterable[int]) -> None:
-        """The request is gone but a write may still land."""
         for block_id in block_ids:
             self._move(block_id, BlockState.RECEIVING, BlockState.QUARANTINED)
             self._ref_counts[block_id] -= 1
 
     def release_quarantined(self, block_ids: Sequence[int]) -> None:
-        """The fence is answered: no write can land any more."""
         for block_id in reversed(block_ids):
             self._move(block_id, BlockState.QUARANTINED, BlockState.FREE)
             self._free.append(block_id)
 
     def check(self) -> None:
-        """Assert that the states sum to the total and that every structure agrees with them;
-        O(num_blocks).
-        """
+        """Assert that the states sum to the total and every structure agrees; O(num_blocks)."""
         self.check_totals()
         for block_id in range(self.num_blocks):
             self._check_block(block_id, self.state(block_id))
@@ -258,12 +228,10 @@ class BlockPool:
         self.check_free(range(len(self._free)), bytearray(self.num_blocks))
 
     def count_states(self, block_ids: range) -> list[int]:
-        """Count these blocks in each state, by `BlockState`."""
         states = self._states[block_ids.start : block_ids.stop]
         return [states.count(state) for state in BlockState]
 
     def check_counts(self, found: Sequence[int]) -> None:
-        """Assert that `found`, `count_states` of all blocks together, is what the pool believes."""
         for state in BlockState:
             assert found[state] == self._counts[state], f"{state.name} is counted wrong"
 
@@ -277,9 +245,7 @@ class BlockPool:
         assert len(self._cached) == self._counts[BlockState.CACHED], "the cached queue has strays"
 
     def check_blocks(self, block_ids: range, held: Mapping[int, int]) -> None:
-        """Assert of these blocks that every structure agrees on them, and that their references are
-        `held`, 0 where it has none.
-        """
+        """Assert that every structure agrees on these, with `held` references, 0 by default."""
         for block_id in block_ids:
             self._check_block(block_id, self.state(block_id))
             found, expected = self._ref_counts[block_id], held.get(block_id, 0)
@@ -288,9 +254,7 @@ class BlockPool:
             )
 
     def check_free(self, positions: range, seen: bytearray) -> None:
-        """Assert of this part of the free stack that its blocks are free, each once.  seen:
-        [num_blocks], of the parts before.
-        """
+        """Assert that this part of the free stack is free.  seen: [num_blocks], parts before."""
         for block_id in self._free[positions.start : positions.stop]:
             assert self._states[block_id] == BlockState.FREE, (
                 "a block on the free stack is not free"

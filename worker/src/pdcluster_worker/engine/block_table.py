@@ -1,12 +1,4 @@
-"""Blocks of one request: what it needs, what it finds in the prefix cache, what it holds.
-
-Guarantees that at least one token is always computed, that only full, computed blocks get a hash,
-and that an admitted request never lacks a block for its prompt.
-
-If every layer of the model has a sliding window, blocks that have left it are given back and the
-null block stands in their place.  Such a request takes the blocks of its prompt chunk by chunk;
-what it has yet to take, its quota less what it holds, is promised to it alone.
-"""
+"""Blocks of one request: what it needs, what it finds in the prefix cache, what it holds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -88,26 +80,16 @@ def too_large(num_tokens: int, settings: EngineSettings) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks that a request would take.
-
-    first_block: index in its table of the first block that it holds; the window has left others.
-    hits:        prefix blocks that it would share, in order, from `first_block` on.
-    num_new:     private blocks after them, to begin with.
-    quota:       most blocks that it holds until `num_tokens` of it have theirs.
-    num_tokens:  tokens that it is to have room for.
-    num_computed_tokens: tokens that need not be computed here.
-    num_hit_tokens: tokens found in the prefix cache.
-    num_needed:  what it takes from `BlockPool.num_available`, hits that no request holds among it,
-                 and what must stay there: the watermark, and what is promised to others.
-    """
-
+    # Index in its table of the first block that it holds; the window has left others.
     first_block: int
-    hits: list[int]
-    num_new: int
-    quota: int
-    num_tokens: int
-    num_computed_tokens: int
-    num_hit_tokens: int
+    hits: list[int]  # prefix blocks that it would share, in order, from `first_block` on
+    num_new: int  # private blocks after them, to begin with
+    quota: int  # most blocks that it holds until `num_tokens` of it have theirs
+    num_tokens: int  # tokens that it is to have room for
+    num_computed_tokens: int  # tokens that need not be computed here
+    num_hit_tokens: int  # tokens found in the prefix cache
+    # What it takes from `BlockPool.num_available`, hits that no request holds among it, and what
+    # must stay there: the watermark, and what is promised to others.
     num_needed: int
 
 
@@ -129,16 +111,12 @@ class BlockTables:
 
     @property
     def num_promised(self) -> int:
-        """Blocks that admitted requests have yet to take for their prompts."""
         return sum(self._promise(request) for request in self._growing)
 
     def reservation(
         self, request: EngineRequest, num_tokens: int, *, received: bool = False
     ) -> Reservation:
-        """Blocks for `num_tokens` of a request that holds none, with its prefix hits.
-
-        received: a peer computes the known tokens; only the window of the next one is needed.
-        """
+        """Blocks for `num_tokens` of a request that holds none; received: a peer computes them."""
         size = self._block_size
         first, hits = self._match(request)
         num_hit = first + len(hits)
@@ -164,11 +142,7 @@ class BlockTables:
         )
 
     def cut(self, reservation: Reservation, num_tokens: int) -> Reservation:
-        """The reservation with blocks for only so many tokens to begin with.
-
-        Where blocks leave a window the rest stays promised; elsewhere it must be free when it is
-        wanted.
-        """
+        """The same with blocks for so many tokens; with a window the rest stays promised."""
         num_new = self.num_blocks(num_tokens) - reservation.first_block - len(reservation.hits)
         if self._settings.window is not None:
             return replace(reservation, num_new=num_new)
@@ -176,7 +150,6 @@ class BlockTables:
         return replace(reservation, num_new=num_new, quota=quota, num_tokens=num_tokens)
 
     def take(self, request: EngineRequest, reservation: Reservation) -> None:
-        """Give the request its blocks; its KV is then computed up to the end of the hits."""
         assert not request.block_table, f"request {request.request_id} holds blocks already"
         self.pool.acquire(reservation.hits)
         nulls = [self._settings.null_block] * reservation.first_block
@@ -188,7 +161,6 @@ class BlockTables:
             self._growing[request] = reservation
 
     def num_available_to(self, request: EngineRequest) -> int:
-        """Blocks that this request can grow by now."""
         if len(self._growing) == (request in self._growing):
             return self.pool.num_available
         own = self._promise(request)
@@ -196,9 +168,7 @@ class BlockTables:
         return max(own, self.pool.num_available - others - self.pool.num_shares)
 
     def has_blocks_for_next(self, requests: Iterable[EngineRequest]) -> bool:
-        """Return whether each of these finds a block for its next token, so that none
-        is preempted.
-        """
+        """Return whether each finds a block for its next token: none is preempted."""
         size = self._block_size
         num_short = sum(
             request.num_scheduled_tokens >= len(request.block_table) * size for request in requests
@@ -207,10 +177,7 @@ class BlockTables:
         return num_short == 0 or num_short + reserved <= self.pool.num_available
 
     def grow(self, request: EngineRequest, num_tokens: int) -> bool:
-        """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short.
-
-        Never short within what was reserved.
-        """
+        """Extend the table to `num_tokens`; False, with nothing taken, when blocks are short."""
         if num_tokens <= len(request.block_table) * self._block_size:
             return True
         missing = self.num_blocks(num_tokens) - len(request.block_table)
@@ -225,11 +192,7 @@ class BlockTables:
         return True
 
     def grow_for_drafts(self, request: EngineRequest, end: int, num_drafts: int) -> int:
-        """Extend the table beyond `end` tokens, which have room, for drafts; returns for how many
-        of them.
-
-        No other request gives up a block for them, nor does an admission that was promised some.
-        """
+        """Extend the table for drafts from free blocks alone; returns for how many."""
         held = len(request.block_table)
         missing = self.num_blocks(end + num_drafts) - held
         if (
@@ -242,9 +205,7 @@ class BlockTables:
         return min(num_drafts, len(request.block_table) * self._block_size - end)
 
     def settle_drafts(self, request: EngineRequest) -> None:
-        """Give back the blocks that drafts alone have asked for and the known tokens do not need;
-        no step has the request now.
-        """
+        """Give back blocks that only drafts needed; no step has the request now."""
         extra = min(
             request.num_draft_blocks, len(request.block_table) - self.num_blocks(request.num_tokens)
         )
@@ -255,10 +216,7 @@ class BlockTables:
             request.block_table = request.block_table[:-extra]
 
     def advance(self, request: EngineRequest, num_tokens: int) -> None:
-        """`num_tokens` more have their KV: hash the blocks that they fill.
-
-        Gives back those that have left the window.
-        """
+        """`num_tokens` more are computed: hash full blocks, give back those outside the window."""
         computed = request.num_computed_tokens
         first = computed // self._block_size
         request.num_computed_tokens = computed + num_tokens
@@ -271,7 +229,6 @@ class BlockTables:
             self._give_back(request)
 
     def release(self, request: EngineRequest) -> None:
-        """Drop the request's hold on all its blocks."""
         self.pool.release(request.block_table[request.num_null_blocks :])
         if request.status is not Status.RECEIVING:  # of such a one a peer computes
             request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)

@@ -225,7 +225,6 @@ class EngineCore:
         return request
 
     def _held_blocks(self) -> Iterator[int]:
-        """Blocks held by requests and sends, once for each hold."""
         tables = [request.block_table for request in chain(self._requests.values(), self._leaving)]
         return chain(self._sender.held(), chain.from_iterable(tables))
 
@@ -295,7 +294,6 @@ class EngineCore:
             self._write_full(request, now)
 
     def _complete(self) -> None:
-        """Wait for the oldest step in flight, and take its outcomes."""
         completed = self._in_flight.complete()
         tokens: list[Token] = []
         for item, outcome in completed.outcomes:
@@ -323,7 +321,6 @@ class EngineCore:
             self._speculation.completed(completed.step, times.model)
 
     def _append(self, item: Scheduled, outcome: Sample | DraftSamples, now: float) -> list[Token]:
-        """The tokens of one item, one after another as if each had its step, until one ends it."""
         if isinstance(outcome, Sample):
             return [self._sampled(item.request, outcome, now)]
         tokens: list[Token] = []
@@ -379,7 +376,6 @@ class EngineCore:
         del self._requests[request.request_id]
 
     def _leave(self, request: EngineRequest) -> None:
-        """No more model steps for this request."""
         self._scheduler.remove(request)
         self._grammar_queue.waiting.pop(request.request_id, None)
         if request.num_in_flight_tokens:

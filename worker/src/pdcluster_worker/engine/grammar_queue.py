@@ -1,8 +1,4 @@
-"""Requests whose constraint is being compiled: they wait here, before every queue, and hold no
-seat.
-
-Others go on meanwhile.  A request whose KV a peer writes waits for both at once.
-"""
+"""Requests whose constraint is being compiled; they hold no slot, and others go on."""
 
 from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.request import EngineRequest, Status
@@ -19,20 +15,17 @@ class GrammarQueue:
         self.waiting: dict[str, EngineRequest] = {}
 
     def add(self, request: EngineRequest) -> None:
-        """Begin to compile what the request is constrained by; one without a constraint does not
-        wait.
-        """
+        """Begin to compile the request's constraint, if it has one."""
         if request.sampling.constraint is not None:
             self.grammars.begin(request)
             self.waiting[request.request_id] = request
 
     def enter(self, request: EngineRequest) -> None:
-        """A new request waits for its grammar, if it has one, then for a seat."""
         self.add(request)
         self.queue(request)
 
     def queue(self, request: EngineRequest) -> None:
-        """A request waits for a seat, unless it waits for its grammar still."""
+        """A request waits for a slot, unless it waits for its grammar still."""
         if request.request_id in self.waiting:
             return
         if request.block_table:  # with its KV in them
@@ -41,11 +34,7 @@ class GrammarQueue:
             self._scheduler.add(request)
 
     def settle(self) -> list[tuple[EngineRequest, RequestError | None]]:
-        """Queue those that wait no longer, in the order in which they came; each with why it can
-        never run, if so.
-
-        One that receives its KV still is queued when that has come.
-        """
+        """Queue those whose grammar is done, unless KV is still received; each with its error."""
         answers = [(request, self.grammars.open(request)) for request in self.waiting.values()]
         done = [
             (request, answer if isinstance(answer, RequestError) else None)

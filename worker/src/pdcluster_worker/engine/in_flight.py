@@ -1,11 +1,10 @@
-"""Steps in flight: the one queue of batches that the model has and that are not waited for yet.
+"""Steps in flight: the one queue of batches that the model has and that are not waited for yet."""
 
-With a runner of depth 2 the next step is planned and prepared while one computes.  What a step
-samples is not known then: a request goes on by position, with a placeholder for each token to come.
-A request that ends at a stop token is already in the next step; that token is discarded.
-
-When the runner raises, each item is tried once by itself, and only those that raise again fail.
-"""
+# With a runner of depth 2 the next step is planned and prepared while one computes.  What a step
+# samples is not known then: a request goes on by position, with a placeholder for each token.
+# A request that ends at a stop token is already in the next step; that token is discarded.
+#
+# When the runner raises, each item is tried once by itself, and only those that raise again fail.
 
 import logging
 from collections import Counter, deque
@@ -47,44 +46,29 @@ _OWN_FAULTS = ("no_token_left", "unknown_token_ids", "outside_grammar", "slow_gr
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One step.
-
-    started:   the clock when it was planned.  submitted: when the runner had it.
-    given:     what the runner has of `batch`; None = nothing yet, because an earlier step failed.
-    prepared:  the runner's.  error: why it could not be prepared or begun.
-    """
-
     batch: Batch
     work: StepWork
-    started: float
-    submitted: float
+    started: float  # the clock when it was planned
+    submitted: float  # when the runner had it
+    # What the runner has of `batch`; None = nothing yet, because an earlier step failed.
     given: Batch | None = None
-    prepared: Any = None
-    error: Exception | None = None
+    prepared: Any = None  # the runner's
+    error: Exception | None = None  # why it could not be prepared or begun
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step that has ended.
-
-    outcomes: of the requests that live.
-    gone:     requests that ended in the middle of it; no step has them any more.
-    completed_seconds: the clock when it ended.
-    """
-
     step: InFlightStep
-    outcomes: list[tuple[Scheduled, Outcome]]
-    gone: list[EngineRequest]
-    completed_seconds: float
+    outcomes: list[tuple[Scheduled, Outcome]]  # of the requests that live
+    gone: list[EngineRequest]  # requests that ended in the middle of it; no step has them any more
+    completed_seconds: float  # the clock when it ended
 
 
 class InFlightSteps:
-    """The steps in flight of one engine, in order; at most the runner's `depth` of them.
-
-    num_failed: items that failed since the start, by reason (`ROW_FAILURES` and `RAISED`).
-    """
+    """The steps in flight of one engine, in order; at most the runner's `depth` of them."""
 
     def __init__(self, runner: ModelRunner, max_model_len: int, clock: Callable[[], float]) -> None:
+        # Items that failed since the start, by reason (`ROW_FAILURES` and `RAISED`).
         self.num_failed: Counter[str] = Counter()
         self._runner = runner
         self._max_model_len = max_model_len
@@ -100,14 +84,10 @@ class InFlightSteps:
 
     @property
     def is_full(self) -> bool:
-        """True if the oldest must be waited for before another is submitted."""
         return len(self._queue) >= self._runner.depth
 
     def submit(self, batch: Batch, started: float) -> None:
-        """Begin a step; its requests go on from where it leaves them.
-
-        What fails now is an outcome of `complete`.  Raises EngineBrokenError.
-        """
+        """Begin a step; what fails now is an outcome of `complete`.  Raises EngineBrokenError."""
         work, submitted = StepWork.of(batch), self._clock()
         if self._queue:
             self._catch_up(self._queue[0])
@@ -128,10 +108,7 @@ class InFlightSteps:
                 )
 
     def complete(self) -> CompletedStep:
-        """Wait for the oldest step, and begin the one after it.
-
-        Raises EngineBrokenError, also after MAX_FAILED_STEPS failed batches in a row.
-        """
+        """Wait for the oldest step, and begin the next.  Raises EngineBrokenError."""
         batch = self._catch_up(self._queue[0])
         step = self._queue.popleft()
         known = dict(zip(batch.items, self._outcomes(step, batch), strict=True))
@@ -158,7 +135,6 @@ class InFlightSteps:
         return StepTimes(step, model, self._phases)
 
     def _catch_up(self, oldest: InFlightStep) -> Batch:
-        """Give the runner a step that was held back, without requests that have ended."""
         if oldest.given is None:
             alive = tuple(item for item in oldest.batch.items if _is_alive(item))
             self._prepare(oldest, Batch(alive))
@@ -273,11 +249,7 @@ def _are_alike(failures: list[Exception]) -> bool:
 def verified(
     drafts: Sequence[int], rows: Sequence[Sample | RequestError]
 ) -> Sample | DraftSamples | RequestError:
-    """The outcome of an item's rows: of the known tokens, then of each draft.
-
-    A row counts as far as the drafts before it are what was sampled; one that failed is tried again
-    once it is the first.
-    """
+    """The outcome of the rows of known tokens and of each draft, up to the first wrong draft."""
     samples: list[Sample] = []
     for draft, row in zip((*drafts, None), rows, strict=True):
         if isinstance(row, RequestError):

@@ -1,11 +1,4 @@
-"""Checks the block pool of an idle engine, a slice a turn, so that a request that comes meanwhile
-never waits for all of it.
-
-A walk counts the references of each block, then looks at every block once after something has
-happened, then rests.  What happens in the middle of a walk is no fault: it
-counts again, goes on with the next blocks and looks at all of them once more.
-No turn grows with the pool: one of a million blocks takes no longer.
-"""
+"""Checks the block pool of an idle engine slice by slice, so that no request waits for it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,11 +32,9 @@ class PoolAuditor:
 
     @property
     def is_due(self) -> bool:
-        """True if anything has changed since the last whole check."""
         return self._num_left > 0 or self._pool.num_moves != self._num_moves
 
     def turn(self) -> None:
-        """Check the next slice.  Raises AssertionError."""
         if self._pool.num_moves != self._num_moves:
             self._begin()
         self._pool.check_totals()
@@ -60,7 +51,6 @@ class PoolAuditor:
         self._next_free = 0
 
     def _count_holds(self, uncounted: Iterator[int]) -> bool:
-        """Count a slice of holds; whether those were the last."""
         counted = list(islice(uncounted, SLICE_BLOCKS))
         self._held.update(counted)
         if len(counted) == SLICE_BLOCKS:
@@ -87,9 +77,7 @@ class PoolAuditor:
 
 
 class IdleCheck:
-    """Schedule of the walk's turns in an idle engine: at most a hundredth of the time is spent on
-    it.
-    """
+    """Schedule of the audit of an idle engine: it takes at most a hundredth of the time."""
 
     def __init__(self, walk: PoolAuditor, clock: Callable[[], float]) -> None:
         self._walk = walk
@@ -101,7 +89,6 @@ class IdleCheck:
         return max(0.0, self._next - now) if self._walk.is_due else None
 
     def turn(self) -> None:
-        """Check the next slice.  Raises AssertionError."""
         started = self._clock()
         self._walk.turn()
         self._next = started + CHECK_INTERVALS * (self._clock() - started)

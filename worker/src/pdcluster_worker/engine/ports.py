@@ -1,8 +1,4 @@
-"""Ports of the pure engine: a model to run and a transport for KV blocks.
-
-`model` and `kv_transfer` implement these protocols.  Every call is made from the engine's one
-thread and waits for no peer; what happens later comes back through `Transport.poll`.
-"""
+"""Ports of the pure engine: a model to run and a transport for KV blocks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,29 +18,22 @@ class EngineBrokenError(RuntimeError):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The token chosen after the last scheduled position of one request.
-
-    prompt_logprobs: see `messages.requests.Token`.
-    """
+    """The token chosen after the last scheduled position of one request."""
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # see `messages.requests.Token`
 
 
 class DraftSamples(msgspec.Struct, frozen=True):
-    """Tokens of an item with drafts: the drafts that were sampled, then the token after them; at
-    least one.
-    """
+    """Drafts that were sampled, then the token after them; at least one."""
 
     samples: tuple[Sample, ...]
 
 
 def failed_row(reason: RowFailure, message: str, param: str | None = None) -> RequestError:
-    """The entry of a row that failed; the message names the cause and the fix.  param: see
-    `messages.engine.RequestFailed`.
-    """
+    """The entry of a row that failed; the message names the cause and the fix."""
     return RequestError(
         message, status=500 if reason == "not_finite" else 400, code=reason, param=param
     )
@@ -74,15 +63,9 @@ class StepSeconds:
 
 @dataclass(slots=True)
 class GrammarCounts:
-    """Counts of work on constraints.
-
-    requests: that have one, by its kind.  hits: those of them whose grammar was compiled, or being
-              compiled, before.
-    compiles: (outcome, seconds) of each, outcome: compiled or failed.
-    """
-
-    requests: Counter[str] = field(default_factory=Counter)
-    hits: int = 0
+    requests: Counter[str] = field(default_factory=Counter)  # that have one, by its kind
+    hits: int = 0  # those of them whose grammar was compiled, or being compiled, before
+    # (outcome, seconds) of each, outcome: compiled or failed.
     compiles: list[tuple[str, float]] = field(default_factory=list)
 
 
@@ -94,12 +77,7 @@ class Grammars(Protocol):
         ...
 
     def open(self, request: EngineRequest) -> bool | RequestError:
-        """Return whether tokens may be sampled for this request from now on, until
-        `ModelRunner.forget`.
-
-        False: not yet; it never waits.  An error: the constraint cannot be compiled, with the
-               reason.
-        """
+        """Accept writes of this epoch into these blocks, each once; verify: with a checksum."""
         ...
 
     def take_counts(self) -> GrammarCounts:
@@ -117,9 +95,7 @@ class ModelRunner(Protocol):
 
     @property
     def depth(self) -> int:
-        """Batches that may be prepared and not waited for: 1, or 2 if one is while another
-        computes.
-        """
+        """Batches prepared and not waited for: 1, or 2 if one is while another computes."""
         ...
 
     @property
@@ -128,29 +104,18 @@ class ModelRunner(Protocol):
         ...
 
     def prepare(self, batch: Batch) -> Any:
-        """Make the inputs of a batch, which may follow one that is computed now.
-
-        The value of a token that is not known yet is given to `begin`.  Blocks and known tokens of
-        a request stay as they are while a batch with it is in flight.  May raise.
-        """
+        """Make the inputs of a batch; tokens unknown yet come with `begin`.  May raise."""
         ...
 
     def begin(self, prepared: Any, sampled: Mapping[EngineRequest, int]) -> None:
-        """Begin to compute a prepared batch and write its KV, once the one before has ended.
-
-        sampled: tokens that the batch before has sampled; if it has none for a request, whatever
-                 this batch computes for the request is discarded.
-        """
+        """Begin to compute once the one before has ended; sampled: the tokens of that one."""
         ...
 
     def wait(self, prepared: Any) -> Sequence[RowOutcome]:
-        """The outcomes of the batch that was begun; one entry per item, in order.
+        """One outcome per item: Sample, DraftSamples, None if nothing is sampled, or its error.
 
-        An entry is a Sample when the item reaches the end of its known tokens (`item.samples`), a
-        DraftSamples if it has drafts, else None.  If a row fails by itself its entry is the error
-        (`failed_row`), and the other rows are as if it were not there.  Running the same items
-        again gives the same result (writes are idempotent), so a failed batch may be retried in
-        parts.  Raises whatever a forward pass raises; the core isolates the request at fault.
+        A row that fails by itself (`failed_row`) changes no other.  Running items again gives the
+        same result, so a batch that raises may be retried in parts.
         """
         ...
 
@@ -160,7 +125,6 @@ class ModelRunner(Protocol):
 
 
 def execute(runner: ModelRunner, batch: Batch) -> Sequence[RowOutcome]:
-    """Run one batch, with no other in flight."""
     prepared = runner.prepare(batch)
     runner.begin(prepared, {})
     return runner.wait(prepared)
@@ -170,13 +134,11 @@ class Drafter(Protocol):
     """Guesses the next tokens of requests, from all of their known ones."""
 
     def may_follow(self, request: EngineRequest) -> bool:
-        """Return whether there may be drafts once the step under way has given one more token."""
+        """Return whether there may be drafts once the step in flight has given one more token."""
         ...
 
     def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
-        """Draft for each request at most so many tokens, to follow its known ones; none where there
-        is no guess.
-        """
+        """At most so many drafts for each request; none without a guess."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -185,27 +147,18 @@ class Drafter(Protocol):
 
 
 class KVMemory(Protocol):
-    """The bytes of the KV cache, or of one rank's heads of it, as a transport sees them.
+    """The bytes of the KV cache, or of one rank's heads of it, as a transport sees them."""
 
-    heads: KV heads of the model that are held here.  head_bytes: of one head of a block.
-    """
-
-    heads: range
-    head_bytes: int
+    heads: range  # KV heads of the model that are held here
+    head_bytes: int  # of one head of a block
     num_blocks: int
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
-        """The bytes of these heads of one block, contiguous, in host memory: to be read.  heads:
-        None = all held.
-
-        Those of a cache on a device are a copy, made now.  Safe from any thread.
-        """
+        """These heads (None = all) of one block, contiguous, in host memory; a copy on a device."""
         ...
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
-        """Writable host memory for these heads of a block that arrives; they count
-        from `write_block` on.
-        """
+        """Writable host memory for heads of a block; they count from `write_block` on."""
         ...
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
@@ -214,16 +167,11 @@ class KVMemory(Protocol):
 
 
 class SlotMemory(Protocol):
-    """A run of memory that a carrier may read and write, for frames of blocks; a copy is there when
-    its call returns.  Safe from any thread.
+    """Memory that a carrier may read and write; copies are done on return.  Thread-safe."""
 
-    array: of its bytes, where they are.  address: of the first.  device: number of the GPU that has
-    them; None = host memory.
-    """
-
-    array: Any
-    address: int
-    device: int | None
+    array: Any  # of its bytes, where they are
+    address: int  # of the first
+    device: int | None  # number of the GPU that has
 
     def write(self, start: int, data: bytes) -> None:
         """Copy bytes of the host to `start`."""
@@ -260,43 +208,33 @@ class TransferRoute(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlocksSent:
-    """The peer acknowledged these source blocks of this epoch: they are no longer read.
-
-    at: the engine's clock when that happened; the engine may see it a whole step later.
-    """
+    """The peer acknowledged these source blocks of this epoch: they are no longer read."""
 
     epoch: bytes
     block_ids: tuple[int, ...]
     num_bytes: int
+    # The engine's clock when that happened; the engine may see it a whole step later.
     at: float = field(compare=False)
     route: TransferRoute = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class SendEnded:
-    """No source block of this epoch is or will be read any more; the answer to `cancel` and to a
-    failed write.
-
-    reason: why, in words for a log ("cancelled", "connection reset by peer", "refused: dead
-            epoch").
-    """
+    """No source block of this epoch is read any more: cancelled, or a write failed."""
 
     epoch: bytes
+    # Why, in words for a log ("cancelled", "connection reset by peer", "refused: dead epoch").
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """No write of this epoch is under way into a block, and none will be accepted.
-
-    received: target blocks that arrived whole before the fence.
-    checksum: over all target blocks in their order, None when verification is off or a block is
-              missing.
-    """
+    """No write of this epoch is in flight into a block, and none will be accepted."""
 
     epoch: bytes
-    received: frozenset[int]
+    received: frozenset[int]  # target blocks that arrived whole before the fence
     num_bytes: int
+    # Over all target blocks in their order, None when verification is off or a block is missing.
     checksum: int | None = None
 
 
@@ -306,9 +244,8 @@ TransferEvent = BlocksSent | SendEnded | Fenced
 class Transport(Protocol):
     """Moves KV blocks: a writer pushes into blocks that the receiver has opened under an epoch.
 
-    Receiving side: `open` -> (writes land) -> `fence` -> `Fenced`.
-    Sending side:   `write`* -> `BlocksSent`* ; or `cancel` / a failure -> `SendEnded`, once per
-                    epoch.
+    Receiving: `open`, writes land, `fence`, `Fenced`.
+    Sending: `write`, `BlocksSent`, or `SendEnded` once.
     """
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
@@ -319,11 +256,7 @@ class Transport(Protocol):
         ...
 
     def fence(self, epoch: bytes) -> None:
-        """Close the epoch for good; `Fenced` follows from `poll`, at once for an epoch with nothing
-        in flight.
-
-        Unknown or already fenced epochs answer Fenced with an empty set.
-        """
+        """Close the epoch for good; `Fenced` follows, an empty one for unknown epochs."""
         ...
 
     def write(
@@ -335,22 +268,15 @@ class Transport(Protocol):
         *,
         verify: bool = False,
     ) -> None:
-        """Queue writes of (source block here, target block there); writes of an epoch keep their
-        order.
+        """Queue writes of (source block here, target block there), in order.
 
-        addresses: of the peer's KV ports, each of which takes an even share of the heads, in their
-                   order.
-        verify:    the epoch has a `checksum`, also where others have none; for all its writes.
+        addresses: of the peer's KV ports, each of which takes an even share of the heads.
         The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
         """
         ...
 
     def checksum(self, epoch: bytes) -> int | None:
-        """Checksum of all blocks sent so far under this epoch, in write order (see
-        `kv_transfer.layout`).
-
-        None when verification is off.
-        """
+        """Checksum of all blocks sent under this epoch, in write order; None when it is off."""
         ...
 
     def forget(self, epoch: bytes) -> None:
@@ -358,10 +284,7 @@ class Transport(Protocol):
         ...
 
     def cancel(self, epoch: bytes) -> None:
-        """Stop sending; `SendEnded` follows when no source block is read any more.
-
-        Unknown epochs answer it too.
-        """
+        """Stop sending; `SendEnded` follows, for unknown epochs too."""
         ...
 
     def poll(self) -> list[TransferEvent]:

@@ -1,12 +1,4 @@
-"""Holds new prompts back for some passes, so that they are prefilled together.
-
-Each pass the engine says what it could do; what the other engines of its worker
-said last comes from the board.  Where some could prefill and some could not, or
-where all could but a whole prefill batch has no seats or no queue yet, new prompts
-wait, for `max_delay_passes` passes and `max_delay_seconds` at most, whichever ends
-first.  Prompts that have begun go on whatever the verdict, and nothing waits for
-another engine: what it said counts until it is old.  Pure: time is passed in.
-"""
+"""Holds new prompts back for some passes, so that they are prefilled together."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -30,36 +22,27 @@ PAUSE_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DelayerSettings:
-    """Bounds of the delay.
+    """Bounds of the delay."""
 
-    max_delay_passes:          passes of this engine that a prompt may be held back, less one.
-    token_usage_low_watermark: below that share of used KV blocks prompts are let in; None = off.
-    queue_min_ratio:           with all able to prefill, prompts wait until so many do, as a share
-                               of those that run; None = off.
-    """
-
-    max_delay_passes: int = 30
+    max_delay_passes: int = 30  # passes of this engine that a prompt may be held back, less one
     max_delay_seconds: float = 5.0
+    # Below that share of used KV blocks prompts are let in; None = off.
     token_usage_low_watermark: float | None = None
+    # With all able to prefill, prompts wait until so many do, as a share of those that run; None =
+    # off.
     queue_min_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """State of one engine in one scheduling pass.
+    """State of one engine in one scheduling pass."""
 
-    prefillable:     it could compute a prompt now.
-    below_watermark: and its KV usage is below the watermark.
-    max_prefill:     prompts in its largest recent prefill batch.
-    timed_out:       it has waited for the longest time.
-    """
-
-    prefillable: bool
-    below_watermark: bool = False
+    prefillable: bool  # it could compute a prompt now
+    below_watermark: bool = False  # and its KV usage is below the watermark
     running: int = 0
-    max_prefill: int = 0
+    max_prefill: int = 0  # prompts in its largest recent prefill batch
     waiting: int = 0
-    timed_out: bool = False
+    timed_out: bool = False  # it has waited for the longest time
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +55,7 @@ class DelayWait:
 
 @dataclass(frozen=True, slots=True)
 class DelayDecision:
-    """The outcome of a pass.  has_no_seats: delayed because a whole batch finds no seats."""
+    """The outcome of a pass.  has_no_seats: delayed because a whole batch finds no slots."""
 
     status: Status
     allow: bool
@@ -82,9 +65,7 @@ class DelayDecision:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The engine before a pass.  is_continuing: a prompt has begun and has more chunks; usage:
-    share of KV blocks in use.
-    """
+    """The engine before a pass."""
 
     num_waiting: int
     num_running: int
@@ -157,10 +138,7 @@ def negotiate(
     max_running: int,
     now: float,
 ) -> DelayDecision:
-    """The verdict of one pass over the states of all engines, this one among them.
-
-    wait: of the passes before; its bounds end any delay.
-    """
+    """The decision of one pass over the states of all engines, this one among them."""
     status = status_of(ranks)
     if status == "none":
         return DelayDecision(status, True, "")
@@ -176,14 +154,12 @@ def negotiate(
 
 
 def _has_no_slots(ranks: Sequence[RankState], max_running: int) -> bool:
-    """Return whether the fullest engine lacks seats for the largest batch of prompts."""
     return max_running - max(rank.running for rank in ranks) < max(
         rank.max_prefill for rank in ranks
     )
 
 
 def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
-    """Return whether fewer prompts wait than are worth a batch beside those that run."""
     running = max(rank.running for rank in ranks)
     if settings.queue_min_ratio is None or running == 0:
         return False
@@ -202,13 +178,11 @@ def _is_over(settings: DelayerSettings, wait: DelayWait | None, now: float) -> b
 
 @dataclass(slots=True)
 class DelayerCounts:
-    """Counts since they were last taken.
+    """Counts since they were last taken."""
 
-    outcomes: (status, allowed, reason, executed) of passes.
-    waits:    (passes, seconds) before prompts that were let in and computed.
-    """
-
+    # (status, allowed, reason, executed) of passes.
     outcomes: Counter[tuple[Status, bool, Reason, bool]] = field(default_factory=Counter)
+    # (passes, seconds) before prompts that were let in and computed.
     waits: list[tuple[int, float]] = field(default_factory=list)
 
 
@@ -246,9 +220,7 @@ class PrefillDelayer:
         return verdict.allow
 
     def finish(self, num_admitted: int, is_idle: bool, now: float) -> None:
-        """Count what came of the pass.  num_admitted: prompts let in; is_idle: no
-        request is left.
-        """
+        """Count the outcome of the pass."""
         verdict, before = self._verdict, self._before
         if num_admitted:
             self._batches.append(num_admitted)
@@ -266,9 +238,7 @@ class PrefillDelayer:
             self._board.withdraw()
 
     def next_pass_seconds(self, now: float) -> float | None:
-        """In how many seconds a delayed engine with nothing to run asks again; None when it delays
-        nothing.
-        """
+        """In how many seconds a delayed idle engine tries again; None = no delay."""
         if self._wait is None:
             return None
         return min(
@@ -276,7 +246,6 @@ class PrefillDelayer:
         )
 
     def take_counts(self) -> DelayerCounts:
-        """Counts since the last call."""
         counts, self._counts = self._counts, DelayerCounts()
         return counts
 

@@ -30,35 +30,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One epoch on the receiving side.
-
-    targets:       blocks that the peer writes, in order.
-    done:          what the peer said when all was written; None before; stays None when the request
-                   was given up.
-    given_up:      the request is gone or computes elsewhere: the targets are quarantined.
-    fence_seconds: the clock when the fence was asked for; None before.
-    """
+    """One epoch on the receiving side."""
 
     request: EngineRequest
     epoch: bytes
-    targets: list[int]
+    targets: list[int]  # blocks that the peer writes, in order
+    # What the peer said when all was written; None before; stays None when the request was given
+    # up.
     done: ReceiveDone | None = None
-    given_up: bool = False
-    fence_seconds: float | None = None
+    given_up: bool = False  # the request is gone or computes elsewhere: the targets are quarantined
+    fence_seconds: float | None = None  # the clock when the fence was asked for; None before
 
 
 @dataclass(frozen=True, slots=True)
 class FencedTransfer:
-    """A fenced transfer of a live request.
-
-    done:     as the peer said.
-    usable:   every target arrived whole and unchanged.
-    received: to be reported, of a request with `verify_transfer`; else None.
-    """
+    """A fenced transfer of a live request."""
 
     request: EngineRequest
-    done: ReceiveDone
-    usable: bool
+    done: ReceiveDone  # as the peer said
+    usable: bool  # every target arrived whole and unchanged
+    # To be reported, of a request with `verify_transfer`; else None.
     received: Received | None = None
 
 
@@ -88,7 +79,6 @@ class Receiver:
 
     @property
     def num_receiving(self) -> int:
-        """Live requests whose KV a peer writes."""
         return len(self._by_request)
 
     @property
@@ -148,9 +138,7 @@ class Receiver:
         self._fence(transfer, now)
 
     def give_up(self, request: EngineRequest, now: float) -> None:
-        """Quarantine the targets until the fence; the request holds nothing any more, its hits are
-        released now.
-        """
+        """Quarantine the targets until the fence; prefix hits are released now."""
         transfer = self._by_request.pop(request.request_id)
         transfer.given_up = True
         self._pool.quarantine(transfer.targets)
@@ -164,12 +152,7 @@ class Receiver:
             self._fence(transfer, now)
 
     def fenced(self, event: Fenced) -> FencedTransfer | None:
-        """No write can land any more: settle the targets.
-
-        None when no live request waits for them.
-
-        The blocks of an unusable arrival are released with all others of the request.
-        """
+        """No write can land any more: settle the targets; None without a live request."""
         self.num_bytes += event.num_bytes
         transfer = self._by_epoch.pop(event.epoch, None)
         if transfer is None:
@@ -258,7 +241,6 @@ class RemoteKV:
         self._end = end
 
     def done(self, message: ReceiveDone) -> None:
-        """The peer has written everything, or the request has ended at its first token."""
         request = self._receiver.expects(message.request_id, message.epoch)
         if request is None:
             logger.info("stale ReceiveDone request=%s", message.request_id)
@@ -268,7 +250,6 @@ class RemoteKV:
             self._receiver.finish(message, self._clock())
 
     def failed(self, message: ReceiveFailed) -> None:
-        """The peer writes no more; what it sampled is kept."""
         request = self._receiver.expects(message.request_id, message.epoch)
         if request is None:
             logger.info("stale ReceiveFailed request=%s", message.request_id)
@@ -279,10 +260,7 @@ class RemoteKV:
             self._prefill_locally(request, message.first)
 
     def fenced(self, event: Fenced) -> Received | None:
-        """Nothing is written any more: the request decodes on, or prefills here.
-
-        Returns what is to be reported of it.
-        """
+        """Nothing is written any more: the request decodes on, or prefills here."""
         arrival = self._receiver.fenced(event)
         if arrival is None:
             return None
@@ -295,10 +273,6 @@ class RemoteKV:
         return arrival.received
 
     def _prefill_locally(self, request: EngineRequest, first: Token | None) -> None:
-        """Go on without the peer's KV.
-
-        The token that the client already has is kept and not said again.
-        """
         if first is not None:
             request.tokens.append(first.token_id)
         request.status = Status.PREEMPTED

@@ -30,59 +30,42 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One request, its tokens and the blocks that it holds.
-
-    tokens:               prompt and output together; `num_prompt_tokens` divides them.
-    num_computed_tokens:  tokens whose KV is in `block_table`.
-    num_in_flight_tokens: those after them that steps in flight compute.
-    num_placeholders:     tokens after the known ones that steps in flight sample.
-    is_ending:            the last of these ends the request, whatever it is, or makes it leave.
-    is_waiting:           for the step in flight: no other one takes it before that has ended.
-    num_draft_blocks:     blocks at the end of `block_table` that only drafts have asked for.
-    num_lost_tokens:      most tokens whose KV was here and was given up, to be computed again.
-    num_null_blocks:      entries at the head of `block_table` that are the null block.
-    num_cached_tokens:    prefix hit when it was first admitted (for usage), never changed after.
-    block_table:          block ids in order, grown at its end or replaced by another list;
-                          slot of position p is block_table[p // block_size] * block_size + p %
-                          block_size.
-    block_hashes:         chained hashes of the full blocks of `tokens`, grown as they fill.
-    due_seconds:          of the engine's clock: when it is to be complete; UNDATED_SECONDS after
-                          its arrival without a deadline.
-    scheduled_seconds:    of the engine's clock: when it first got a slot here.
-    has_sampled:          a token of it was sampled here.
-    """
-
     request_id: str
-    tokens: list[int]
+    tokens: list[int]  # prompt and output together; `num_prompt_tokens` divides them
     num_prompt_tokens: int
     sampling: SamplingParams
     priority: int = 0
     arrival_seconds: float = 0.0
+    # Of the engine's clock: when it is to be complete; UNDATED_SECONDS after its arrival without a
+    # deadline.
     due_seconds: float = 0.0
     target: TransferTarget | None = None
     status: Status = Status.WAITING
-    num_computed_tokens: int = 0
-    num_in_flight_tokens: int = 0
-    num_placeholders: int = 0
-    is_ending: bool = False
-    is_waiting: bool = False
-    num_draft_blocks: int = 0
-    num_lost_tokens: int = 0
-    num_null_blocks: int = 0
+    num_computed_tokens: int = 0  # tokens whose KV is in `block_table`
+    num_in_flight_tokens: int = 0  # those after them that steps in flight compute
+    num_placeholders: int = 0  # tokens after the known ones that steps in flight sample
+    is_ending: bool = False  # the last of these ends the request, whatever it is, or makes it leave
+    is_waiting: bool = False  # for the step in flight: no other one takes it before that has ended
+    num_draft_blocks: int = 0  # blocks at the end of `block_table` that only drafts have asked for
+    num_lost_tokens: int = 0  # most tokens whose KV was here and was given up, to be computed again
+    num_null_blocks: int = 0  # entries at the head of `block_table` that are the null block
+    # Prefix hit when it was first admitted (for usage), never changed after.
     num_cached_tokens: int = 0
+    # Block ids in order, grown at its end or replaced by another list; slot of position p is
+    # block_table[p // block_size] * block_size + p % block_size.
     block_table: list[int] = field(default_factory=list)
+    # Chained hashes of the full blocks of `tokens`, grown as they fill.
     block_hashes: list[bytes] = field(default_factory=list)
     cache_salt: bytes = b""
     tenant: str = ""
     verify_transfer: bool = False
-    scheduled_seconds: float | None = None
-    has_sampled: bool = False
+    scheduled_seconds: float | None = None  # of the engine's clock: when it first got a slot here
+    has_sampled: bool = False  # a token of it was sampled here
 
     @classmethod
     def from_spec(
         cls, spec: RequestSpec, now: float, target: TransferTarget | None = None
     ) -> "EngineRequest":
-        """Build from the wire form; `now` is the engine's clock, in seconds."""
         return cls(
             request_id=spec.request_id,
             tokens=[*spec.prompt, *spec.output],
@@ -99,27 +82,22 @@ class EngineRequest:
         )
 
     def extend_hashes(self, block_size: int) -> None:
-        """Hash the full blocks of `tokens` that have no hash yet."""
         extend_hashes(self.block_hashes, self.tokens, block_size, self.cache_salt)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
         return len(self.tokens)
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens known when the steps in flight have ended, whatever they are."""
         return len(self.tokens) + self.num_placeholders
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens whose KV is computed when the steps in flight have ended."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens known so far, those made elsewhere included."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
@@ -131,31 +109,24 @@ class EngineRequest:
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """`num_tokens` tokens of one request, whose blocks are allocated.
-
-    start:   position of the first of them.
-    samples: whether a token is sampled after this step: all known tokens are then computed.
-    drafts:  the last of the tokens, which are guesses: a token is sampled after the known ones and
-             after each draft, and counts as far as the drafts before it are what was sampled.
-    waits:   no other step takes this request before this one has ended.
-    """
+    """`num_tokens` tokens of one request, whose blocks are allocated."""
 
     request: EngineRequest
     num_tokens: int
-    start: int
-    samples: bool
+    start: int  # position of the first of them
+    samples: bool  # whether a token is sampled after this step: all known tokens are then computed
+    # The last of the tokens, which are guesses: a token is sampled after the known ones and after
+    # each draft, and counts as far as the drafts before it are what was sampled.
     drafts: tuple[int, ...] = ()
-    waits: bool = False
+    waits: bool = False  # no other step takes this request before this one has ended
 
     @classmethod
     def of(cls, request: EngineRequest, num_tokens: int) -> "Scheduled":
-        """The next tokens of a request, after those of the steps in flight."""
         start = request.num_scheduled_tokens
         return cls(request, num_tokens, start, start + num_tokens == request.num_planned_tokens)
 
     @property
     def end(self) -> int:
-        """One past the position of the last scheduled token."""
         return self.start + self.num_tokens
 
     @property
@@ -197,7 +168,6 @@ SamplePlace = EngineRequest | AfterDrafts
 
 
 def sample_places(item: Scheduled) -> list[SamplePlace]:
-    """Those of an item that samples, in the order of its rows."""
     later = [
         AfterDrafts(item.request, item.drafts[:count]) for count in range(1, len(item.drafts) + 1)
     ]
@@ -224,9 +194,7 @@ class Finish:
 
 
 def check_stop(request: EngineRequest, max_model_len: int) -> Finish | None:
-    """The end that the last token causes: end of sequence, stop ids (neither before min_tokens) or
-    length; stop strings are found by the server, which then aborts.
-    """
+    """The end that the last token causes; stop strings are found by the server."""
     sampling, last = request.sampling, request.tokens[-1]
     is_heeded = not sampling.ignore_eos and request.num_output_tokens >= sampling.min_tokens
     # Under a constraint it is sampled too early, or though ignored, only where nothing else can

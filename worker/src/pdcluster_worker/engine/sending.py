@@ -1,11 +1,11 @@
 """The prefill side of KV transfers: finished blocks are written to the peer while the next chunk
 computes.
-
-Guarantees that every target block is written at most once, also when its
-request is preempted and recomputed, and that a source block is held from the
-moment its write is queued until the peer acknowledged it or the transport said
-that it reads no more.  Which request computes what is `engine.scheduler`'s.
 """
+
+# Guarantees that every target block is written at most once, also when its request is preempted and
+# recomputed, and that a source block is held from the moment its write is queued until the peer
+# acknowledged it or the transport said that it reads no more. Which request computes what is
+# `engine.scheduler`'s.
 
 import logging
 from collections.abc import Iterator
@@ -24,33 +24,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """One epoch on the sending side.
-
-    first, end:    indices in the block table of the blocks to write, `end` exclusive.
-    next_index:    first one not yet queued.
-    held:          source blocks under a reference of this send, and the clock when each was queued,
-                   in that order.
-    cancelled:     we stopped it; its end is not reported to the server.
-    first_seconds: the clock at the first write.
-    busy_since:    the clock when something began to be under way; None = nothing is.
-    busy_seconds:  how long something was, by when writes were acknowledged, not by when the
-                   engine saw that: it reads nothing while the model computes.
-    """
+    """One epoch on the sending side.  first, end: indices in the block table, `end` exclusive."""
 
     request: EngineRequest
     target: TransferTarget
     first: int
     end: int
-    next_index: int
+    next_index: int  # first one not yet queued
+    # Source blocks under a reference of this send, and the clock when each was queued, in that
+    # order.
     held: dict[int, float] = field(default_factory=dict)
-    cancelled: bool = False
-    first_seconds: float | None = None
+    cancelled: bool = False  # we stopped it; its end is not reported to the server
+    first_seconds: float | None = None  # the clock at the first write
+    # The clock when something began to be in flight; None = nothing is.
     busy_since: float | None = None
+    # How long something was, by when writes were acknowledged, not by when the engine saw that: it
+    # reads nothing while the model computes.
     busy_seconds: float = 0.0
     num_bytes: int = 0
 
     def acknowledge(self, event: BlocksSent) -> None:
-        """Note what is under way no longer, or was not between that and a later write."""
+        """Note what is in flight no longer, or was not between that and a later write."""
         self.num_bytes += event.num_bytes
         for block_id in event.block_ids:
             self.held.pop(block_id, None)
@@ -61,8 +55,6 @@ class Send:
 
 
 class Sender:
-    """All transfers out of this engine whose source blocks may still be read."""
-
     def __init__(self, block_size: int, pool: BlockPool, transport: Transport) -> None:
         self.num_bytes = 0
         self._block_size = block_size
@@ -72,7 +64,6 @@ class Sender:
 
     @property
     def num_transfers(self) -> int:
-        """Epochs that are neither acknowledged to the last block nor ended."""
         return len(self._by_epoch)
 
     def __contains__(self, epoch: bytes) -> bool:
@@ -85,24 +76,17 @@ class Sender:
         self._by_epoch[target.epoch] = Send(request, target, first, end, next_index=first)
 
     def write_full(self, request: EngineRequest, target: TransferTarget, now: float) -> None:
-        """Queue every full computed block that is not queued yet; call it again as more get
-        computed.
-        """
+        """Queue every full computed block that is not queued yet."""
         send = self._by_epoch[target.epoch]
         self._write(send, min(request.num_computed_tokens // self._block_size, send.end), now)
 
     def write_rest(self, target: TransferTarget, now: float) -> None:
-        """All known tokens are computed: queue whatever is left, the partial last
-        block included.
-        """
+        """All known tokens are computed: queue what is left, the partial last block too."""
         send = self._by_epoch[target.epoch]
         self._write(send, send.end, now)
 
     def cancel(self, target: TransferTarget) -> None:
-        """Stop sending, called once; source blocks stay held until `ended`.
-
-        A send that never wrote is forgotten at once.
-        """
+        """Stop sending; source blocks stay held until `ended`, if any was written."""
         send = self._by_epoch[target.epoch]
         if send.first_seconds is None:
             del self._by_epoch[target.epoch]
@@ -111,9 +95,7 @@ class Sender:
             self._transport.cancel(target.epoch)
 
     def sent(self, event: BlocksSent) -> PrefillDone | None:
-        """Release acknowledged blocks; the answer when they were the last, after which the epoch is
-        forgotten.
-        """
+        """Release acknowledged blocks; the answer when they were the last."""
         self.num_bytes += event.num_bytes
         send = self._by_epoch.get(event.epoch)
         if send is None:
@@ -133,10 +115,7 @@ class Sender:
         )
 
     def ended(self, event: SendEnded) -> EngineRequest | None:
-        """No block of the epoch is read any more: release them.
-
-        The request, when the end came from the peer.
-        """
+        """No block of the epoch is read any more; returns the request if the peer ended it."""
         send = self._by_epoch.get(event.epoch)
         if send is None:
             return None

@@ -1,8 +1,4 @@
-"""Statistics of the engine about itself, and when they are reported.
-
-Counters only grow, from the engine's start.  A step's duration is split between prefill and decode
-by its tokens; what it spent outside the model is overhead.
-"""
+"""Statistics of the engine about itself, and when they are reported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,20 +19,13 @@ STATS_INTERVAL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of a batch; taken before the step, because its requests move on.
+    """Work of a batch; taken before the step, because its requests move on."""
 
-    num_requests:       items of the batch.
-    num_tokens:         all tokens of the batch.
-    num_decode_tokens:  those of requests past their prefill, one each and its drafts.
-    num_prompt_tokens:  those that are part of a prompt.
-    num_recomputed_tokens: those that were computed here before, and lost to a preemption.
-    """
-
-    num_requests: int
-    num_tokens: int
-    num_decode_tokens: int
-    num_prompt_tokens: int
-    num_recomputed_tokens: int
+    num_requests: int  # items of the batch
+    num_tokens: int  # all tokens of the batch
+    num_decode_tokens: int  # those of requests past their prefill, one each and its drafts
+    num_prompt_tokens: int  # those that are part of a prompt
+    num_recomputed_tokens: int  # those that were computed here before, and lost to a preemption
 
     @classmethod
     def of(cls, batch: Batch) -> "StepWork":
@@ -55,7 +44,6 @@ class StepWork:
 
     @property
     def size(self) -> tuple[int, int, int, int]:
-        """As in `EngineStats.batches`."""
         computed_first = self.num_tokens - self.num_decode_tokens - self.num_recomputed_tokens
         return self.num_requests, computed_first, self.num_decode_tokens, self.num_recomputed_tokens
 
@@ -77,11 +65,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Counts of drafts, by position among those of one request in a step.
-
-    drafted, accepted: of each position, how many drafts were verified there, and how many were
-                       right.
-    """
+    """Drafts verified and accepted, by position among those of one request in a step."""
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -115,9 +99,7 @@ class Counters:
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def count_request(self, request: EngineRequest) -> None:
-        """A request got its blocks for the first time; a prefill for a peer counts its prompt at
-        the peer, which admitted it.
-        """
+        """A prefill for a peer counts its prompt at the peer, which admitted it."""
         if request.target is None:
             self.prompt_tokens += request.num_prompt_tokens
         self.prefix_query_tokens += request.num_tokens
@@ -139,7 +121,6 @@ class Counters:
         self.batches.append(work.size)
 
     def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
-        """The steps and batches since the last call, as in `EngineStats`."""
         taken = self.steps, self.batches
         self.steps, self.batches = [], []
         return taken
@@ -170,8 +151,6 @@ def token_message(
 
 @dataclass(frozen=True, slots=True)
 class GaugeSources:
-    """Owners of the state behind the gauges; delayer: None where no prefill is delayed."""
-
     scheduler: Scheduler
     receiver: Receiver
     sender: Sender
@@ -181,17 +160,10 @@ class GaugeSources:
 
 
 class Reporter:
-    """One per engine.
-
-    counters:   what it has done.
-    num_inputs: messages taken since the start.
-    changed:    something has happened since the last statistics.
-    """
-
     def __init__(self, parts: GaugeSources, clock: Callable[[], float]) -> None:
-        self.counters = Counters()
-        self.num_inputs = 0
-        self.changed = True
+        self.counters = Counters()  # what it has done
+        self.num_inputs = 0  # messages taken since the start
+        self.changed = True  # something has happened since the last statistics
         self._parts = parts
         self._clock = clock
         self._reported_seconds = clock()
@@ -213,7 +185,6 @@ class Reporter:
         return [*outputs, self._stats()]
 
     def _stats(self) -> EngineStats:
-        """Gauges are read from those that own the state; lists of steps begin empty again."""
         parts, counters = self._parts, self.counters
         scheduler, pool = parts.scheduler, parts.scheduler.tables.pool
         steps, batches = counters.take_steps()

@@ -7,10 +7,7 @@ from pdcluster_worker.messages.requests import TransferTarget
 
 
 def refusal(request: EngineRequest, settings: EngineSettings, num_more: int) -> str | None:
-    """Reason why this new request is refused for good; None when it is accepted.
-
-    num_more: tokens beyond the known ones that need room from the start.
-    """
+    """Reason why it can never run; num_more: tokens beyond the known ones that need room."""
     num_tokens = request.num_tokens
     if num_tokens == 0:
         return "the prompt is empty: send at least one token"

@@ -1,13 +1,4 @@
-"""A carrier brings the payloads of frames beside their connection, between slots of two ports.
-
-A slot is a run of memory for one frame, registered once: of the host, or of the device that has the
-blocks.  The sender copies source blocks into a slot of its own and names the payload in the frame's
-header; the receiver has the carrier bring it into a slot of its own, and copies it into blocks as
-`kv_transfer.inbox` allows.  No carrier is given a block, and a receiver's memory is written only by
-what the receiver itself has asked for: a write that comes late finds a slot that waits for it, or
-none (docs/design/one-sided-kv.md).
-Which carrier a connection has is agreed on in its hello (`kv_transfer.wire`).
-"""
+"""A carrier brings the payloads of frames beside their connection, between slots of two ports."""
 
 import mmap
 import threading
@@ -35,24 +26,20 @@ class CarrierError(PeerError):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Memory for one frame: the bytes of `memory` from `start` on.
-
-    is_idle: False while a carrier may still read or write it.
-    """
+    """Memory for one frame: the bytes of `memory` from `start` on."""
 
     memory: SlotMemory
     start: int
     num_bytes: int
+    # False while a carrier may still read or write it.
     is_idle: Callable[[], bool] = field(default=lambda: True)
 
     @property
     def bytes(self) -> Any:
-        """A view of them, where they are."""
         return self.memory.array[self.start : self.start + self.num_bytes]
 
     @property
     def address(self) -> int:
-        """Address of the first byte."""
         return self.memory.address + self.start
 
 
@@ -60,10 +47,7 @@ class CarrierFetch(Protocol):
     """A payload that is on its way into a slot."""
 
     def is_done(self) -> bool:
-        """True once all of it is there.
-
-        Raises CarrierError where it will not come.  After either the slot is written no more.
-        """
+        """True once all of it is there.  Raises CarrierError if it will not come."""
         ...
 
 
@@ -120,11 +104,7 @@ class Carrier(Protocol):
 
 
 class SlotPool:
-    """Slots of one side of a port; safe from any thread.
-
-    A slot whose fetch is waited for no more is used again once that has ended; as long as it has
-    not, another slot is made in its place.
-    """
+    """Slots of one side of a port; a slot whose fetch was abandoned returns once that ends."""
 
     def __init__(self, make: Callable[[int], list[Slot]], num_slots: int) -> None:
         """make: registers memory for so many slots."""
@@ -147,7 +127,6 @@ class SlotPool:
                 self._changed.wait(left)
 
     def give_back(self, slot: Slot) -> None:
-        """After use."""
         with self._changed:
             (self._free if slot.is_idle() else self._busy).append(slot)
             self._changed.notify()
@@ -190,20 +169,16 @@ class HostSlots:
         self.address: int = self.array.ctypes.data
 
     def write(self, start: int, data: bytes | memoryview) -> None:
-        """See ports.SlotMemory."""
         # not array[...] = data, which would keep the interpreter's lock
         np.copyto(self.array[start : start + len(data)], np.frombuffer(data, np.uint8))
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """See ports.SlotMemory."""
         return self.array[start : start + num_bytes].tobytes()
 
     def load(self, start: int, block_id: int, heads: range) -> None:
-        """See ports.SlotMemory."""
         self.write(start, self._blocks.block(block_id, heads))
 
     def write_block(self, start: int, block_id: int, heads: range) -> None:
-        """See ports.SlotMemory."""
         staging = self._blocks.staging(block_id, heads)
         # as in `write`
         np.copyto(np.frombuffer(staging, np.uint8), self.array[start : start + len(staging)])

@@ -1,9 +1,4 @@
-"""The receiving side of a carrier on one connection: attach, probe, then the payload of each frame.
-
-A payload comes into a slot of this port, and only its copy goes into blocks, so a fence waits for
-no fetch.  What was fetched for an epoch that is closed by then is dropped.  A stranger makes no
-carrier do anything: attach names an epoch that is open, which only its writer was given.
-"""
+"""The receiving side of a carrier on one connection: attach, probe, then each payload."""
 
 import time
 from collections.abc import Callable
@@ -60,10 +55,7 @@ class CarrierReceiver:
         return f"{self._carrier.kind} brought other bytes than the sender's"
 
     def fetch(self, place: int, num_bytes: int, seconds: float = FETCH_SECONDS) -> Slot:
-        """A slot with these bytes, to be given back.
-
-        Raises CarrierError where they will not come, TimeoutError where they do not in time.
-        """
+        """A slot with these bytes, to be given back.  Raises CarrierError, TimeoutError."""
         if self._incoming is None:
             raise wire.WireError("a payload was announced by a carrier that was not attached")
         slot = self._carrier.receiving.take(SLOT_SECONDS)
@@ -90,7 +82,6 @@ class CarrierReceiver:
         self._carrier.receiving.give_back(slot)
 
     def close(self) -> None:
-        """With the connection."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.close()

@@ -1,9 +1,4 @@
-"""The sending side of a carrier on one connection: attach, probe, then a slot for each frame.
-
-A source block is read once, by the connection's thread, into a slot; the carrier sees slots
-alone.  A slot is used again once its frame is answered, or its connection is gone: a peer that
-reads it later gets bytes of another frame, for a transfer that has ended without a Done.
-"""
+"""The sending side of a carrier on one connection: attach, probe, then a slot for each frame."""
 
 import logging
 import secrets
@@ -34,10 +29,7 @@ class PeerCall(Protocol):
 
 
 class CarrierSender:
-    """One per connection; `leave` with it.
-
-    Frames carry their payloads until `attach` has worked, and where it does not.
-    """
+    """One per connection; frames carry their payloads until `attach` has worked."""
 
     def __init__(self, peer: PeerAddress, carriers: Carriers, clock: Callable[[], float]) -> None:
         self._peer = peer
@@ -48,7 +40,6 @@ class CarrierSender:
 
     @property
     def offers(self) -> tuple[str, ...]:
-        """Carriers for the hello."""
         return self._carriers.offers(self._peer, self._clock())
 
     def agree(self, offers: tuple[str, ...], carrier: str) -> None:
@@ -60,7 +51,6 @@ class CarrierSender:
 
     @property
     def is_enabled(self) -> bool:
-        """True if `attach` is to come before the next frame."""
         return bool(self._agreed) and self._attached is None
 
     def attach(self, epoch: bytes, call_peer: PeerCall) -> None:
@@ -82,11 +72,7 @@ class CarrierSender:
             self._carriers.reached(self._peer)
 
     def place(self, block_ids: Sequence[int], heads: range, block_bytes: int) -> int | None:
-        """Copy these heads of a frame's blocks, of so many bytes each, into a slot; returns what
-        names it to the receiver.
-
-        None where the frame carries its payload.  Raises CarrierError.
-        """
+        """Copy these heads into a slot; returns its name, None if the frame carries it."""
         if self._attached is None:
             return None
 
@@ -97,7 +83,6 @@ class CarrierSender:
         return self._attached.place(load, len(block_ids) * block_bytes)
 
     def answered(self) -> None:
-        """The oldest frame since `attach` is acknowledged."""
         if self._attached is not None:
             self._attached.answered()
 
@@ -107,13 +92,11 @@ class CarrierSender:
             self._unreached(reason)
 
     def route(self, place: int | None) -> TransferRoute:
-        """The way of a frame that was placed so."""
         if place is not None:
             return TransferRoute(self._agreed)
         return TransferRoute("tcp", self._carriers.why_not(self._peer))
 
     def leave(self) -> None:
-        """With the connection."""
         self._agreed = ""
         self._drop()
 
@@ -130,7 +113,7 @@ class CarrierSender:
 
 
 class _Attached:
-    """The use of one carrier by one connection.  placed: slots of the frames under way, in their
+    """The use of one carrier by one connection.  placed: slots of the frames in flight, in their
     order; None for one that carries its payload.
     """
 

@@ -1,8 +1,4 @@
-"""The carriers of a port: opened by `engine.transport`, and the peers that they do not reach.
-
-A peer that a carrier does not reach gets its frames over the connection itself, and is tried
-again after RETRY_SECONDS.  Why is said with each block that goes that way (`engine.ports.Route`).
-"""
+"""The carriers of a port: opened by `engine.transport`, and the peers that they do not reach."""
 
 import logging
 import os
@@ -37,17 +33,12 @@ _UCX_PORTS = "UCX_TCP_PORT_RANGE"
 
 @dataclass(slots=True)
 class Carriers:
-    """requested: what `engine.transport` says; empty where frames carry their payloads.
-
-    known: by kind.  unreached: why not, and until when, by peer.
-    """
-
-    requested: str = ""
-    known: dict[str, Carrier] = field(default_factory=dict)
+    requested: str = ""  # what `engine.transport` says; empty where frames carry their payloads
+    known: dict[str, Carrier] = field(default_factory=dict)  # by kind
+    # Why not, and until when, by peer.
     unreached: dict[PeerAddress, tuple[float, str]] = field(default_factory=dict)
 
     def offers(self, peer: PeerAddress, now: float) -> tuple[str, ...]:
-        """Kinds to offer to that peer."""
         until, _ = self.unreached.get(peer, (0.0, ""))
         return () if now < until else tuple(self.known)
 
@@ -56,17 +47,14 @@ class Carriers:
         return self.unreached.get(peer, (0.0, ""))[1]
 
     def reached(self, peer: PeerAddress) -> None:
-        """One works there now."""
         self.unreached.pop(peer, None)
 
     def failed(self, peer: PeerAddress, reason: str, now: float) -> None:
-        """Offer none there for a while."""
         self.unreached[peer] = (now + RETRY_SECONDS, reason)
         while len(self.unreached) > MAX_UNREACHED:
             del self.unreached[next(iter(self.unreached))]
 
     def close(self) -> None:
-        """After all connections."""
         for carrier in self.known.values():
             carrier.close()
 
@@ -114,11 +102,7 @@ def has_rdma() -> bool:
 
 
 def keep_ucx_within(first_kv_port: int) -> None:
-    """Have UCX listen behind the KV ports of a worker, unless the environment says where.
-
-    For TCP it opens ports of its own, and looks where when it is loaded.  first_kv_port: 0 = any
-    free ones, and so are UCX's.
-    """
+    """Have UCX listen behind the KV ports, unless the environment says where."""
     first = first_kv_port + NUM_KV_PORTS
     if first_kv_port and first + NUM_UCX_PORTS <= _MAX_PORT:
         os.environ.setdefault(_UCX_PORTS, f"{first}-{first + NUM_UCX_PORTS - 1}")

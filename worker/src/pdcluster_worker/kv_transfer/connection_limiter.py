@@ -1,10 +1,4 @@
-"""Bounds of the KV port: connections with and without a hello, and how long each may be silent.
-
-Pure.  A connection is a stranger until it has named this engine; strangers have
-seats of their own, so they take none from peers.  Where strangers fill theirs,
-a new connection takes the place of the one that has said nothing for longest: a crowd
-of silent ones cannot shut the port, and one address has only its part.
-"""
+"""Bounds of the KV port: connections with and without a hello, and how long each may be silent."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,29 +10,22 @@ ConnectionT = TypeVar("ConnectionT")
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """Limits of a KV port.
+    """Limits of a KV port."""
 
-    hello_seconds:   to introduce oneself, from the first byte to the last.
-    idle_seconds:    without a whole header, or within a frame without a byte; a sender that has
-                     nothing to write leaves earlier (`tcp_link.LinkSettings.idle_seconds`).
-    ack_seconds:     without room for an acknowledgement.
-    max_connections: with a hello, a thread each.  A pool has at most 1024 workers, with one
-                     connection of each rank that writes here; twice that, because one of a pod that
-                     is gone may be held for idle_seconds beside that of its replacement.
-    max_per_address: of these from one address: one pod has one of each of its ranks, and all pods
-                     of a machine may share its address (host network, address translation between
-                     machines).
-    max_unauthenticated: without a hello, beyond these.
-    max_unauthenticated_per_address: of these from one address.
-    """
-
-    hello_seconds: float = 5.0
+    hello_seconds: float = 5.0  # to introduce oneself, from the first byte to the last
+    # Without a whole header, or within a frame without a byte; a sender that has nothing to write
+    # leaves earlier (`tcp_link.LinkSettings.idle_seconds`).
     idle_seconds: float = 60.0
-    ack_seconds: int = 30
+    ack_seconds: int = 30  # without room for an acknowledgement
+    # With a hello, a thread each.  A pool has at most 1024 workers, with one connection of each
+    # rank that writes here; twice that, because one of a pod that is gone may be held for
+    # idle_seconds beside that of its replacement.
     max_connections: int = 2048
+    # Of these from one address: one pod has one of each of its ranks, and all pods of a machine may
+    # share its address (host network, address translation between machines).
     max_per_address: int = 512
-    max_unauthenticated: int = 128
-    max_unauthenticated_per_address: int = 64
+    max_unauthenticated: int = 128  # without a hello, beyond these
+    max_unauthenticated_per_address: int = 64  # of these from one address
 
     def within(self, num_files: int) -> "PortLimits":
         """These, for a process that may have so many connections in all; at least one peer."""
@@ -49,10 +36,7 @@ class PortLimits:
 
 
 class ConnectionLimiter(Generic[ConnectionT]):
-    """Counts open connections; the caller takes care of threads.
-
-    close: ends a stranger whose seat another one has taken
-    """
+    """Counts open connections.  close: ends one that was replaced."""
 
     def __init__(self, limits: PortLimits, close: Callable[[ConnectionT], None]) -> None:
         self._limits = limits
@@ -63,7 +47,7 @@ class ConnectionLimiter(Generic[ConnectionT]):
         self._peers_of: Counter[str] = Counter()
 
     def take(self, connection: ConnectionT, address: str) -> str | None:
-        """Give a new connection of this address its seat, or say why there is none."""
+        """Give a new connection of this address its place, or say why there is none."""
         limits = self._limits
         if self._unauthenticated_of[address] >= limits.max_unauthenticated_per_address:
             return (
@@ -79,7 +63,7 @@ class ConnectionLimiter(Generic[ConnectionT]):
         return None
 
     def authenticate(self, connection: ConnectionT) -> str | None:
-        """Its hello was right: give it a peer's seat, or say why there is none."""
+        """Its hello was right: give it a peer's place, or say why there is none."""
         limits, address = self._limits, self._unauthenticated.get(connection)
         if address is None:
             return "its seat was given to a new connection"
@@ -93,7 +77,6 @@ class ConnectionLimiter(Generic[ConnectionT]):
         return None
 
     def leave(self, connection: ConnectionT) -> None:
-        """Take a seat back, if it still has one."""
         _remove(connection, self._unauthenticated, self._unauthenticated_of)
         _remove(connection, self._peers, self._peers_of)
 

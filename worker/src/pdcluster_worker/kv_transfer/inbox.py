@@ -1,13 +1,11 @@
-"""The receiving side of one port: what may be written where, and when a fence holds.
+"""The receiving side of one port: what may be written where, and when a fence holds."""
 
-Both transports ask here before a byte goes into a block, so they share one set
-of rules: an epoch writes only into the blocks that `open` named, each head of
-them once and in that order, and never after `Fenced`.  Slices of an epoch come
-from one rank of the peer each, in any mix; a block has arrived when all heads
-of this port have.  A writer holds the epoch (`enter` ..
-`leave`) only while bytes are being copied, never while it waits for a peer;
-therefore a fence never waits for a peer either.  Knows nothing of sockets.
-"""
+# Both transports ask here before a byte goes into a block, so they share one set of rules: an epoch
+# writes only into the blocks that `open` named, each head of them once and in that order, and never
+# after `Fenced`. Slices of an epoch come from one rank of the peer each, in any mix; a block has
+# arrived when all heads of this port have. A writer holds the epoch (`enter` .. `leave`) only while
+# bytes are being copied, never while it waits for a peer; therefore a fence never waits for a peer
+# either. Knows nothing of sockets.
 
 import threading
 from collections.abc import Callable, Sequence
@@ -22,32 +20,25 @@ DEAD_EPOCH = "dead epoch"
 
 @dataclass(slots=True, eq=False)
 class IncomingEpoch:
-    """One open epoch.
-
-    arriving:     what of it comes from each rank of the peer, by its heads.
-    num_copying:  writers that are copying into a block right now.
-    verify:       its blocks are summed up.
-    """
+    """One open epoch."""
 
     epoch: bytes
     block_ids: tuple[int, ...]
+    # What of it comes from each rank of the peer, by its heads.
     arriving: "dict[range, IncomingShard]" = field(default_factory=dict)
-    num_copying: int = 0
+    num_copying: int = 0  # writers that are copying into a block right now
     is_fenced: bool = False
-    verify: bool = False
+    verify: bool = False  # its blocks are summed up
 
 
 @dataclass(slots=True, eq=False)
 class IncomingShard:
-    """Some heads of an epoch's blocks.
-
-    num_claimed:  blocks of `block_ids` that frames have been accepted for, from the front.
-    crcs:         CRCs of the heads by block received whole (none when verification is off).
-    """
+    """Some heads of an epoch's blocks."""
 
     receiving: IncomingEpoch
     heads: range
-    num_claimed: int = 0
+    num_claimed: int = 0  # blocks of `block_ids` that frames have been accepted for, from the front
+    # CRCs of the heads by block received whole (none when verification is off).
     crcs: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -63,11 +54,7 @@ class Inbox:
         self._open_blocks: set[int] = set()
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """Accept writes of this epoch into these blocks, in this order.
-
-        Raises ValueError when the epoch is malformed or open already, or a block is out of range,
-        repeated or open under another epoch.
-        """
+        """Accept writes of this epoch into these blocks, in this order.  Raises ValueError."""
         blocks = set(block_ids)
         if len(epoch) != EPOCH_BYTES:
             raise ValueError(f"epoch has {len(epoch)} bytes, not {EPOCH_BYTES}")
@@ -91,9 +78,7 @@ class Inbox:
             self._open_blocks |= blocks
 
     def fence(self, epoch: bytes) -> None:
-        """Accept nothing more of this epoch; `Fenced` is emitted here, or by the last `leave` if a
-        copy is under way.
-        """
+        """Accept nothing more; `Fenced` comes here, or by the last `leave`."""
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None:
@@ -103,16 +88,12 @@ class Inbox:
                 self._finish(receiving)
 
     def is_open(self, epoch: bytes) -> bool:
-        """Return whether writes of it may still come."""
         with self._lock:
             receiving = self._epochs.get(epoch)
             return receiving is not None and not receiving.is_fenced
 
     def claim(self, epoch: bytes, heads: range, block_ids: Sequence[int]) -> IncomingShard | str:
-        """Ask to write these heads of the next blocks of an epoch; each can be claimed once.
-
-        Returns why not as a str.
-        """
+        """Ask to write these heads of the next blocks, once; returns why not as a str."""
         with self._lock:
             receiving = self._epochs.get(epoch)
             if receiving is None or receiving.is_fenced:
@@ -128,9 +109,7 @@ class Inbox:
             return arriving
 
     def enter(self, arriving: IncomingShard) -> bool:
-        """Before copying bytes: True if allowed, and then `leave` must follow at once; False once
-        the epoch is fenced.
-        """
+        """Before copying bytes: if True, `leave` must follow; False once fenced."""
         with self._lock:
             if arriving.receiving.is_fenced:
                 return False
@@ -148,11 +127,7 @@ class Inbox:
     def complete(
         self, arriving: IncomingShard, block_id: int, write_block: Callable[[], None]
     ) -> bool:
-        """Land the slice of this block, whose bytes have all arrived; False once the epoch is
-        fenced (it then counts as missing).
-
-        write_block: copies them into the block.
-        """
+        """Copy this shard of a block, which is there whole; False once the epoch is fenced."""
         if not self.enter(arriving):
             return False
         heads = arriving.heads

@@ -1,12 +1,4 @@
-"""Checksums over KV blocks, the same on both sides of a transfer, however ranks share the heads.
-
-A block is one run of bytes, and so is each of its KV heads.  Each head of a block
-has a CRC-32; those of one head are folded, in the order of the blocks, into a
-64-bit number that begins at the head's number.  The sum over heads is a slice's
-checksum, and the sum over slices the transfer's.  The sender folds in write
-order, the receiver in the order of `open`'s block list: these are one order,
-because `kv_transfer.inbox` accepts only the next blocks of that list.
-"""
+"""Checksums over KV blocks, the same on both sides of a transfer, however ranks share the heads."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +11,7 @@ _MASK = (1 << 64) - 1
 
 
 def head_crcs(block: bytes | bytearray | memoryview, num_heads: int) -> tuple[int, ...]:
-    """CRC-32 of each head's bytes in (a slice of) one block."""
+    """CRC-32 of each head's bytes in (a shard of) one block."""
     size = len(block) // num_heads
     return tuple(
         zlib.crc32(block[start : start + size]) for start in range(0, size * num_heads, size)
@@ -41,12 +33,11 @@ class ShardChecksum:
 
     @property
     def value(self) -> int:
-        """64 bits, unsigned."""
         return sum(self._folds) & _MASK
 
 
 def combined(slices: Iterable[int | None]) -> int | None:
-    """The checksum of all slices together; None where one has none."""
+    """The checksum of all shards together; None where one has none."""
     total = 0
     for checksum in slices:
         if checksum is None:

@@ -1,12 +1,4 @@
-"""Carrier over NIXL and its UCX back end: the receiver reads the sender's slots.
-
-One-sided, and only ever a read: a port gives away the keys of its sending slots alone, so no peer
-can write here.  Slots are on the GPU that has the blocks, if NIXL registers memory of it (this has
-never run on one), else in host memory.
-
-NIXL's own Python class makes its progress thread spin; ours waits in the kernel for UCX's events
-and looks by itself every PROGRESS_MICROSECONDS, since UCX may miss one.
-"""
+"""Carrier over NIXL and its UCX back end: the receiver reads the sender's slots."""
 
 import importlib
 import logging
@@ -37,14 +29,11 @@ _BUILDS = ("nixl_cu13._api", "nixl_cu12._api")
 
 
 class _NixlPeer(msgspec.Struct, array_like=True, frozen=True):
-    """A carrier, as it says to its peer.  name, known: of its agent.
-
-    device: number of the GPU that has its sending slots; left away where none has, since older
-    readers know two fields.
-    """
+    """A carrier, as it says to its peer."""
 
     name: str
     known: bytes
+    # Number of the GPU that has its sending slots; left away where none has, since older.
     device: int | None = None
 
 
@@ -64,10 +53,7 @@ def bindings() -> Any:
 
 
 class NixlCarrier:
-    """`carrier.Carrier`; name: unique among all agents that may meet.
-
-    Raises CarrierError where NIXL or UCX does not start, ImportError without NIXL.
-    """
+    """`carrier.Carrier`.  Raises CarrierError if it does not start, ImportError without NIXL."""
 
     kind = "nixl"
 
@@ -93,11 +79,9 @@ class NixlCarrier:
         self._users: Counter[str] = Counter()
 
     def outgoing(self) -> "_NixlOutgoing":
-        """See carrier.Carrier."""
         return _NixlOutgoing(self._blob)
 
     def incoming(self, blob: bytes) -> "_NixlIncoming":
-        """See carrier.Carrier."""
         try:
             side = _decode(blob)
         except msgspec.MsgspecError as e:
@@ -111,10 +95,7 @@ class NixlCarrier:
     def read(
         self, source: tuple[str, int | None], place: int, num_bytes: int, slot: Slot
     ) -> "_Read":
-        """Begin to read from an agent that was loaded.  Raises CarrierError.
-
-        source: its name, and the device of its slots.
-        """
+        """Begin to read from an agent that was loaded.  Raises CarrierError."""
         (name, device), operation = source, self._nixl.NIXL_READ
         with self._lock:
             self._users[name] += 1  # it stays loaded until the read has ended
@@ -148,7 +129,6 @@ class NixlCarrier:
         return bool(self._agent.getXferStatus(request) == self._nixl.NIXL_SUCCESS)
 
     def release(self, request: int) -> None:
-        """Free a request that has ended."""
         self._agent.releaseXferReq(request)
 
     def close(self) -> None:
@@ -195,12 +175,10 @@ class NixlCarrier:
         return self._nixl.nixlRegDList(kind, [(memory.address, num_bytes, number, "")])
 
     def _end(self, device: int | None, address: int, num_bytes: int) -> Any:
-        """One end of a read."""
         kind, number = self._where(device)
         return self._nixl.nixlXferDList(kind, [(address, num_bytes, number)])
 
     def _where(self, device: int | None) -> tuple[Any, int]:
-        """NIXL's kind of memory, and the number of the device."""
         nixl = self._nixl
         return (nixl.DRAM_SEG, 0) if device is None else (nixl.VRAM_SEG, device)
 

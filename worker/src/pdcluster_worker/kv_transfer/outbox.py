@@ -1,12 +1,11 @@
 """The sending side of one port: what waits to be written, and when a source block is no longer
 read.
-
-Both transports take their work from here, so they share one set of rules:
-writes of a slice keep their order, `ShardSent` follows each acknowledgement,
-`ShardEnded` comes once, and only while no block of the slice is being read.
-A frame's source blocks are read between `take` and `release`, and at no other
-time.  Knows nothing of sockets.
 """
+
+# Both transports take their work from here, so they share one set of rules: writes of a shard keep
+# their order, `ShardSent` follows each acknowledgement, `ShardEnded` comes once, and only while no
+# block of the shard is being read. A frame's source blocks are read between `take` and `release`,
+# and at no other time. Knows nothing of sockets.
 
 import threading
 from collections import deque
@@ -14,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.ports import TransferRoute
-from pdcluster_worker.kv_transfer.head_shards import Emit, HeadShard, ShardEnded, ShardSent
 from pdcluster_worker.kv_transfer.layout import ShardChecksum
+from pdcluster_worker.kv_transfer.sharded import Emit, HeadShard, ShardEnded, ShardSent
 
 PeerAddress = tuple[str, str]
 """(engine_id, address): a restarted engine is another peer."""
@@ -23,16 +22,12 @@ PeerAddress = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class OutgoingShard:
-    """One slice that is being written to a peer.  `reason` is set once it ends by failure or
-    cancel.
-
-    verify: its blocks are summed up.
-    """
+    """One shard that is written to a peer; `reason` is set once it fails or is cancelled."""
 
     part: HeadShard
     peer: PeerAddress
     checksum: ShardChecksum
-    verify: bool
+    verify: bool  # its blocks are summed up
     queued: deque[tuple[int, int]] = field(default_factory=deque)
     num_unacked: int = 0
     is_reading: bool = False
@@ -46,7 +41,7 @@ class OutgoingShard:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Consecutive blocks of one slice that travel together."""
+    """Consecutive blocks of one shard that travel together."""
 
     send: OutgoingShard
     sources: tuple[int, ...]
@@ -54,10 +49,7 @@ class Frame:
 
 
 class Outbox:
-    """All slices that one port sends; safe from any thread, never waits.
-
-    clock: the engine's, for when a frame was acknowledged.
-    """
+    """All shards that one port sends; safe from any thread, never waits."""
 
     def __init__(self, verify: bool, emit: Emit, clock: Callable[[], float]) -> None:
         self._verify = verify
@@ -75,10 +67,7 @@ class Outbox:
         *,
         verify: bool = False,
     ) -> None:
-        """Queue (source, target) pairs, of one peer for each slice.
-
-        After the slice has ended they are dropped unread: its `ShardEnded` speaks for them too.
-        """
+        """Queue (source, target) pairs; after the shard has ended they are dropped unread."""
         with self._lock:
             send = self._sends.get(part)
             if send is None:
@@ -92,14 +81,11 @@ class Outbox:
             send.queued.extend(pairs)
 
     def has_work(self, peer: PeerAddress) -> bool:
-        """True when `take` would return a frame."""
         with self._lock:
             return any(send.queued for send in self._ready.get(peer, ()))
 
     def take(self, peer: PeerAddress, max_blocks: int) -> Frame | None:
-        """The next frame for this peer, at most `max_blocks` long; its sources are read until
-        `release`.
-        """
+        """The next frame for this peer; its sources are read until `release`."""
         with self._lock:
             ready = self._ready.get(peer, deque())
             while ready and not ready[0].queued:  # ended while it waited
@@ -119,9 +105,7 @@ class Outbox:
             )
 
     def release(self, frame: Frame, crcs: Sequence[Sequence[int]] = ()) -> None:
-        """The frame's source blocks are no longer read; `crcs` of its blocks' heads where
-        `verify` says so.
-        """
+        """The frame's sources are no longer read; `crcs` of its heads if verified."""
         with self._lock:
             frame.send.is_reading = False
             frame.send.checksum.extend(crcs)
@@ -129,7 +113,6 @@ class Outbox:
                 self._emit(ShardEnded(frame.send.part, frame.send.reason))
 
     def next_epoch(self, peer: PeerAddress) -> bytes | None:
-        """Epoch of what `take` would return next."""
         with self._lock:
             ready = self._ready.get(peer, ())
             return next((send.part.epoch for send in ready if send.queued), None)
@@ -145,14 +128,12 @@ class Outbox:
                 )
 
     def refuse(self, frame: Frame, reason: str) -> None:
-        """The peer did not take the frame: its slice ends."""
+        """The peer did not take the frame: its shard ends."""
         with self._lock:
             self._end(frame.send, f"refused: {reason}")
 
     def fail(self, peer: PeerAddress, reason: str) -> None:
-        """The connection to this peer is gone: every slice with work under way there ends; idle
-        ones may go on over the next connection.
-        """
+        """The connection is gone: shards with work there end, idle ones may go on."""
         with self._lock:
             for send in self._sends.values():
                 if send.peer == peer and send.is_busy:
@@ -160,10 +141,7 @@ class Outbox:
             self._ready.pop(peer, None)
 
     def cancel(self, part: HeadShard) -> None:
-        """End a slice; `ShardEnded` is emitted here, or by `release` if a frame is being read.
-
-        Nothing more for one that has ended.
-        """
+        """End a shard; `ShardEnded` comes here, or by `release` if a frame is being read."""
         with self._lock:
             send = self._sends.get(part)
             if send is None:
@@ -172,9 +150,7 @@ class Outbox:
                 self._end(send, "cancelled")
 
     def forget(self, part: HeadShard) -> None:
-        """Drop the record of a slice that has ended or is fully acknowledged; unknown ones are a
-        no-op.
-        """
+        """Drop a shard that has ended or is acknowledged; unknown ones are a no-op."""
         with self._lock:
             self._sends.pop(part, None)
 

@@ -1,8 +1,7 @@
-"""The KV port of another rank of this engine: `RankPort` in rank 0, `serve_in_thread` in the rank.
+"""The KV port of another rank of the engine, over a socket pair.
 
-Rank 0's engine loop decides what is written and fenced; the rank's own threads
-move the bytes, between its memory and the peer.  A rank that is gone answers no
-fence, so no block that it might still write is used again; its engine ends.
+Each message is its length, 4 bytes, and its body.  Rank 0 sends Listen first, which is answered by
+Listening or Refused, and waits for EpochOpened after each Open.  Events come whenever they happen.
 """
 
 import contextlib
@@ -11,24 +10,171 @@ import os
 import queue
 import select
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 
-from pdcluster_worker.engine.ports import EngineBrokenError, Fenced, KVMemory
+import msgspec
+
+from pdcluster_worker.engine.ports import EngineBrokenError, Fenced, KVMemory, TransferRoute
 from pdcluster_worker.errors import ConfigError, WorkerError
-from pdcluster_worker.kv_transfer import rank_ipc
-from pdcluster_worker.kv_transfer.events import EventQueue
-from pdcluster_worker.kv_transfer.head_shards import HeadShard, ShardEnded, ShardEvent, ShardSent
-from pdcluster_worker.kv_transfer.tcp_port import TcpPort, TcpSettings
+from pdcluster_worker.kv_transfer.carriers import TransportName
+from pdcluster_worker.kv_transfer.sharded import (
+    EventQueue,
+    HeadShard,
+    ShardEnded,
+    ShardEvent,
+    ShardSent,
+)
+from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
+
+_LENGTH = struct.Struct("!I")
+
+
+class Listen(msgspec.Struct, frozen=True, tag=True):
+    """Open your KV port, for this engine; see `TcpSettings`.  port: 0 = any free one."""
+
+    engine_id: str
+    host: str
+    port: int
+    verify: bool
+    bandwidth: int
+    transport: TransportName
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """See `ShardPort`, as the messages below."""
+
+    epoch: bytes
+    block_ids: list[int]
+    verify: bool
+
+
+class Fence(msgspec.Struct, frozen=True, tag=True):
+    epoch: bytes
+
+
+class Write(msgspec.Struct, frozen=True, tag=True):
+    """Queue writes of heads from `first_head` to before `end_head`."""
+
+    epoch: bytes
+    first_head: int
+    end_head: int
+    engine_id: str
+    address: str
+    pairs: list[tuple[int, int]]
+    verify: bool
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    epoch: bytes
+    first_head: int
+    end_head: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    epoch: bytes
+    first_head: int
+    end_head: int
+
+
+Command = Listen | Open | Fence | Write | Forget | Cancel
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """The port is open."""
+
+    port: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The port cannot be opened."""
+
+    reason: str
+
+
+class EpochOpened(msgspec.Struct, frozen=True, tag=True):
+    """The epoch of the oldest Open that was not answered is open."""
+
+
+class ShardSendDone(msgspec.Struct, frozen=True, tag=True):
+    """As `ShardSent`."""
+
+    epoch: bytes
+    first_head: int
+    end_head: int
+    block_ids: tuple[int, ...]
+    checksum: int | None
+    at: float
+    route: TransferRoute
+
+
+class ShardSendEnded(msgspec.Struct, frozen=True, tag=True):
+    """As `ShardEnded`."""
+
+    epoch: bytes
+    first_head: int
+    end_head: int
+    reason: str
+
+
+class RankFenced(msgspec.Struct, frozen=True, tag=True):
+    """As `engine.ports.Fenced`."""
+
+    epoch: bytes
+    received: frozenset[int]
+    num_bytes: int
+    checksum: int | None
+
+
+RankAnswer = Listening | Refused | EpochOpened | ShardSendDone | ShardSendEnded | RankFenced
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_decode_answer: msgspec.msgpack.Decoder[RankAnswer] = msgspec.msgpack.Decoder(RankAnswer)
+
+
+def send(channel: socket.socket, message: Command | RankAnswer) -> None:
+    """Hand over a whole message.  Raises OSError where the other side is gone."""
+    body = _encode(message)
+    channel.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_command(channel: socket.socket) -> Command | None:
+    """The next message of rank 0; None when it has closed."""
+    body = _receive(channel)
+    return None if body is None else _decode_command.decode(body)
+
+
+def receive_answer(channel: socket.socket) -> RankAnswer | None:
+    """The next message of a rank; None when it is gone."""
+    body = _receive(channel)
+    return None if body is None else _decode_answer.decode(body)
+
+
+def _receive(channel: socket.socket) -> bytes | None:
+    head = _exactly(channel, _LENGTH.size)
+    return None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
+
+
+def _exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < num_bytes:
+        try:
+            chunk = channel.recv(num_bytes - len(data))
+        except OSError:  # gone, or closed here
+            return None
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
 
 logger = logging.getLogger(__name__)
 
 
 class RankPort:
-    """`head_shards.ShardPort` of another rank, whose line this is.
-
-    Raises ConfigError where its port cannot be bound, EngineBrokenError where it is gone.
-    """
+    """Raises ConfigError if its port cannot be bound, EngineBrokenError if the rank is gone."""
 
     def __init__(
         self,
@@ -36,7 +182,7 @@ class RankPort:
         heads: range,
         block_bytes: int,
         wake: Callable[[], None],
-        listen: rank_ipc.Listen,
+        listen: Listen,
     ) -> None:
         """heads: of the rank; block_bytes: of these heads of one block."""
         self.heads = heads
@@ -49,14 +195,13 @@ class RankPort:
         threading.Thread(target=self._read, name=f"kv-rank-{heads.start}", daemon=True).start()
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See head_shards.ShardPort; waits until the rank has done it."""
-        self._send(rank_ipc.Open(epoch, list(block_ids), verify))
+        """See ShardPort; waits until the rank has done it."""
+        self._send(Open(epoch, list(block_ids), verify))
         if not self._opened.get():
             raise self._gone()
 
     def fence(self, epoch: bytes) -> None:
-        """See head_shards.ShardPort."""
-        self._send(rank_ipc.Fence(epoch))
+        self._send(Fence(epoch))
 
     def write(
         self,
@@ -67,53 +212,46 @@ class RankPort:
         *,
         verify: bool = False,
     ) -> None:
-        """See head_shards.ShardPort."""
         heads = part.heads
         self._send(
-            rank_ipc.Write(
-                part.epoch, heads.start, heads.stop, engine_id, address, list(pairs), verify
-            )
+            Write(part.epoch, heads.start, heads.stop, engine_id, address, list(pairs), verify)
         )
 
     def forget(self, part: HeadShard) -> None:
-        """See head_shards.ShardPort."""
-        self._send(rank_ipc.Forget(part.epoch, part.heads.start, part.heads.stop))
+        self._send(Forget(part.epoch, part.heads.start, part.heads.stop))
 
     def cancel(self, part: HeadShard) -> None:
-        """See head_shards.ShardPort."""
-        self._send(rank_ipc.Cancel(part.epoch, part.heads.start, part.heads.stop))
+        self._send(Cancel(part.epoch, part.heads.start, part.heads.stop))
 
     def poll(self) -> list[ShardEvent]:
-        """See head_shards.ShardPort."""
         return self._events.poll()
 
     def close(self) -> None:
-        """Close the line, with which the rank closes its port."""
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)  # which ends the thread's wait
         self._channel.close()
 
-    def _listening(self, listen: rank_ipc.Listen) -> int:
-        match rank_ipc.receive_answer(self._channel):
-            case rank_ipc.Listening(port=port):
+    def _listening(self, listen: Listen) -> int:
+        match receive_answer(self._channel):
+            case Listening(port=port):
                 return port
-            case rank_ipc.Refused(reason=reason):
+            case Refused(reason=reason):
                 raise ConfigError(reason)
             case _:
                 raise self._gone()
 
     def _read(self) -> None:
         """In a thread, until the line ends."""
-        while (answer := rank_ipc.receive_answer(self._channel)) is not None:
-            if isinstance(answer, rank_ipc.EpochOpened):
+        while (answer := receive_answer(self._channel)) is not None:
+            if isinstance(answer, EpochOpened):
                 self._opened.put(True)
             elif (event := _event_of(answer)) is not None:
                 self._events.put(event)
         self._opened.put(False)
 
-    def _send(self, message: rank_ipc.Command) -> None:
+    def _send(self, message: Command) -> None:
         try:
-            rank_ipc.send(self._channel, message)
+            send(self._channel, message)
         except OSError as e:
             raise self._gone() from e
 
@@ -123,23 +261,23 @@ class RankPort:
         )
 
 
-def _event_of(answer: rank_ipc.RankAnswer) -> ShardEvent | None:
+def _event_of(answer: RankAnswer) -> ShardEvent | None:
     match answer:
-        case rank_ipc.ShardSendDone():
+        case ShardSendDone():
             part = HeadShard(answer.epoch, range(answer.first_head, answer.end_head))
             return ShardSent(part, answer.block_ids, answer.checksum, answer.at, answer.route)
-        case rank_ipc.ShardSendEnded():
+        case ShardSendEnded():
             part = HeadShard(answer.epoch, range(answer.first_head, answer.end_head))
             return ShardEnded(part, answer.reason)
-        case rank_ipc.RankFenced():
+        case RankFenced():
             return Fenced(answer.epoch, answer.received, answer.num_bytes, answer.checksum)
     return None
 
 
-def _answer_of(event: ShardEvent) -> rank_ipc.RankAnswer:
+def _answer_of(event: ShardEvent) -> RankAnswer:
     match event:
         case ShardSent(part=(epoch, heads)):
-            return rank_ipc.ShardSendDone(
+            return ShardSendDone(
                 *(epoch, heads.start, heads.stop),
                 block_ids=event.block_ids,
                 checksum=event.checksum,
@@ -147,9 +285,9 @@ def _answer_of(event: ShardEvent) -> rank_ipc.RankAnswer:
                 route=event.route,
             )
         case ShardEnded(part=(epoch, heads)):
-            return rank_ipc.ShardSendEnded(epoch, heads.start, heads.stop, event.reason)
+            return ShardSendEnded(epoch, heads.start, heads.stop, event.reason)
         case Fenced():
-            return rank_ipc.RankFenced(event.epoch, event.received, event.num_bytes, event.checksum)
+            return RankFenced(event.epoch, event.received, event.num_bytes, event.checksum)
 
 
 def serve_in_thread(channel: socket.socket, memory: KVMemory) -> None:
@@ -161,8 +299,8 @@ def _serve(channel: socket.socket, memory: KVMemory) -> None:
     """The line is closed at the end: rank 0 then knows that this rank moves nothing more."""
     with channel:
         try:
-            listen = rank_ipc.receive_command(channel)
-            if isinstance(listen, rank_ipc.Listen):
+            listen = receive_command(channel)
+            if isinstance(listen, Listen):
                 _listen(channel, listen, memory)
         except OSError:  # rank 0 is gone
             pass
@@ -170,7 +308,7 @@ def _serve(channel: socket.socket, memory: KVMemory) -> None:
             logger.exception("the KV port of this rank failed")
 
 
-def _listen(channel: socket.socket, listen: rank_ipc.Listen, memory: KVMemory) -> None:
+def _listen(channel: socket.socket, listen: Listen, memory: KVMemory) -> None:
     wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     settings = TcpSettings(
         verify=listen.verify, bandwidth=listen.bandwidth, transport=listen.transport
@@ -181,10 +319,10 @@ def _listen(channel: socket.socket, listen: rank_ipc.Listen, memory: KVMemory) -
             memory, listen.engine_id, address, lambda: os.eventfd_write(wakeup, 1), settings
         )
     except WorkerError as e:
-        rank_ipc.send(channel, rank_ipc.Refused(str(e)))
+        send(channel, Refused(str(e)))
         return
     try:
-        rank_ipc.send(channel, rank_ipc.Listening(port.port))
+        send(channel, Listening(port.port))
         _pump(channel, wakeup, port)
     finally:
         port.close()  # the bell stays open: a thread that is late may still ring it
@@ -198,29 +336,29 @@ def _pump(channel: socket.socket, wakeup: int, port: TcpPort) -> None:
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if channel.fileno() in ready:
-            command = rank_ipc.receive_command(channel)
+            command = receive_command(channel)
             if command is None:
                 return
             _apply(command, channel, port)
         if wakeup in ready:
             os.eventfd_read(wakeup)
             for event in port.poll():
-                rank_ipc.send(channel, _answer_of(event))
+                send(channel, _answer_of(event))
 
 
-def _apply(command: rank_ipc.Command, channel: socket.socket, port: TcpPort) -> None:
+def _apply(command: Command, channel: socket.socket, port: TcpPort) -> None:
     match command:
-        case rank_ipc.Open(epoch=epoch, block_ids=block_ids, verify=verify):
+        case Open(epoch=epoch, block_ids=block_ids, verify=verify):
             port.open(epoch, block_ids, verify=verify)
-            rank_ipc.send(channel, rank_ipc.EpochOpened())
-        case rank_ipc.Fence(epoch=epoch):
+            send(channel, EpochOpened())
+        case Fence(epoch=epoch):
             port.fence(epoch)
-        case rank_ipc.Write():
+        case Write():
             part = HeadShard(command.epoch, range(command.first_head, command.end_head))
             port.write(
                 part, command.engine_id, command.address, command.pairs, verify=command.verify
             )
-        case rank_ipc.Forget():
+        case Forget():
             port.forget(HeadShard(command.epoch, range(command.first_head, command.end_head)))
-        case rank_ipc.Cancel():
+        case Cancel():
             port.cancel(HeadShard(command.epoch, range(command.first_head, command.end_head)))

@@ -1,10 +1,4 @@
-"""A token bucket that caps how many bytes a second all connections send together.
-
-Pure: time is passed in, in seconds of any one monotonic clock.  A sender asks
-`delay` and, once it is zero, sends a frame and `spend`s its size; the bucket may
-go into debt by that frame, which the next delay pays.  So the bytes sent within
-any t seconds are at most rate * (t + BURST_SECONDS) plus one frame a connection.
-"""
+"""A token bucket that caps how many bytes a second all connections send together."""
 
 import threading
 
@@ -26,7 +20,6 @@ class TokenBucket:
             return max(0.0, self._free_at - now) if self._rate else 0.0
 
     def spend(self, num_bytes: int, now: float) -> None:
-        """Account for a frame that starts now."""
         if self._rate:
             with self._lock:
                 self._free_at = max(self._free_at, now - BURST_SECONDS) + num_bytes / self._rate

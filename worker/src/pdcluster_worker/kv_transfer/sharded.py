@@ -1,14 +1,15 @@
-"""A transport over the ports of an engine's ranks: one transfer is as many slices as ranks meet.
+"""A transport over the ports of an engine's ranks, each of which moves its heads of every block.
 
-Guarantees what `engine.ports.Transport` asks for, of whole blocks: a block is
-sent when the peer has all of its heads, an epoch ends when no slice of it reads
-a block any more, and is fenced when every port has fenced it.  A slice that ends
-ends the others.  One rank and one port of the peer are one slice.
+The ranks of an engine share the KV heads evenly, in their order, and each has a KV port.  Between
+engines of unequal sizes a rank writes to every port that takes some of its heads.  A block is sent
+when the peer has all of its heads; an epoch ends when no shard of it reads a block any more, and is
+fenced when every port has fenced it.  A shard that ends ends the others.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from pdcluster_worker.engine.ports import (
     BlocksSent,
@@ -17,21 +18,153 @@ from pdcluster_worker.engine.ports import (
     TransferEvent,
     TransferRoute,
 )
-from pdcluster_worker.kv_transfer.head_shards import (
-    HeadShard,
-    ShardEnded,
-    ShardPort,
-    ShardSent,
-    routes,
-)
 from pdcluster_worker.kv_transfer.layout import combined
+
+
+class HeadShard(NamedTuple):
+    """Heads of each block that one rank writes to one port under an epoch."""
+
+    epoch: bytes
+    heads: range
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSent:
+    """The peer has these heads of these source blocks."""
+
+    part: HeadShard
+    block_ids: tuple[int, ...]
+    # Of the shard as far as it was sent, None when verification is off.
+    checksum: int | None = field(compare=False)
+    at: float = field(compare=False)
+    route: TransferRoute = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnded:
+    """No source block of the shard is read any more; see `engine.ports.SendEnded`."""
+
+    part: HeadShard
+    reason: str
+
+
+ShardEvent = ShardSent | ShardEnded | Fenced
+"""Event of one port.  Fenced: what it received, of the heads that it takes."""
+
+Emit = Callable[[ShardEvent], None]
+
+
+class ShardPort(Protocol):
+    """One rank's end of transfers, as `engine.ports.Transport`, of its heads alone."""
+
+    @property
+    def heads(self) -> range:
+        """That it holds and takes."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of its heads of one block."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """TCP port that peers connect to; 0 when there is none."""
+        ...
+
+    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
+        """Accept writes into its heads of these blocks.
+
+        Once it returns, none is refused as too early.
+        """
+        ...
+
+    def fence(self, epoch: bytes) -> None:
+        """Close the epoch here; Fenced follows."""
+        ...
+
+    def write(
+        self,
+        part: HeadShard,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Queue writes of these heads, of (source block here, target block there)."""
+        ...
+
+    def forget(self, part: HeadShard) -> None:
+        """Drop the record of a finished shard."""
+        ...
+
+    def cancel(self, part: HeadShard) -> None:
+        """Stop sending; ShardEnded follows."""
+        ...
+
+    def poll(self) -> list[ShardEvent]:
+        """Events since the last call, in order."""
+        ...
+
+    def close(self) -> None:
+        """Stop all threads and sockets."""
+        ...
+
+
+def shares(num_heads: int, num_ports: int) -> list[range]:
+    """The heads of each port.
+
+    >>> shares(8, 2)
+    [range(0, 4), range(4, 8)]
+
+    Raises ValueError where they cannot be shared evenly.
+    """
+    if num_ports < 1 or num_heads % num_ports:
+        raise ValueError(f"{num_ports} KV ports cannot share {num_heads} KV heads evenly")
+    size = num_heads // num_ports
+    return [range(start, start + size) for start in range(0, num_heads, size)]
+
+
+def routes(held: range, num_heads: int, addresses: Sequence[str]) -> list[tuple[range, str]]:
+    """Return which of the held heads go to which address of the peer, whose ports share all heads.
+
+    >>> routes(range(0, 4), 4, ["a", "b"])
+    [(range(0, 2), 'a'), (range(2, 4), 'b')]
+    >>> routes(range(2, 4), 4, ["a"])
+    [(range(2, 4), 'a')]
+
+    Raises ValueError where the peer's ports cannot share the heads evenly.
+    """
+    taken = zip(shares(num_heads, len(addresses)), addresses, strict=True)
+    common = [
+        (range(max(held.start, heads.start), min(held.stop, heads.stop)), address)
+        for heads, address in taken
+    ]
+    return [(heads, address) for heads, address in common if heads]
+
+
+class EventQueue:
+    """Many threads put, one polls; neither waits."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._events: deque[ShardEvent] = deque()
+        self._wake = wake
+
+    def put(self, event: ShardEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def poll(self) -> list[ShardEvent]:
+        return [self._events.popleft() for _ in range(len(self._events))]
+
 
 _Peer = tuple[str, tuple[str, ...]]
 
 
 @dataclass(slots=True, eq=False)
 class _SendShard:
-    """A slice that one rank writes to one port of the peer."""
+    """A shard that one rank writes to one port of the peer."""
 
     part: HeadShard
     port: ShardPort
@@ -43,30 +176,23 @@ class _SendShard:
 
 @dataclass(slots=True, eq=False)
 class _ShardedSend:
-    """One epoch that is being written.
-
-    sources: blocks, in their order, of which the peer has not all heads; num_sent: those before.
-    reason:  why it ends; set with the first slice that does.
-    route:   of its blocks; where that differs, one with a note.
-    """
+    """One epoch that is being written."""
 
     peer: _Peer
     slices: dict[range, _SendShard]
+    # Blocks, in their order, of which the peer has not all heads; num_sent: those before.
     sources: deque[int] = field(default_factory=deque)
     num_sent: int = 0
-    reason: str | None = None
-    route: TransferRoute | None = None
+    reason: str | None = None  # why it ends; set with the first shard that does
+    route: TransferRoute | None = None  # of its blocks; where that differs, one with a note
 
     @property
     def has_ended(self) -> bool:
-        """No slice reads a block any more."""
         return all(one.has_ended for one in self.slices.values())
 
 
 class ShardedTransport:
-    """`engine.ports.Transport`.  ports: of all ranks, in the order of their heads.  wake: called
-    when `poll` has something.
-    """
+    """`engine.ports.Transport`.  ports: of all ranks, in the order of their heads."""
 
     def __init__(self, ports: Sequence[ShardPort], wake: Callable[[], None]) -> None:
         self._ports = ports
@@ -80,7 +206,6 @@ class ShardedTransport:
 
     @property
     def ports(self) -> list[int]:
-        """TCP ports that peers connect to, in the order of their heads."""
         return [port.port for port in self._ports]
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
@@ -93,9 +218,7 @@ class ShardedTransport:
         self._open.add(epoch)
 
     def fence(self, epoch: bytes) -> None:
-        """See ports.Transport; a second fence adds nothing while a port has not
-        answered the first.
-        """
+        """A second fence adds nothing while a port has not answered the first."""
         if epoch in self._open:
             self._open.remove(epoch)
             self._fencing[epoch] = []
@@ -164,18 +287,15 @@ class ShardedTransport:
             self._end(sending, "cancelled")
 
     def poll(self) -> list[TransferEvent]:
-        """See ports.Transport."""
         self._collect()
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """See ports.Transport."""
         for port in self._ports:
             port.close()
 
     def _collect(self) -> None:
-        """Take what ports have said."""
         for port in self._ports:
             for event in port.poll():
                 match event:
@@ -187,7 +307,6 @@ class ShardedTransport:
                         self._fenced(event)
 
     def _add(self, event: SendEnded | Fenced) -> None:
-        """An event of no port."""
         self._events.append(event)
         self._wake()
 
@@ -230,7 +349,6 @@ class ShardedTransport:
             self._events.append(SendEnded(event.part.epoch, sending.reason))
 
     def _end(self, sending: _ShardedSend, reason: str) -> None:
-        """Stop every slice that goes on, once."""
         if sending.reason is None:
             sending.reason = reason
             for one in sending.slices.values():

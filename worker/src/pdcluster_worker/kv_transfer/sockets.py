@@ -11,9 +11,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 def tune(sock: socket.socket) -> None:
-    """No Nagle delay, large buffers, and a peer whose machine vanished is noticed within about a
-    minute.
-    """
+    """No Nagle delay, large buffers; a vanished machine is noticed in about a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)

@@ -1,13 +1,4 @@
-"""One connection to the KV port: its hello, then frames into the blocks that `kv_transfer.inbox`
-allows.
-
-Waits in the kernel, never while it holds an epoch and never without an end, so
-neither a stalled peer nor a silent one holds anything for long.  A stranger
-learns nothing: neither a hello to another engine nor bytes that are not the
-protocol are answered with what would have been right.  A frame that the inbox
-refuses is read away and answered, because other transfers share the connection;
-that is at most `wire.frame_bytes`, and a frame that says more ends it.
-"""
+"""One connection to the KV port: its hello, then frames into open blocks."""
 
 import hmac
 import math
@@ -68,7 +59,7 @@ class Inbound:
     def serve(self, authenticate: Callable[[], str | None]) -> None:
         """Until the peer closes between messages.
 
-        authenticate: called after the right hello; returns why there is no seat for this peer
+        authenticate: called after the right hello; returns why there is no place for this peer
         Raises WireError on bytes that are not the protocol, OSError on a lost or silent peer,
         ConnectionRefusedError on one that was refused.
         """
@@ -154,7 +145,6 @@ class Inbound:
     def _receive_placed(
         self, header: wire.Header, place: int, arriving: IncomingShard
     ) -> str | None:
-        """Have the carrier bring the payload, then copy it into its blocks."""
         fetching = self._agreed_fetching
         slot = fetching.fetch(place, header.payload_bytes)
         try:
@@ -169,7 +159,6 @@ class Inbound:
         return None
 
     def _drop(self, header: wire.Header) -> None:
-        """Take a refused payload out of the way."""
         if header.place is None:
             self._drain(header.payload_bytes)
         else:
@@ -200,10 +189,7 @@ class Inbound:
             num_bytes -= self._counted(received)
 
     def _counted(self, num_bytes: int | None) -> int:
-        """Bytes that one look brought, after a wait for the next if there were none.
-
-        Raises ConnectionAbortedError at their end.
-        """
+        """Bytes of one look, or of the next wait.  Raises ConnectionAbortedError."""
         if num_bytes is None:  # no block is in the kernel's hands while we wait
             self._wait(self._limits.idle_seconds)
             return 0
@@ -212,10 +198,7 @@ class Inbound:
         return num_bytes
 
     def _read(self, decode: Callable[[bytes], Message | int], seconds: float) -> Message | None:
-        """The next message; None when the peer has closed between messages.
-
-        Raises WireError on bad or broken-off bytes, TimeoutError when it is not whole in time.
-        """
+        """The next message; None when the peer has closed.  Raises WireError, TimeoutError."""
         deadline = time.monotonic() + seconds
         data = b""
         while isinstance(message := decode(data), int):
@@ -232,9 +215,6 @@ class Inbound:
         return message
 
     def _wait(self, seconds: float, allowed: float | None = None) -> None:
-        """Until there are bytes, or their end.
-
-        Raises TimeoutError, which names the time that was `allowed` in all.
-        """
+        """Until there are bytes, or their end.  Raises TimeoutError."""
         if not self._readable.poll(max(0, math.ceil(seconds * 1000))):
             raise TimeoutError(f"nothing whole came in {allowed or seconds:g} s")

@@ -1,13 +1,4 @@
-"""One connection to one peer: connect, introduce, send frames, read their acknowledgements.
-
-Where both ports have a carrier (`kv_transfer.carrier`), it brings the payloads, once it has brought
-a probe; a frame that it cannot take, and all where it brought none, carry theirs themselves.
-
-Runs in a thread of its own (`kv_transfer.tcp_sender`) and waits in `poll` alone:
-for the socket, a wake-up, the cap on bandwidth, or a deadline while the peer
-owes us something.  Frames are pipelined up to a window.  A frame's source
-blocks are read until its last byte is in the kernel, then released.
-"""
+"""One connection to one peer: connect, introduce, send frames, read their acknowledgements."""
 
 import contextlib
 import errno
@@ -42,25 +33,19 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Settings that all links of an engine share.
-
-    frame_blocks:    most blocks of one frame.
-    connect_seconds: to be connected and accepted.
-    stall_seconds:   without a byte taken or a frame acknowledged while some are under way.
-    idle_seconds:    since the last byte was sent, after which a connection is written on no more.
-                     Half of what a KV port allows (`connection_limiter.PortLimits`): it has never
-                     closed a connection that we still write on, so closing idle ones costs no
-                     transfer.
-    clock:           monotonic seconds.
-    """
+    """Settings that all links of an engine share."""
 
     bucket: TokenBucket
-    frame_blocks: int
+    frame_blocks: int  # most blocks of one frame
     carriers: Carriers
-    connect_seconds: float = 5.0
+    connect_seconds: float = 5.0  # to be connected and accepted
+    # Without a byte taken or a frame acknowledged while some are in flight.
     stall_seconds: float = 30.0
+    # Since the last byte was sent, after which a connection is written on no more. Half of what a
+    # KV port allows (`connection_limiter.PortLimits`): it has never closed a connection that we
+    # still write on, so closing idle ones costs no transfer.
     idle_seconds: float = 30.0
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.monotonic  # monotonic seconds
 
 
 class Stopped(Exception):  # noqa: N818 - a request, not an error
@@ -68,9 +53,7 @@ class Stopped(Exception):  # noqa: N818 - a request, not an error
 
 
 class Link:
-    """Serves one peer's part of the outbox.  `run` once; `wake` and `stop` from any thread until
-    `close`.
-    """
+    """Serves one peer's part of the outbox; `wake` and `stop` from any thread."""
 
     def __init__(
         self, peer: PeerAddress, outbox: Outbox, memory: KVMemory, settings: LinkSettings
@@ -95,12 +78,10 @@ class Link:
         self._sent_at = 0.0
 
     def wake(self) -> None:
-        """Look for new work."""
         with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
             self._waker.send(b"\0")
 
     def stop(self) -> None:
-        """Make `run` raise Stopped soon."""
         self._is_stopping = True
         self.wake()
 
@@ -123,7 +104,6 @@ class Link:
             self._abandon()
 
     def close(self) -> None:
-        """Free the wake-up pair."""
         self._waiter.close()
         self._waker.close()
 
@@ -169,7 +149,6 @@ class Link:
     def _call(
         self, sock: socket.socket, question: bytes, decode: Callable[[bytes], Message | int]
     ) -> Message:
-        """The answer to a message that opens a connection or its carrier."""
         deadline = self._clock() + self._settings.connect_seconds
         self._sent_at = self._clock()
         while question:
@@ -197,9 +176,7 @@ class Link:
             self._wait(sock, events, self._deadline(pause))
 
     def _send(self, sock: socket.socket) -> float:
-        """Send until the socket, the window or the outbox says stop; returns the seconds to wait
-        for bandwidth, 0.0 = none.
-        """
+        """Send until socket, window or outbox stop it; returns seconds to wait for bandwidth."""
         while self._frame is not None or len(self._unacked) < WINDOW_FRAMES:
             if self._frame is None:
                 pause = self._settings.bucket.delay(self._clock())
@@ -270,10 +247,7 @@ class Link:
     def _next(
         self, sock: socket.socket, decode: Callable[[bytes], Message | int]
     ) -> Message | None:
-        """The next message; None when it has not arrived whole.
-
-        Raises ConnectionError when the peer has closed.
-        """
+        """The next message; None if not whole yet.  Raises ConnectionError at the end."""
         while isinstance(message := decode(self._inbound), int):
             try:
                 chunk = sock.recv(message)
@@ -286,7 +260,6 @@ class Link:
         return message
 
     def _deadline(self, pause: float) -> float:
-        """Time of the next look without being woken."""
         deadlines = []
         if pause:
             deadlines.append(self._clock() + pause)
@@ -302,11 +275,7 @@ class Link:
 
     @property
     def _has_idled(self) -> bool:
-        """True once the connection must not be written on any more.
-
-        Counted from before the peer counts, and by the clock rather than by a timer: it holds also
-        when this whole process was stopped.
-        """
+        """True once the connection must not be written on any more."""
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
 
     def _check_stall(self) -> None:
@@ -319,10 +288,7 @@ class Link:
                 raise TimeoutError(f"no answer in {self._settings.connect_seconds:g} s")
 
     def _wait(self, sock: socket.socket, events: int, deadline: float) -> bool:
-        """Wait for the socket, a wake-up or the deadline; True if the socket is ready.
-
-        Raises Stopped.
-        """
+        """Wait for the socket (True), a wake-up or the deadline.  Raises Stopped."""
         poll = select.poll()
         poll.register(sock, events)
         poll.register(self._waiter, select.POLLIN)

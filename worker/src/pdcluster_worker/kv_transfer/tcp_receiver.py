@@ -1,8 +1,4 @@
-"""The KV port: listens, and gives each connection a thread (`kv_transfer.tcp_inbound`) while the
-limits allow it.
-
-Bytes that are not the protocol close that connection alone.  Knows nothing of requests.
-"""
+"""The KV port: listens, and gives each connection a thread within the limits."""
 
 import contextlib
 import logging
@@ -39,10 +35,7 @@ class ReceiverSettings:
 
 
 class TcpReceiver:
-    """Listens from construction to `close`.
-
-    num_bad_connections: connections closed because their bytes were not the protocol.
-    """
+    """Listens from construction to `close`."""
 
     def __init__(
         self,
@@ -64,16 +57,14 @@ class TcpReceiver:
         self._closing = threading.Event()
         self._spoke_at = 0.0
         self._num_refused = 0
-        self.num_bad_connections = 0
+        self.num_bad_connections = 0  # connections closed because their bytes were not the protocol
         self._listener = _listen(*address)
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept_all, name="kv-listen", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, break all connections, wait for the threads: no block is written
-        afterwards.
-        """
+        """Stop and join all threads: no block is written afterwards."""
         self._closing.set()
         _shut(self._listener)
         self._thread.join(JOIN_SECONDS)

@@ -1,9 +1,4 @@
-"""Carrier over UCX itself, by ucxx: tagged messages, each into a slot that the receiver gave.
-
-Two-sided: UCX writes only into memory that was handed to a receive here, and a message without
-one waits.  So a port gives away no key at all.  UCX's progress is made by one thread, which
-waits in the kernel for its events.
-"""
+"""Carrier over UCX itself, by ucxx: tagged messages, each into a slot that the receiver gave."""
 
 import importlib
 import os
@@ -35,10 +30,7 @@ _decode: msgspec.msgpack.Decoder[_Blob] = msgspec.msgpack.Decoder(_Blob)
 
 
 class UcxCarrier:
-    """`carrier.Carrier`, with slots of the host.
-
-    Raises CarrierError where UCX does not start, ImportError without ucxx.
-    """
+    """`carrier.Carrier`.  Raises CarrierError if UCX does not start, ImportError without ucxx."""
 
     kind = "ucx"
 
@@ -63,11 +55,9 @@ class UcxCarrier:
         self.receiving = SlotPool(self._make_slots, RECEIVING_SLOTS)
 
     def outgoing(self) -> "_UcxOutgoing":
-        """See carrier.Carrier."""
         return _UcxOutgoing(self)
 
     def incoming(self, blob: bytes) -> "_UcxIncoming":
-        """See carrier.Carrier."""
         address, _ = decoded(blob)
         return _UcxIncoming(self, address)
 
@@ -80,7 +70,6 @@ class UcxCarrier:
             raise CarrierError(f"UCX cannot reach its peer: {e}") from e
 
     def close(self) -> None:
-        """See carrier.Carrier."""
         self.worker.stop_progress_thread()
 
     def _make_slots(self, num_slots: int) -> list[Slot]:
@@ -97,7 +86,7 @@ def decoded(blob: bytes) -> _Blob:
 
 
 class _Endpoint:
-    """UCX's endpoint of one connection; its end ends all messages that are under way."""
+    """UCX's endpoint of one connection; its end ends all messages that are in flight."""
 
     def __init__(self, carrier: UcxCarrier, address: bytes) -> None:
         self._carrier = carrier

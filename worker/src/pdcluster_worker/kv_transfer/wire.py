@@ -1,23 +1,23 @@
 """Framing of the KV port, version 3: pure encode and decode, big-endian; no object is ever
 unpickled.
-
-    sender -> receiver   hello     magic, version, engine_id it is meant for, carriers it has
-    receiver -> sender   reply     magic, version, the carrier that both have, or why refused
-    sender -> receiver   attach    magic, epoch, what the carrier needs to know of the sender
-    receiver -> sender   attached  magic, what the carrier needs to know of the receiver, or why not
-    sender -> receiver   probe     magic, place, bytes that the carrier has there
-    receiver -> sender   ack       once the carrier has brought these, or why not
-    sender -> receiver   header    magic, epoch, heads, payload bytes, block ids    per frame
-    sender -> receiver   the bytes of the blocks, unless the carrier brings them    per frame
-    receiver -> sender   ack       magic, epoch, accepted or why not                per frame
-
-Hello and reply come once; attach and probe where a carrier was agreed on, before its first frame.
-Frames are answered in their order.
-
-A decoder takes the bytes read so far and returns the message, or how many more
-bytes to read: a reader never takes bytes of what follows.  Every size is checked
-against its limit before it is asked for.  Bad bytes raise WireError, nothing else.
 """
+
+#   sender -> receiver   hello     magic, version, engine_id it is meant for, carriers it has
+#   receiver -> sender   reply     magic, version, the carrier that both have, or why refused
+#   sender -> receiver   attach    magic, epoch, what the carrier needs to know of the sender
+#   receiver -> sender   attached  magic, what the carrier needs to know of the receiver, or why not
+#   sender -> receiver   probe     magic, place, bytes that the carrier has there
+#   receiver -> sender   ack       once the carrier has brought these, or why not
+#   sender -> receiver   header    magic, epoch, heads, payload bytes, block ids    per frame
+#   sender -> receiver   the bytes of the blocks, unless the carrier brings them    per frame
+#   receiver -> sender   ack       magic, epoch, accepted or why not                per frame
+#
+# Hello and reply come once; attach and probe where a carrier was agreed on, before its first frame.
+# Frames are answered in their order.
+#
+# A decoder takes the bytes read so far and returns the message, or how many more
+# bytes to read: a reader never takes bytes of what follows.  Every size is checked
+# against its limit before it is asked for.  Bad bytes raise WireError, nothing else.
 
 import struct
 from dataclasses import dataclass
@@ -58,31 +58,23 @@ _ACK_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sBH")
 
 
 class WireError(PeerError):
-    """The peer sent bytes that are not this protocol, or broke off within a message: close this
-    connection.
-    """
+    """Bytes that are not this protocol, or broke off: close this connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvHello:
-    """Opens a connection; engine_id: the engine that the sender means to reach.
-
-    carriers: kinds that it has and may use, the best first.
-    """
+    """Opens a connection; engine_id: the engine that the sender means to reach."""
 
     engine_id: str
-    carriers: tuple[str, ...] = ()
+    carriers: tuple[str, ...] = ()  # kinds that it has and may use, the best first
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answers Hello; refusal: why not, None when accepted.
-
-    carrier: that brings payloads from now on; empty = they follow their headers.
-    """
+    """Answers Hello; refusal: why not, None when accepted."""
 
     refusal: str | None = None
-    carrier: str = ""
+    carrier: str = ""  # that brings payloads from now on; empty = they follow their headers
 
 
 class KvRequest:
@@ -93,13 +85,10 @@ class KvRequest:
 
 @dataclass(frozen=True, slots=True)
 class Attach(KvRequest):
-    """Begins the use of a carrier.
+    """Begins the use of a carrier."""
 
-    epoch: one that is open, which shows that we were asked to write.  blob: the carrier's own.
-    """
-
-    epoch: bytes
-    blob: bytes
+    epoch: bytes  # one that is open, which shows that we were asked to write
+    blob: bytes  # the carrier's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +109,13 @@ class CarrierProbe(KvRequest):
 
 @dataclass(frozen=True, slots=True)
 class Header(KvRequest):
-    """Comes before a frame's payload: these heads of each block, in the order of `block_ids` (the
-    receiver's ids).
-
-    place: number by which the carrier knows the payload; None = it follows here.
-    """
+    """Before a frame's payload: these heads of each block, by the receiver's block ids."""
 
     epoch: bytes
     heads: range
     block_ids: tuple[int, ...]
     payload_bytes: int
+    # Number by which the carrier knows the payload; None = it follows here.
     place: int | None = None
 
 
@@ -155,10 +141,7 @@ def encode_hello(hello: KvHello) -> bytes:
 
 
 def decode_hello(data: bytes) -> KvHello | int:
-    """The message, or the number of bytes still missing.
-
-    Another release's is refused by its version, before its length is of any account.
-    """
+    """The message, or how many bytes are missing; the version is checked before the length."""
     if (missing := _OPENING.size - len(data)) > 0:
         return missing
     _check_opening(*_OPENING.unpack_from(data))
@@ -175,7 +158,6 @@ def decode_hello(data: bytes) -> KvHello | int:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """A long refusal is cut."""
     reason = _cut(reply.refusal or reply.carrier)
     return _REPLY_HEAD.pack(_MAGIC, VERSION, reply.refusal is not None, len(reason)) + reason
 
@@ -269,10 +251,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes) -> Header | int:
-    """The message, or the number of bytes still missing.
-
-    Ids are any 32-bit numbers: whether they and the heads may be written is not known here.
-    """
+    """The message, or how many bytes are missing; ids and heads are not checked here."""
     if (missing := _FRAME_HEAD.size - len(data)) > 0:
         return missing
     magic, epoch, first_head, end_head, payload_bytes, count, is_placed, place = (

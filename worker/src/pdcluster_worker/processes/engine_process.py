@@ -24,10 +24,8 @@ from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, Devic
 from pdcluster_worker.headless.head_client import HeadClient
 from pdcluster_worker.headless.protocol import VERSION, HeadConnectionError, HeadHello
 from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
-from pdcluster_worker.kv_transfer.rank_ipc import Listen
-from pdcluster_worker.kv_transfer.rank_port import RankPort
-from pdcluster_worker.kv_transfer.tcp import TcpTransport
-from pdcluster_worker.kv_transfer.tcp_port import TcpSettings
+from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort
+from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Begin,

@@ -1,7 +1,4 @@
-"""A worker or a router as its HTTP side sees it, from before it serves until after its engine died.
-
-Both implement `server.generation.backend.Backend`.
-"""
+"""A worker or a router as its HTTP side sees it, also before it serves and when it is dead."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -38,14 +35,12 @@ class ServingBackend:
         self._runtime: WorkerRuntime | None = None
 
     def serve(self, runtime: WorkerRuntime) -> None:
-        """Take requests from now on."""
         self._runtime = runtime
 
     def ready(self) -> str | None:
         raise NotImplementedError
 
     def draining(self) -> bool:
-        """True if a client should send its next request to another worker."""
         return self._runtime is not None and self._runtime.worker.state in ("draining", "drained")
 
     def num_ingresses(self) -> int:
@@ -98,7 +93,6 @@ class WorkerBackend(ServingBackend):
         self.scheduler = facts.scheduler
 
     def wait(self, what: str) -> None:
-        """Say in the place of loading what its engine waits for."""
         self.waits_for = what
 
     def ready(self) -> str | None:
@@ -121,7 +115,6 @@ class WorkerBackend(ServingBackend):
         return self._engines.shortfall
 
     def draining(self) -> bool:
-        """True if a client should send its next request to another worker."""
         if self._engines.is_stalled:
             return True
         return super().draining()
@@ -132,7 +125,6 @@ class WorkerBackend(ServingBackend):
         return self.device is None
 
     async def verify(self, pool: str, even_if_busy: bool) -> VerificationResult:
-        """See `serving.decode.verification.TransferVerification.run`."""
         if self._runtime is None or self._runtime.verification is None:
             raise self._not_ready()
         return await self._runtime.verification.run(pool, even_if_busy=even_if_busy)
@@ -178,9 +170,7 @@ class RouterBackend(ServingBackend):
         self._poll()
 
     def ready(self) -> str | None:
-        """None when requests may come, else why not; without decode workers too, since they may
-        come back.
-        """
+        """None when requests may come, also without decode workers, which may come back."""
         return "not registered in etcd yet" if self._runtime is None else self._runtime.problem()
 
     def alive(self) -> str | None:
@@ -207,7 +197,6 @@ class RouterBackend(ServingBackend):
         return self._later(self._runtime, ingress, specs, prefill, hints)
 
     def _poll(self) -> None:
-        """See which decode workers there are, and what they take."""
         assert self._runtime is not None
         hellos = [peer.hello for peer in self._runtime.decodes() if peer.hello is not None]
         if not hellos:
@@ -227,10 +216,7 @@ class RouterBackend(ServingBackend):
         prefill: PrefillMode,
         hints: RouteHints,
     ) -> AsyncGenerator[Generated, None]:
-        """The tokens, as soon as a decode worker takes new work.
-
-        Raises RequestError when none does in time.
-        """
+        """Wait for a decode worker first.  Raises RequestError when none comes in time."""
         clock = asyncio.get_running_loop().time
         start = clock()
         await self._wait(runtime, sum(len(spec.prompt) + len(spec.output) for spec in specs))

@@ -1,9 +1,4 @@
-"""State of disaggregation in a worker's record, and the moments at which it is written.
-
-Every worker of the revision watches every record, so a record is written rarely: refused pairs at
-the next look, figures at most every `FIGURES_SECONDS` and only when they say something new, for
-which they are rounded.  Pure but for what it is given; the loop that looks is `node`'s.
-"""
+"""State of disaggregation in a worker's record, and the moments at which it is written."""
 
 from collections.abc import Callable, Mapping
 from math import floor, inf, log10
@@ -70,9 +65,7 @@ class DisaggregationStats:
         return self.stated != before
 
     def _figures(self) -> tuple[str, str, int, float | None, int]:
-        """Transport with its note, long prompts, share and rate; as stated until it is time for
-        others.
-        """
+        """Transport, long prompts, share and rate; as stated until the next update."""
         stated, share, now = self.stated, self._share, self._clock()
         transport, note = self._transport()
         new = (

@@ -1,16 +1,4 @@
-"""Drain state machine of this worker: ready, draining, drained.
-
-Level-triggered: the state follows from what is wanted now (the operator's
-command, which comes and goes, or the end of the process, which stays) and from
-what still holds the worker.  So the last word wins however quickly commands
-follow each other, and a drained worker is draining again while something that
-slipped in runs.  What a state means for requests and peers is the caller's.
-
-When the last request has ended its answer may still be on the way: the worker
-has drained when its clients have taken all.  The set of these is read once, when the
-last request has ended: what is sent later, such as refusals and scrapes, holds
-nothing, however much of it there is.
-"""
+"""Drain state machine of this worker: ready, draining, drained."""
 
 import asyncio
 import logging
@@ -40,12 +28,7 @@ MOST_FAILURES = 90
 
 
 class DrainController:
-    """One per worker, which is ready at first.
-
-    num_holding: how many things must end before the worker may go.
-    announce:    called with each new state, at once.
-    unacked:     names of the connections whose clients have yet to take something of their answers.
-    """
+    """One per worker, which is ready at first.  announce: called with each state."""
 
     def __init__(
         self,
@@ -69,14 +52,11 @@ class DrainController:
 
     @property
     def is_requested(self) -> bool:
-        """True if the worker should drain."""
         return self._is_commanded or self._is_ending
 
     @property
     def num_holding(self) -> int:
-        """Number of requests and clients that a draining worker waits for; 0 while it is not to
-        drain.
-        """
+        """Requests and clients that a draining worker waits for; 0 while it does not drain."""
         return self._num_holding() + len(self._unacked or ()) if self.is_requested else 0
 
     def command(self, present: bool) -> None:
@@ -111,16 +91,13 @@ class DrainController:
             self._is_drained.clear()
 
     async def drained(self) -> None:
-        """After `command` or `end`: return while nothing holds the worker; that is so until the
-        caller next waits for something.
-        """
+        """Return while nothing holds the worker; valid until the caller next waits."""
         self.poll()
         while self.state != "drained":
             await self._is_drained.wait()
             self.poll()
 
     async def close(self) -> None:
-        """Look no more."""
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
@@ -141,11 +118,7 @@ class DrainController:
             )
 
     async def _poll_clients(self) -> None:
-        """Look which clients have yet to take something.
-
-        While requests run the result only records, in the kernel reader, since when nothing has
-        moved.
-        """
+        """Look which clients have yet to take something."""
         self._is_answer_void = bool(self._num_holding())
         unacked = await self._poll_clients_once()
         # else something slipped in, or the command was withdrawn: `poll` saw it
@@ -159,10 +132,7 @@ class DrainController:
             self.poll()
 
     async def _poll_clients_once(self) -> frozenset[str] | None:
-        """Connections whose clients have yet to take something; None = not readable now.
-
-        Empty after MOST_FAILURES failures in a row, or the drain would never end.
-        """
+        """Connections whose clients have yet to take something; None = not readable now."""
         self._polled_seconds = asyncio.get_running_loop().time()
         try:
             unacked = await self._poll_unacked()

@@ -1,10 +1,4 @@
-"""Watch one engine for stalls: send pings, and act on the verdicts of `stall_watch`.
-
-An engine that stalls leaves every choice at once: its requests fail, `/health`
-and `/ready` say why, and its load report says so to peers.  One that recovers serves as
-before.  One that is lost is killed, which ends its worker: the supervisor of
-the worker (the kubelet, `pdctl`) restarts it.
-"""
+"""Watch one engine for stalls: send pings, and act on the verdicts of `stall_watch`."""
 
 import asyncio
 import logging
@@ -74,10 +68,7 @@ class EngineMonitor:
 
 
 class EngineMonitors:
-    """Those of all engines of a worker, each in a task of its own until its engine ends.
-
-    kill: ends an engine that is lost, for the reason given.
-    """
+    """Runs one monitor task per engine.  kill: ends a lost engine."""
 
     def __init__(
         self, new_monitor: Callable[[Engine], EngineMonitor], kill: Callable[[Engine, str], None]
@@ -87,16 +78,13 @@ class EngineMonitors:
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
 
     def start(self, engine: Engine) -> None:
-        """Watch an engine that has loaded."""
         self._tasks[engine] = asyncio.create_task(self._watch(engine), name=f"pulse {engine.rank}")
 
     def end(self, engine: Engine) -> None:
-        """Watch it no more."""
         if (task := self._tasks.pop(engine, None)) is not None:
             task.cancel()
 
     def close(self) -> None:
-        """Watch none any more."""
         for engine in list(self._tasks):
             self.end(engine)
 

@@ -1,11 +1,4 @@
-"""Watches the requests of this worker, lets an estimator learn from them, and refuses deadlines
-that cannot be met.
-
-Every request that runs here is followed: how many tokens it has, how long its
-prefill and decode took, how many decoded beside it.  Each estimate is compared
-with what came of it.  What is estimated, and how, is `routing.waiting_time`'s
-business; with estimator ema nothing is followed here.
-"""
+"""Watches requests, trains the estimator, and refuses unmeetable deadlines."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,10 +29,7 @@ group of its deadline.
 
 
 class UnmeetableDeadlineError(RequestError):
-    """This worker would complete the request too late; another one may not.
-
-    Both in seconds from now.
-    """
+    """This worker would complete the request too late; another may not."""
 
     def __init__(self, estimated: float, deadline: float) -> None:
         text = f"{deadline:.3g}" if deadline < 1000 else f"{deadline:.0f}"
@@ -100,9 +90,7 @@ class TrackedRequest:
 
 
 class Estimation:
-    """One per worker.  seats: says how many requests that its engines run at a time; clock:
-    monotonic seconds.
-    """
+    """One per worker."""
 
     def __init__(
         self,
@@ -123,9 +111,7 @@ class Estimation:
 
     @property
     def estimator(self) -> Estimator | None:
-        """That of the policy in force; another one, or other presets, begin without
-        measurements.
-        """
+        """That of the policy in force; a new one begins without measurements."""
         policy = self._policy()
         made_for = policy.estimator, policy.preset_token_milliseconds, policy.preset_output_tokens
         if made_for != self._made_for:
@@ -141,7 +127,6 @@ class Estimation:
         return self._area
 
     def started(self, request: QueuedRequest) -> None:
-        """One more request decodes."""
         self._requests.began(request)
         self._area, self._num_decoding = self.area, self._num_decoding + 1
 
@@ -161,15 +146,11 @@ class Estimation:
 
     @property
     def queue(self) -> QueueState:
-        """The line that a request finds which comes now."""
         return QueueState(self._requests, self.slots())
 
     @contextmanager
     def tracking(self, spec: RequestSpec) -> Iterator[TrackedRequest]:
-        """A request that runs here from now on.
-
-        Raises RequestError 503 for a deadline that cannot be met, where policy says so.
-        """
+        """A request that runs here.  Raises RequestError 503 for an unmeetable deadline."""
         tracked = TrackedRequest(self.request_of(spec), self)
         self._estimate(tracked, spec)
         self._requests.add(tracked.request)

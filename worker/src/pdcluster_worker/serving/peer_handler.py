@@ -1,7 +1,4 @@
-"""Serve the calls of peers: implements `peers.service.WorkerHandler` for each role.
-
-The decode worker owns a request; when its call is cancelled, ours ends and nothing stays.
-"""
+"""Serve the calls of peers: implements `peers.service.WorkerHandler` for each role."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -28,7 +25,6 @@ from pdcluster_worker.tracing.lifecycle_events import trace_prefill
 
 
 def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:
-    """Tokens that a prefill worker has granted or in hand at most."""
     return max(1, int(policy.batches_ahead * max_batched_tokens))
 
 

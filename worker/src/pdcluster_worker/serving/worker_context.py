@@ -29,9 +29,7 @@ REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Shares of time, 0 to 1: computing (its GPU's, else its engine's) and with its GPU's memory
-    moving; 0 = not measured.
-    """
+    """Shares of time, 0 to 1, that compute and GPU memory are busy; 0 = unknown."""
 
     busy_ratio: float = 0.0
     memory_bandwidth_ratio: float = 0.0
@@ -45,70 +43,52 @@ returning worker take.
 
 @dataclass(frozen=True, slots=True)
 class RouterInfo:
-    """Facts of a router, in place of an engine's.
+    """Facts of a router, in place of an engine's."""
 
-    worker_id:  its name for peers.
-    block_size: of the KV blocks of its revision's workers.
-    """
-
-    worker_id: str
-    block_size: int
+    worker_id: str  # its name for peers
+    block_size: int  # of the KV blocks of its revision's workers
 
 
 @dataclass(slots=True)
 class WorkerContext:
-    """One worker's state as its server process sees it.
-
-    engines:       those that have loaded; a router has none.
-    engine_id:     of this worker for its peers: that of its first engine at its start.
-    engineless:    of a router.
-    absence:       why no decode worker takes new work.
-    traces:        of the last requests, at its HTTP side too.
-    blocks:        prefix caches of the peers that we watch.
-    estimation:    of waiting times, see `serving.estimation`.
-    credit_queue:  requests that wait for a prefill worker; stays empty on a prefill worker.
-    active:        requests that run here, are relayed, or are prefilled for a peer.
-    num_relayed:   requests whose bytes a router relays.
-    num_waiting_for_prefix: that wait for KV of another one: no reason for more workers.
-    has_ended:     nothing is taken any more, because the process is about to end.
-    on_engines:    called when an engine begins to serve or stops.
-    share:         where long prompts of this decode worker were prefilled.
-    occupancy:     how busy it is, as its load says.
-    pair_rates:    how fast KV moves to this decode worker.
-    prefill_rates: how fast each prefill worker computes, in tokens.
-    promised_tokens: of a prefill worker: granted, or in hand.
-    sent_bytes_per_second: of the last KV transfer from here; 0 = there was none.
-    transport: that moved the last KV to or from here; transport_note: why not the one that
-               engine.transport asks for, empty = it did.  Before any, the one that it has.
-    """
+    """One worker's state as its server process sees it."""
 
     role: Role
-    engines: Engines
+    engines: Engines  # those that have loaded; a router has none
     metrics: Metrics
     policy: PolicyConfig
+    # Requests that wait for a prefill worker; stays empty on a prefill worker.
     credit_queue: CreditQueue = field(default_factory=CreditQueue)
     state: WorkerState = "starting"
+    # Prefix caches of the peers that we watch.
     blocks: PrefixIndex = field(default_factory=PrefixIndex)
-    active: int = 0
-    num_relayed: Callable[[], int] = lambda: 0
-    num_waiting_for_prefix: int = 0
-    has_ended: bool = False
+    active: int = 0  # requests that run here, are relayed, or are prefilled for a peer
+    num_relayed: Callable[[], int] = lambda: 0  # requests whose bytes a router relays
+    num_waiting_for_prefix: int = 0  # that wait for KV of another one: no reason for more workers
+    has_ended: bool = False  # nothing is taken any more, because the process is about to end
     on_request: Callable[[], None] = lambda: None
-    on_engines: Callable[[], None] = lambda: None
+    on_engines: Callable[[], None] = lambda: None  # called when an engine begins to serve or stops
+    # Where long prompts of this decode worker were prefilled.
     share: RemoteRatio = field(default_factory=RemoteRatio)
-    occupancy: Callable[[], Occupancy] = lambda: Occupancy()
+    occupancy: Callable[[], Occupancy] = lambda: Occupancy()  # how busy it is, as its load says
+    # How fast KV moves to this decode worker.
     pair_rates: LinkRates = field(default_factory=LinkRates)
+    # How fast each prefill worker computes, in tokens.
     prefill_rates: LinkRates = field(default_factory=LinkRates)
     gpu: str = NO_ACCELERATOR
-    promised_tokens: Callable[[], int] = lambda: 0
-    sent_bytes_per_second: float = 0.0
+    promised_tokens: Callable[[], int] = lambda: 0  # of a prefill worker: granted, or in hand
+    sent_bytes_per_second: float = 0.0  # of the last KV transfer from here; 0 = there was none
+    # That moved the last KV to or from here; transport_note: why not the one that engine.transport
+    # asks for, empty = it did.  Before any, the one that it has.
     transport: str = ""
     transport_note: str = ""
-    engineless: RouterInfo | None = None
-    absence: Callable[[], str] = lambda: "none is registered"
+    engineless: RouterInfo | None = None  # of a router
+    absence: Callable[[], str] = lambda: "none is registered"  # why no decode worker takes new work
+    # Of the last requests, at its HTTP side too.
     traces: RecentTraces = field(default_factory=RecentTraces)
+    # Of this worker for its peers: that of its first engine at its start.
     engine_id: str = field(init=False)
-    estimation: Estimation = field(init=False)
+    estimation: Estimation = field(init=False)  # of waiting times, see `serving.estimation`
     _facts: EngineReady | None = field(init=False)
     _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
     _listeners: set[asyncio.Event] = field(default_factory=set)
@@ -134,10 +114,7 @@ class WorkerContext:
 
     @property
     def engine_ready(self) -> EngineReady:
-        """The facts of the first engine; what a peer compares is the same for all.
-
-        A router has none: its parts do not ask.
-        """
+        """The facts of the first engine; a router has none."""
         assert self._facts is not None, "a router has no engine"
         return self._facts
 
@@ -151,15 +128,10 @@ class WorkerContext:
         )
 
     def num_blocks(self, num_tokens: int) -> int:
-        """KV blocks for that many tokens."""
         return -(-num_tokens // self.block_size)
 
     def hashes(self, spec: RequestSpec) -> list[bytes]:
-        """Block hashes of all tokens known so far, as the engines of both roles compute them.
-
-        None of a prompt whose log probabilities are asked for: it is computed whole, whatever is
-        cached.
-        """
+        """Block hashes of all known tokens; none if prompt log probabilities are requested."""
         if spec.sampling.prompt_logprobs is not None and not spec.output:
             return []
         return block_hashes([*spec.prompt, *spec.output], self.block_size, spec.cache_salt)
@@ -188,19 +160,13 @@ class WorkerContext:
             self.metrics.kv_transport_info.labels(transport).set(1)
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
-        """Expected seconds of moving their KV from that prefill worker to here; 0 =
-        not measured.
-        """
+        """Expected seconds of moving KV from that worker to here; 0 = unknown."""
         num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
         return self.pair_rates.seconds(key, num_bytes)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request in, and out at the end.
-
-        A draining worker takes it too: its sender had no report of the drain yet.  Raises
-        RequestError 503 from one that has ended.
-        """
+        """Count a request in and out.  Raises RequestError 503 from a worker that has ended."""
         if self.has_ended:
             raise self.refusal()
         self.active += 1
@@ -237,7 +203,6 @@ class WorkerContext:
         self.on_engines()
 
     def notify_peers(self) -> None:
-        """Report to peers now."""
         for listener in self._listeners:
             listener.set()
 
@@ -248,9 +213,7 @@ class WorkerContext:
 
     @property
     def num_holding(self) -> int:
-        """Requests and transfers that must end before this worker may go: what an engine has not
-        reported on counts as one.
-        """
+        """Requests and transfers that must end before this worker may go."""
         clients = [engine.client for engine in self.engines if engine.client.died is None]
         transfers = sum(
             client.stats.num_transfers for client in clients if client.stats is not None
@@ -259,10 +222,7 @@ class WorkerContext:
         return running + sum(not client.is_reported for client in clients)
 
     async def wait_for_blocks(self, engine: Engine, request_id: str, needed_blocks: int) -> None:
-        """Let a request of the credit queue wait until its engine reports that many free blocks.
-
-        Its last report counts too: an engine that frees them and goes idle does not say so twice.
-        """
+        """Wait until its engine reports that many free blocks; its last report counts."""
         stats = engine.client.stats
         if stats is not None and stats.free_blocks >= needed_blocks:
             return
@@ -306,9 +266,7 @@ class WorkerContext:
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        """A snapshot, then load and the changes of the prefix cache about once a second and at each
-        change of state, until closed.
-        """
+        """A snapshot, then load and cache changes each second and state change."""
         changes: asyncio.Queue[BlockEvents] = asyncio.Queue()
         announced = asyncio.Event()
         self._changes.add(changes)
@@ -333,12 +291,7 @@ class WorkerContext:
             self._listeners.discard(announced)
 
     def _waiting_for_blocks(self) -> tuple[int, int]:
-        """The part of the credit queue that waits for this worker and not for prefill, in requests
-        and tokens.
-
-        Counts requests that had a credit and found no blocks, and all behind them when no request
-        at the head may ask for a credit.
-        """
+        """Requests and tokens that wait for this worker, not for prefill."""
         queue = self.credit_queue
         if self._block_waiters and all(
             head in self._block_waiters for head in queue.heads(REQUESTING_HEADS)
@@ -368,7 +321,6 @@ class WorkerContext:
         metrics.prefill_queue_tokens.set_function(lambda: self._prefill_queue()[1])
 
     def _prefill_queue(self) -> tuple[int, int]:
-        """Our part of the prefill queue (docs/contracts.md), in requests and tokens."""
         load = self.load()
         if self.role == "prefill":
             return load.num_waiting, load.waiting_tokens
@@ -385,10 +337,7 @@ class WorkerContext:
 
 
 def merge(events: list[BlockEvents]) -> tuple[list[bytes], list[bytes], bool]:
-    """The net effect of several events: hashes stored, removed, and whether the stored are all.
-
-    Disjoint.  In both lists of one event, removed wins.
-    """
+    """The net effect of several events; removed wins within one."""
     final: dict[bytes, bool] = {}
     is_whole = False
     for event in events:

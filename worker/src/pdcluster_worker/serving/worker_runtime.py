@@ -1,11 +1,4 @@
-"""This worker among its peers: the objects of its role, wired once the engine's facts are known,
-and its state in etcd.
-
-Owns the order in which a worker joins (gRPC, then etcd) and leaves (announce,
-promise nothing new, wait for what runs, refuse, leave etcd).  When it drains is
-`draining`'s rule; what a request does on the way is the business of `ingress`,
-`decoding` and `prefilling`.
-"""
+"""This worker among its peers: the objects of its role, and its state in etcd."""
 
 import asyncio
 import logging
@@ -70,18 +63,11 @@ def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
 
 
 def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
-    """Handshake of a router, which has neither KV nor weights."""
     return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
 class WorkerRuntime:
-    """One worker from its engine being ready to its end.  `ingress` is None on a prefill worker.
-
-    verification: of transfers to here; None = not on a decode worker.
-    on_peers: called when the state of a peer changed.
-    unacked:  names of the HTTP connections whose clients have yet to take something of their
-              answers
-    """
+    """One worker from its engine being ready to its end."""
 
     def __init__(
         self,
@@ -93,8 +79,9 @@ class WorkerRuntime:
     ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
+        # Of transfers to here; None = not on a decode worker.
         self.verification: TransferVerification | None = None
-        self.on_peers: Callable[[], None] = lambda: None
+        self.on_peers: Callable[[], None] = lambda: None  # called when the state of a peer changed
         self._config = config
         self._identity = identity
         self._credentials = credentials
@@ -156,15 +143,12 @@ class WorkerRuntime:
         return decoding
 
     def decodes(self) -> list[Peer]:
-        """Decode and mixed peers that take new work."""
         return self._directory.decodes()
 
     def known_decodes(self) -> list[Peer]:
-        """Those of the revision, in whatever state."""
         return self._directory.known_decodes()
 
     def num_ingresses(self) -> int:
-        """Workers that clients' requests come to, this one included."""
         return self._directory.num_ingresses(relaying=self.worker.policy.relaying.enabled)
 
     def _on_peer(self, peer: Peer) -> None:
@@ -214,10 +198,7 @@ class WorkerRuntime:
     # --- joining ------------------------------------------------------------------------------
 
     async def join(self, http_port: int) -> None:
-        """Serve peers and register in etcd; goes on trying when etcd is away.
-
-        Raises ConfigError when the gRPC port cannot be used.
-        """
+        """Serve peers and register in etcd, with retries.  Raises ConfigError for the port."""
         listen = self._config.listen
         self._grpc, port = await start_grpc(
             self._service, listen.host, listen.grpc, self._credentials
@@ -241,10 +222,7 @@ class WorkerRuntime:
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
-        """Reason why this worker is not ready; None when it is.
-
-        Latches: an etcd that goes away later changes nothing.
-        """
+        """Reason why this worker is not ready; latches, whatever etcd does later."""
         if self.worker.state != "ready":
             return f"this worker is {self.worker.state}"
         return None if self._discovery.registered_once else self._discovery.problem
@@ -269,7 +247,6 @@ class WorkerRuntime:
     # --- policy -------------------------------------------------------------------------------
 
     def set_policy(self, policy: PolicyConfig) -> None:
-        """Put another policy in force."""
         self.worker.policy = policy
         self._set_credit_policy()
 
@@ -279,7 +256,6 @@ class WorkerRuntime:
         self._service.credit_server.push(self._ledger.set_policy(policy, self._batch_tokens()))
 
     def _batch_tokens(self) -> int:
-        """Token budget of one step, of all engines together."""
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
@@ -301,7 +277,6 @@ class WorkerRuntime:
 
     @property
     def is_drained(self) -> bool:
-        """True if the worker drains and has nothing left to finish."""
         return self._drain.state == "drained"
 
     def _announce(self, state: WorkerState) -> None:
@@ -314,9 +289,7 @@ class WorkerRuntime:
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Promise nothing while no engine makes progress, so that requests that wait for a credit
-        ask another worker.
-        """
+        """Grant no credits while no engine makes progress."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)
@@ -331,7 +304,6 @@ class WorkerRuntime:
             self._ledger.stop()
 
     def _on_engines(self) -> None:
-        """State in etcd which engines serve, and promise as much as they take."""
         self._set_credit_policy()
         self._promise(self.worker.takes_new)
         self._record = msgspec.structs.replace(self._record, engines=self.worker.engines.records())

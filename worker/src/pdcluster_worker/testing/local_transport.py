@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.ports import KVMemory, TransferRoute
-from pdcluster_worker.kv_transfer.events import EventQueue
-from pdcluster_worker.kv_transfer.head_shards import HeadShard, ShardEvent
 from pdcluster_worker.kv_transfer.inbox import DEAD_EPOCH, Inbox
 from pdcluster_worker.kv_transfer.layout import head_crcs
 from pdcluster_worker.kv_transfer.outbox import Frame, Outbox
-from pdcluster_worker.kv_transfer.sharded import ShardedTransport
+from pdcluster_worker.kv_transfer.sharded import EventQueue, HeadShard, ShardedTransport, ShardEvent
 
 LOCAL = TransferRoute("local")
 

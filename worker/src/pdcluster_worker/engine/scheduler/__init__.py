@@ -28,10 +28,7 @@ SCHEDULERS: Mapping[SchedulerName, Callable[[EngineSettings, BlockTables], Sched
 
 
 def make_scheduler(settings: EngineSettings, tables: BlockTables) -> Scheduler:
-    """The scheduler that the settings name.
-
-    Raises ConfigError for an unknown name, and for sizes that it cannot work with.
-    """
+    """Raises ConfigError for an unknown name, and for sizes that it cannot work with."""
     own = settings.scheduler
     if own.name not in SCHEDULERS:
         known = ", ".join(SCHEDULERS)

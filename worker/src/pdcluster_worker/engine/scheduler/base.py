@@ -24,7 +24,6 @@ def is_decode(request: EngineRequest) -> bool:
 
 
 def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
-    """The decodes and the unfinished prefills, each in the order of `requests`."""
     decodes = [request for request in requests if is_decode(request)]
     if len(decodes) == len(requests):
         return decodes, []
@@ -33,14 +32,12 @@ def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[En
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Sort keys; the least goes first.
+    """Sort keys; the least goes first."""
 
-    running: of requests that hold blocks; the last of them is the victim of a preemption.
-    waiting: of the others; a preempted request goes to the front of its equals, and of the same
-             priority the earliest deadline goes first (EDF).
-    """
-
+    # Of requests that hold blocks; the last of them is the victim of a preemption.
     running: Callable[[EngineRequest], tuple[float, ...]]
+    # Of the others; a preempted request goes to the front of its equals, and of the same priority
+    # the earliest deadline goes first (EDF).
     waiting: Callable[[EngineRequest], tuple[float, ...]]
 
 
@@ -69,21 +66,16 @@ _ORDERS: dict[SchedulingPolicy, Order] = {
 
 @dataclass(slots=True)
 class Schedule:
-    """One step's plan.
-
-    budget:   tokens that may still be scheduled.
-    newly_running: got a slot in this step, for the first time or again.
-    admitted: those of them that waited, and compute their prompt in this step.
-    started:  those of them that were admitted from waiting for the first time.
-    failed:   can never run, with the reason; nothing here holds or knows them any more.
-    """
-
-    budget: int
+    budget: int  # tokens that may still be scheduled
     items: dict[EngineRequest, Scheduled] = field(default_factory=dict)
+    # Got a slot in this step, for the first time or again.
     newly_running: list[EngineRequest] = field(default_factory=list)
+    # Those of them that were admitted from waiting for the first time.
     started: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
+    # Those of them that waited, and compute their prompt in this step.
     admitted: list[EngineRequest] = field(default_factory=list)
+    # Can never run, with the reason; nothing here holds or knows them any more.
     failed: list[tuple[EngineRequest, str]] = field(default_factory=list)
 
     @property
@@ -92,7 +84,6 @@ class Schedule:
 
     @property
     def progressed(self) -> bool:
-        """True if the next schedule could differ from this one."""
         return bool(self.items or self.preempted or self.failed)
 
     def add(self, request: EngineRequest, limit: int | None = None) -> Scheduled:
@@ -109,9 +100,6 @@ class Scheduler(ABC):
 
     Requests that receive KV or send it are not here.
 
-    waiting: hold no blocks, in `order.waiting`.
-    ready:   hold received KV and wait for a slot only, in `order.running`.
-    running: have a slot, in `order.running`.
     reserves_max: a request takes blocks for the longest that it can become, as in Orca, so that
              none is ever preempted; else for its known tokens, and one more whenever the last is
              full, as in vLLM.
@@ -120,9 +108,10 @@ class Scheduler(ABC):
     reserves_max = False
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
-        self.waiting: list[EngineRequest] = []
+        self.waiting: list[EngineRequest] = []  # hold no blocks, in `order.waiting`
+        # Hold received KV and wait for a slot only, in `order.running`.
         self.ready: list[EngineRequest] = []
-        self.running: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []  # have a slot, in `order.running`
         self.num_preemptions = 0
         self.settings = settings
         self.tables = tables
@@ -130,10 +119,9 @@ class Scheduler(ABC):
 
     @abstractmethod
     def schedule(self, *, admit: bool = True) -> Schedule:
-        """Plan the next step; every scheduled token has its block when this returns.
+        """Plan a step with a block for every token; makes progress or changes nothing.
 
-        Either makes progress or changes nothing.
-        admit: False = no waiting request is admitted in this step; nothing else changes.
+        admit: False = no waiting request is admitted in this step.
         """
 
     # B027: most schedulers go by no times.
@@ -142,12 +130,10 @@ class Scheduler(ABC):
 
     @property
     def num_requests(self) -> int:
-        """Requests that could be scheduled, now or later."""
         return len(self.waiting) + len(self.ready) + len(self.running)
 
     @property
     def is_prefilling(self) -> bool:
-        """True if a running request has prompt left to compute."""
         return not all(is_decode(request) for request in self.running)
 
     @property
@@ -169,10 +155,7 @@ class Scheduler(ABC):
 
     @property
     def num_reserved_blocks(self) -> int:
-        """Blocks that newcomers from outside must leave to the requests that are here.
-
-        Those to grow by, and those of the first waiting request.
-        """
+        """Blocks to grow by, and those of the first waiting request: not for newcomers."""
         growing = 0 if self.reserves_max else len(self.running) + len(self.ready)
         if not self.waiting:
             return growing
@@ -180,22 +163,16 @@ class Scheduler(ABC):
 
     @property
     def computing(self) -> list[EngineRequest]:
-        """Running requests with a token for the next step.
-
-        All but those whose last one is in flight, or that wait for it.
-        """
         return [
             request for request in self.running if not (request.is_ending or request.is_waiting)
         ]
 
     @property
     def has_free_slot(self) -> bool:
-        """True if one more request may run."""
         return len(self.running) < self.settings.max_sequences
 
     @property
     def last_in_order(self) -> EngineRequest:
-        """The request to take blocks from, of all that hold some."""
         last = [queue[-1] for queue in (self.running, self.ready) if queue]
         return max(last, key=self.order.running)
 
@@ -219,16 +196,13 @@ class Scheduler(ABC):
     # --- admission ----------------------------------------------------------------------------
 
     def start_ready(self, step: Schedule) -> None:
-        """Start requests that hold received KV, as far as there are slots."""
         while self.ready and self.has_free_slot:
             self._start_running(self.ready.pop(0), step)
 
     def admit(self, step: Schedule, *, whole: bool = False, limit: int | None = None) -> None:
-        """Start and schedule waiting requests while budget, slots and blocks last.
+        """Start waiting requests in order while budget, slots and blocks last.
 
-        First in order first: one that does not fit keeps back those behind it.
-        whole: only if the step has budget for all its uncomputed tokens.
-        limit: most of them in this step; None = the budget.
+        whole: only if the step has budget for all its uncomputed tokens.  limit: most in this step.
         """
         tables = self.tables
         while step.budget > 0 and (request := self.first_waiting(step)) is not None:
@@ -242,10 +216,7 @@ class Scheduler(ABC):
             step.add(request, limit)
 
     def first_waiting(self, step: Schedule) -> EngineRequest | None:
-        """The next request to admit, if there is one and a slot for it.
-
-        One that can never run is given up on the way.
-        """
+        """The next request to admit, if there is a slot; fails those that can never run."""
         while self.waiting and self.has_free_slot:
             request = self.waiting[0]
             if not self.fails_for_size(request, step):
@@ -253,7 +224,6 @@ class Scheduler(ABC):
         return None
 
     def start_first(self, request: EngineRequest, step: Schedule) -> None:
-        """Give the first waiting request, which has its blocks by now, its slot."""
         self.waiting.pop(0)
         if request.status is Status.WAITING:
             request.num_cached_tokens = request.num_computed_tokens
@@ -271,7 +241,6 @@ class Scheduler(ABC):
     def schedule_chunks(
         self, prefills: list[EngineRequest], step: Schedule, limit: int | None = None
     ) -> None:
-        """Schedule a chunk of each unfinished prefill that still runs, in order."""
         for request in prefills:
             if step.budget == 0:
                 return
@@ -291,10 +260,7 @@ class Scheduler(ABC):
                 step.add(request)
 
     def grow_or_preempt(self, request: EngineRequest, step: Schedule) -> bool:
-        """Extend the request's blocks to its known tokens, at the cost of the last in order.
-
-        False when the request itself was the last, or can never be held here.
-        """
+        """Extend to the known tokens, preempting the last in order; False if that is itself."""
         while not self.tables.grow(request, request.num_planned_tokens):
             if self.fails_for_size(request, step):
                 return False
@@ -330,11 +296,7 @@ class Scheduler(ABC):
 
     @property
     def preemption_victim(self) -> EngineRequest | None:
-        """The next one that makes way for the first waiting request; None if none does.
-
-        Under `preemptive`: the last in order, if that has lower priority, computes for no peer, and
-        what such requests hold is enough.
-        """
+        """The next running request that makes way for the first waiting one, under `preemptive`."""
         if (
             self.settings.scheduler.policy != "preemptive"
             or not self.waiting

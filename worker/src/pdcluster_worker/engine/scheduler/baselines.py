@@ -6,13 +6,10 @@ from pdcluster_worker.messages.engine_settings import EngineSettings
 
 
 class PrefillFirst(Scheduler):
-    """vLLM 0: a step computes whole prompts or decodes, never both.
+    """vLLM 0: a step computes whole prompts or decodes, never both."""
 
-    The shortest time to the first token; decodes stall for as long as the prompts take.
-
-        a decodes; b and c come with 30 and 40 prompt tokens:
-        step 1  b 30, c 40        step 2  a 1, b 1, c 1
-    """
+    # a decodes; b and c come with 30 and 40 prompt tokens:
+    # step 1  b 30, c 40        step 2  a 1, b 1, c 1
 
     def schedule(self, *, admit: bool = True) -> Schedule:
         step = Schedule(self.settings.max_batched_tokens)
@@ -26,11 +23,10 @@ class PrefillFirst(Scheduler):
 
 
 class Orca(Scheduler):
-    """Orca: iteration-level batches, decodes and whole prompts in one step.
+    """Orca: iteration-level batches, decodes and whole prompts in one step."""
 
-    a decodes; b and c come with 30 and 40 prompt tokens:
-    step 1  a 1, b 30, c 40        step 2  a 1, b 1, c 1
-    """
+    # a decodes; b and c come with 30 and 40 prompt tokens:
+    # step 1  a 1, b 30, c 40        step 2  a 1, b 1, c 1
 
     reserves_max = True
 
@@ -44,11 +40,10 @@ class Orca(Scheduler):
 
 
 class RequestLevel(Scheduler):
-    """FasterTransformer: a batch runs to its end before the next begins.
+    """FasterTransformer: a batch runs to its end before the next begins."""
 
-    two slots; a, b and c come together, a makes 2 tokens and b 3:
-    step 1  a 30, b 40        step 2  a 1, b 1        step 3  b 1        step 4  c 20
-    """
+    # two slots; a, b and c come together, a makes 2 tokens and b 3:
+    # step 1  a 30, b 40        step 2  a 1, b 1        step 3  b 1        step 4  c 20
 
     reserves_max = True
 
@@ -64,11 +59,10 @@ class RequestLevel(Scheduler):
 
 
 class SimpleChunking(Scheduler):
-    """Chunked prefills in turns: a step of chunks, then a step of decodes.
+    """Chunked prefills in turns: a step of chunks, then a step of decodes."""
 
-    budget 8; a decodes, b comes with 12 prompt tokens:
-    step 1  b 8        step 2  a 1        step 3  b 4        step 4  a 1, b 1
-    """
+    # budget 8; a decodes, b comes with 12 prompt tokens:
+    # step 1  b 8        step 2  a 1        step 3  b 4        step 4  a 1, b 1
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables)

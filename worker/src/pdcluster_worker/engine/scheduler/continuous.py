@@ -1,19 +1,16 @@
-"""Continuous batching, as in vLLM V1: one rule for prefill and decode.
+"""Continuous batching, as in vLLM V1: one rule for prefill and decode."""
 
-A request's work is its known tokens less the computed ones.  Running requests go first (decodes,
-then unfinished prefills), then waiting ones unless something was preempted.
-
-    budget 8; a decodes, b has 12 prompt tokens, c 3:
-    step 1  a 1, b 7        step 2  a 1, b 5, c 2        step 3  a 1, b 1, c 1
-"""
+# A request's work is its known tokens less the computed ones.  Running requests go first (decodes,
+# then unfinished prefills), then waiting ones unless something was preempted.
+#
+#     budget 8; a decodes, b has 12 prompt tokens, c 3:
+#     step 1  a 1, b 7        step 2  a 1, b 5, c 2        step 3  a 1, b 1, c 1
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler.base import Schedule, Scheduler, by_kind
 
 
 class Continuous(Scheduler):
-    """The default scheduler."""
-
     def schedule(self, *, admit: bool = True) -> Schedule:
         step = Schedule(self.settings.max_batched_tokens)
         self.start_ready(step)
@@ -27,7 +24,6 @@ class Continuous(Scheduler):
         return step
 
     def _limit(self, prefills: list[EngineRequest], step: Schedule, *, admits: bool) -> int | None:
-        """Most tokens of one prompt in this step, an equal share of the budget at least."""
         threshold = self.settings.scheduler.long_prefill_token_threshold
         if threshold == 0:
             return None

@@ -1,12 +1,11 @@
-"""Stall-free batches, as in Sarathi-Serve: every decode in every step, chunks in what is left.
+"""Stall-free batches, as in Sarathi-Serve: every decode in every step, chunks in what is left."""
 
-A prompt is admitted only when all its blocks could be had above a watermark, but takes them chunk
-by chunk; its next chunk is cut to the free blocks.  If even a decode finds no block, an unfinished
-prefill loses its own; if none runs, the decode sits out until others end.
-
-    budget 8; a and b decode, c has 12 prompt tokens, d 3:
-    step 1  a 1, b 1, c 6        step 2  a 1, b 1, c 6        step 3  a 1, b 1, c 1, d 3
-"""
+# A prompt is admitted only when all its blocks could be had above a watermark, but takes them by
+# chunks; its next chunk is cut to the free blocks.  If even a decode finds no block, an unfinished
+# prefill loses its own; if none runs, the decode sits out until others end.
+#
+#     budget 8; a and b decode, c has 12 prompt tokens, d 3:
+#     step 1  a 1, b 1, c 6        step 2  a 1, b 1, c 6        step 3  a 1, b 1, c 1, d 3
 
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest, Status
@@ -60,7 +59,6 @@ class StageSizes:
         self._tokens_per_stage = -(-schedule.max_tokens // schedule.stages)
 
     def at(self, num_computed_tokens: int) -> int:
-        """Beyond the last stage its size stays."""
         return self._sizes[min(num_computed_tokens // self._tokens_per_stage, len(self._sizes) - 1)]
 
 
@@ -79,7 +77,6 @@ class ChunkBudget:
         self._target_seconds = target_seconds
 
     def adjust(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
         if self._target_seconds is None or seconds <= 0.0:
             return
         change = (1.0 - SPARE) * self._target_seconds / seconds
@@ -91,8 +88,6 @@ class ChunkBudget:
 
 
 class Sarathi(Scheduler):
-    """Sarathi-Serve's scheduler."""
-
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:
         super().__init__(settings, tables)
         own = settings.scheduler
@@ -104,7 +99,6 @@ class Sarathi(Scheduler):
 
     @property
     def num_reserved_blocks(self) -> int:
-        """As of all schedulers, and what is promised to unfinished prefills."""
         _, prefills = by_kind(self.running)
         return super().num_reserved_blocks + self._num_promised(prefills)
 
@@ -152,7 +146,6 @@ class Sarathi(Scheduler):
         return True
 
     def _schedule_chunk(self, request: EngineRequest, step: Schedule) -> None:
-        """A chunk of an unfinished prefill, cut to the free blocks."""
         computed = request.num_scheduled_tokens
         num_blocks = len(request.block_table) + self.tables.num_available_to(request)
         free = num_blocks * self.settings.block_size - computed
@@ -187,10 +180,6 @@ class Sarathi(Scheduler):
             step.add(request, size)
 
     def _num_promised(self, prefills: list[EngineRequest]) -> int:
-        """Blocks that unfinished prefills were admitted for and have not taken yet.
-
-        Where the model has a window the tables promise them.
-        """
         if self.settings.window is not None:
             return 0
         num_blocks = (self.tables.num_blocks(request.num_tokens) for request in prefills)

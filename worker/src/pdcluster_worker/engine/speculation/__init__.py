@@ -1,6 +1,4 @@
-"""Speculative decoding: later tokens are guessed, and the next step of the model verifies them
-together.
-"""
+"""Speculative decoding: the next step of the model verifies guesses of later tokens together."""
 
 from pdcluster_worker.engine.speculation.draft_model import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.speculation.ngram import NgramDrafter

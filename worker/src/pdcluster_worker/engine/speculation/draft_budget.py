@@ -1,17 +1,10 @@
-"""Decide if drafts pay: by the share of them that was right, and by the cost of a further row in a
-step.
+"""Decide if drafts pay: by the share that was right, and by the cost of a further row in a step."""
 
-With n rows a step takes a + b * n seconds.  d drafts of which a share s is right
-give n + s * d tokens in a + b * (n + d) seconds and the seconds of drafting them:
-per token that is less than without drafts where
-
-    s > n * (b + seconds of drafting one) / (a + b * n)
-
-One stream gains by almost any share, a large batch by none that is below 1.  The
-figures are measured as the engine runs and forget; where all steps are of one
-size, a cautious guess stands for b.  A request whose drafts do not pay is given
-none, but one now and then to see whether that has changed.
-"""
+# With n rows a step takes a + b * n seconds.  d drafts of which a share s is right give n + s * d
+# tokens in a + b * (n + d) seconds and the seconds of drafting them: per token that is less than
+# without drafts if s > n * (b + seconds of drafting one) / (a + b * n).  One stream gains by almost
+# any share, a large batch by none that is below 1.  A request whose drafts do not pay is given
+# none, but one now and then to see whether that has changed.
 
 from dataclasses import dataclass
 
@@ -37,11 +30,9 @@ class AcceptanceRate:
     value: float = FIRST_SHARE
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """Some drafts were verified."""
         self.value += NEW_WEIGHT * (num_accepted / num_drafts - self.value)
 
     def drift(self) -> None:
-        """A step had no drafts because they do not pay."""
         self.value += RETURN * (FIRST_SHARE - self.value)
 
 
@@ -53,20 +44,16 @@ class DecodeStepTimes:
         self._draft_seconds = 0.0
 
     def add(self, num_rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
         for name, value in (("weight", 1.0), ("rows", num_rows), ("seconds", seconds)):
             self._fade(name, value)
         self._fade("squares", num_rows * num_rows)
         self._fade("products", num_rows * seconds)
 
     def add_drafting(self, num_drafts: int, seconds: float) -> None:
-        """So many drafts took so long to make."""
         self._draft_seconds += 0.1 * (seconds / max(1, num_drafts) - self._draft_seconds)
 
     def least_share(self, num_rows: int) -> float:
-        """Drafts pay above this share of right ones, in a step of so many rows without them; 0 to
-        1.
-        """
+        """Drafts pay above this share of right ones, in a step of so many rows; 0 to 1."""
         if self._weight == 0.0:
             return 0.0
         mean_rows, mean_seconds = self._rows / self._weight, self._seconds / self._weight

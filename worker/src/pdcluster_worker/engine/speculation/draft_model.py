@@ -1,12 +1,4 @@
-"""Drafts by a smaller model: it decodes ahead of the engine's own, over KV blocks of its own.
-
-Each request has a shadow here, whose tokens are followed and whose drafts are
-sampled by the request's own settings: the same seed draws the same places of both
-models' distributions, so that drawn tokens agree as often as greedy ones do.  What
-is computed of a draft stays where that was right.  A shadow that is behind, as at
-first by its whole prompt, catches up by at most one batch in a step of the engine;
-where blocks are short those that were not asked for the longest lose theirs.
-"""
+"""Drafts by a smaller model: it decodes ahead of the engine's own, over KV blocks of its own."""
 
 import logging
 from collections.abc import Sequence
@@ -24,26 +16,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftSizes:
-    """Sizes of the draft model.
-
-    num_blocks, block_size: of its cache.  max_batched_tokens: of one batch.
-    max_model_len:          most tokens of a request; a longer one is not drafted.
-    vocab_size:             of the engine's own model; a draft beyond it ends the run.
-    draft_vocab_size:       of the draft model; a request with a token beyond it is not drafted.
-    """
+    """num_blocks, block_size: of its cache.  max_batched_tokens: of one batch."""
 
     num_blocks: int
     block_size: int
     max_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-    draft_vocab_size: int
+    max_model_len: int  # most tokens of a request; a longer one is not drafted
+    vocab_size: int  # of the engine's own model; a draft beyond it ends the run
+    draft_vocab_size: int  # of the draft model; a request with a token beyond it is not drafted
 
 
 class ModelDrafter:
-    """See `engine.ports.Drafter`.  runner: of the draft model; its steps are waited
-    for one by one.
-    """
+    """See `engine.ports.Drafter`.  runner: of the draft model."""
 
     def __init__(self, runner: ModelRunner, sizes: DraftSizes) -> None:
         self.pool = BlockPool(sizes.num_blocks)
@@ -55,7 +39,6 @@ class ModelDrafter:
         self._unknown: set[str] = set()  # requests with a token that the draft model has not
 
     def may_follow(self, request: EngineRequest) -> bool:
-        """See `engine.ports.Drafter`: a model always has a guess."""
         return (
             request.num_tokens < self._sizes.max_model_len
             and request.request_id not in self._unknown
@@ -92,7 +75,6 @@ class ModelDrafter:
         ]
 
     def forget(self, request_id: str) -> None:
-        """See `engine.ports.Drafter`."""
         if (shadow := self._shadows.pop(request_id, None)) is not None:
             del self._num_known[request_id]
             self._unknown.discard(request_id)
@@ -138,9 +120,7 @@ class ModelDrafter:
         return True
 
     def _decode(self, goals: dict[EngineRequest, int]) -> None:
-        """Sample tokens of each shadow up to its goal; of one that does not catch up in the first
-        batch, none.
-        """
+        """Sample each shadow's tokens up to its goal, if the first batch catches up."""
         items: list[Scheduled] = []
         budget = self._sizes.max_batched_tokens
         # The nearest first: those that have caught up are one token behind.
@@ -158,7 +138,6 @@ class ModelDrafter:
             ]
 
     def _step(self, items: list[Scheduled]) -> list[EngineRequest]:
-        """Run one batch; the shadows that have a token more."""
         outcomes = execute(self._runner, Batch(tuple(items)))
         going: list[EngineRequest] = []
         for item, outcome in zip(items, outcomes, strict=True):

@@ -1,11 +1,4 @@
-"""Drafts from the request's own tokens: what followed its last tokens where they stood before.
-
-Of the last `lookup_max` to `lookup_min` tokens the longest run that occurs earlier
-is taken, at its earliest place; what followed it there is the draft.  A text that
-repeats parts of its prompt, as summaries and edits do, is guessed well so.
-
-    lookup 3 to 2, tokens 1 2 3 4 9 2 3: "2 3" stood before "4 9 2"
-"""
+"""Drafts from the request's own tokens: what followed its last tokens where they stood before."""
 
 from collections.abc import Sequence
 
@@ -19,27 +12,20 @@ is a worse one.
 
 
 class NgramDrafter:
-    """See `engine.ports.Drafter`.
-
-    Keeps the tokens of each request as a string, which is searched at memory's speed.
-    """
+    """Keeps the tokens of each request as a string, which is searched at memory's speed."""
 
     def __init__(self, settings: SpeculationSettings) -> None:
         self._most, self._least = settings.lookup_max, settings.lookup_min
         self._texts: dict[str, str] = {}
 
     def may_follow(self, request: EngineRequest) -> bool:
-        """See `engine.ports.Drafter`: where the known tokens have a match, those with one token
-        more often have.
-        """
+        """A match of the known tokens often goes on with one token more."""
         return self._find(self._text(request), self._least) >= 0
 
     def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
-        """See `engine.ports.Drafter`."""
         return [self._draft(request, num_tokens) for request, num_tokens in requested]
 
     def forget(self, request_id: str) -> None:
-        """See `engine.ports.Drafter`."""
         self._texts.pop(request_id, None)
 
     def _draft(self, request: EngineRequest, num_tokens: int) -> list[int]:
@@ -53,9 +39,7 @@ class NgramDrafter:
         return []
 
     def _find(self, text: str, length: int) -> int:
-        """The earliest place of the last `length` letters before the one where they stand; -1 =
-        there is none.
-        """
+        """The earliest place of the last `length` letters before their own; -1 = none."""
         return text.find(text[-length:], 0, len(text) - 1) if len(text) > length else -1
 
     def _text(self, request: EngineRequest) -> str:

@@ -1,11 +1,4 @@
-"""Puts drafts behind the decodes of a plan, and takes note of what became of them.
-
-Drafts have what budget and blocks a plan leaves: they delay no prompt's chunk and
-preempt no request.  Verified in one pass: a token is sampled at each of their
-places as it would have been without them, so that answers are the same ones, greedy
-and seeded.  What is not verified has no hash, leaves the engine in no message, and
-gives its blocks back.
-"""
+"""Puts drafts behind the decodes of a plan, and takes note of what became of them."""
 
 from collections.abc import Callable
 
@@ -22,11 +15,7 @@ from pdcluster_worker.messages.engine_settings import EngineSettings, Speculatio
 
 
 class Speculation:
-    """Drafts of one engine.
-
-    counts: of what was verified.  looks_ahead: a step is planned while another computes; a request
-    that may be drafted once that has ended waits for it.
-    """
+    """Drafts of one engine.  looks_ahead: requests that may be drafted next wait for a step."""
 
     def __init__(
         self,
@@ -73,12 +62,10 @@ class Speculation:
         self._tables.settle_drafts(item.request)
 
     def completed(self, step: InFlightStep, seconds: float) -> None:
-        """The model took so long for a step."""
         if step.work.kind == "decode":
             self._times.add(step.work.num_tokens, seconds)
 
     def forget(self, request: EngineRequest) -> None:
-        """The request is over, or has lost its blocks."""
         self._shares.pop(request.request_id, None)
         self._drafter.forget(request.request_id)
 
@@ -119,7 +106,6 @@ class Speculation:
         return False
 
     def _most(self, request: EngineRequest) -> int:
-        """Drafts that can be of use: a step gives one token more than are accepted."""
         left = request.sampling.max_tokens - request.num_output_tokens
         return min(self._own.num_tokens, left - 1, self._max_model_len - request.num_tokens - 1)
 
@@ -128,7 +114,6 @@ class Speculation:
 
 
 def _goes_on(item: Scheduled) -> bool:
-    """Return whether the request makes more tokens here, one in this step."""
     return item.samples and item.request.target is None
 
 

@@ -1,10 +1,4 @@
-"""Acts on what `routing.qos` decides about the requests of one decode worker: admits, degrades,
-sheds and demotes.
-
-Guarantees: a request is refused before any work of this worker, or when it has
-waited too long, and never after its first token; what it loses is said with its
-first token.  How a request runs is `serving.decode.decode_dispatcher`'s business.
-"""
+"""Admits, degrades, sheds and demotes requests of one decode worker (`routing.qos`)."""
 
 import asyncio
 import math
@@ -65,9 +59,7 @@ class _PendingFirstToken:
 
 
 class AdmittedRequest(Struct, frozen=True):
-    """Terms on which a request runs, since when, and what it has lost, as in the answer's
-    `degraded`.
-    """
+    """Terms on which a request runs, and what it has lost (`degraded`)."""
 
     spec: RequestSpec
     prefill: PrefillMode
@@ -76,7 +68,6 @@ class AdmittedRequest(Struct, frozen=True):
 
     @property
     def tier(self) -> Tier:
-        """Tier of its priority now."""
         return tier_of(self.spec.priority)
 
 
@@ -89,7 +80,6 @@ class QueueSlot:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to be prefilled."""
         return len(self.terms.spec.prompt) + len(self.terms.spec.output)
 
 
@@ -111,20 +101,14 @@ class AdmissionControl:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a first token."""
         return self._meter.num_waiting
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of the requests that wait."""
         return sum(wait.num_tokens for wait in self._waits)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
-        """Take all choices of a prompt, or raise RequestError: 429 for low priority over its
-        objectives, 503 where there is no room.
-
-        One that has begun elsewhere finds only the room limited.
-        """
+        """Take all choices of a prompt.  Raises RequestError 429 (low priority) or 503 (full)."""
         spec, num_tokens = specs[0], sum(len(spec.prompt) + len(spec.output) for spec in specs)
         tier = tier_of(spec.priority)
         if tier == "low" and not spec.output:
@@ -156,11 +140,7 @@ class AdmissionControl:
     async def first(
         self, turn: QueueSlot, tokens: AsyncGenerator[Generated, None]
     ) -> Generated | None:
-        """Wait for the first token, which says what the request lost; None = it is to run again, as
-        `demoted`.
-
-        Raises RequestError for a request that is given up meanwhile.
-        """
+        """Wait for the first token; None = run again, as `demoted`.  Raises RequestError."""
         terms = turn.terms
         # One that has begun elsewhere is not shed.
         first = await anext(tokens) if terms.spec.output else await self._awaited(tokens, turn)
@@ -171,7 +151,6 @@ class AdmissionControl:
         return replace(first, degraded=terms.lost) if terms.lost else first
 
     def token(self) -> None:
-        """Count a token after the first one."""
         self._meter.token()
 
     async def _awaited(
@@ -197,7 +176,6 @@ class AdmissionControl:
                 wait.cancel()
 
     def _watch(self, wait: _PendingFirstToken) -> None:
-        """Look at a wait again when it has become too long for its tier."""
         low = self._worker.policy.low_priority
         late: Tier = "low" if low.past_threshold == "Shed" else "normal"
         if low.threshold_milliseconds is not None and wait.tier == late:
@@ -224,9 +202,7 @@ class AdmissionControl:
         wait.end()
 
     def _check_capacity(self, num_tokens: int, tier: Tier) -> None:
-        """Raise RequestError when the queue is full; high priority takes the place of the low one
-        that came last.
-        """
+        """Raise RequestError when full; high priority displaces the last low one."""
         admission, waiting_tokens = self._worker.policy.admission, self.waiting_tokens
         reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
         if reason is None:
@@ -258,10 +234,7 @@ class AdmissionControl:
         )
 
     def terms(self, spec: RequestSpec, prefill: PrefillMode) -> AdmittedRequest:
-        """Choose the terms of a request now.
-
-        Raises RequestError for a forced remote prefill that its priority bars.
-        """
+        """Raises RequestError for a forced remote prefill that its priority bars."""
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
             return AdmittedRequest(spec, prefill, since=self._clock())
@@ -326,19 +299,15 @@ class AdmissionControl:
         )
 
     def _seconds_of(self, prompt_tokens: int) -> float | None:
-        """Seconds that so many prompt tokens wait, at the recent pace."""
         seconds = self._averages.prompt_token_seconds
         return None if seconds is None else prompt_tokens * seconds
 
     def _estimated(self, figure: Callable[[LoadEstimate], float | None]) -> float:
-        """Estimate for the metrics: of a request of normal priority that came now; NaN while
-        nothing is known.
-        """
+        """Estimate for a request of normal priority that came now; NaN while nothing is known."""
         value = figure(self._estimate(_NORMAL))
         return math.nan if value is None else value
 
 
 def _known(estimate: LoadEstimate) -> dict[str, float]:
-    """The figures that there are, for the journey."""
     figures = {"ttft_seconds": estimate.ttft_seconds, "tpot_seconds": estimate.tpot_seconds}
     return {name: value for name, value in figures.items() if value is not None}

@@ -1,13 +1,4 @@
-"""Late binding: a waiting request goes to whichever prefill worker has room first, the best of them
-if several have.
-
-The first requests of the waiting queue ask every prefill worker for a credit; those that name one
-ask that one, in a line of its own.
-Each answers at once, granted or queued.  When all have answered (or after a
-short moment) the best of the granting ones is chosen and every other want is
-given back; if none granted, the first grant to arrive wins.  The queue and the
-scores are `routing`'s; the streams that carry wants are `peers`'.
-"""
+"""Late binding: a request goes to the first prefill worker with room, the best of several."""
 
 import asyncio
 import random
@@ -46,10 +37,7 @@ class _PendingCredit:
 
 
 class CreditBroker:
-    """The decode side of credits: one per decode worker.
-
-    transfer_seconds: (worker's key, tokens) that their KV is expected to take; 0 = not measured.
-    """
+    """The decode side of credits.  transfer_seconds: (worker's key, tokens); 0 = unknown."""
 
     def __init__(
         self,
@@ -76,12 +64,9 @@ class CreditBroker:
         *,
         only: Peer | None = None,
     ) -> Peer | None:
-        """Wait for a credit for `tokens`; None when no prefill worker is left to ask.
+        """Wait for a credit for `tokens`; None when no prefill worker is left.
 
-        One that takes no request of that length is not asked.  only: that may be asked; None = any.
-
-        The request must be in the queue, and stays there: the caller takes it out.
-        Cancelling gives everything back.
+        The request must be in the queue, and stays there.  Cancelling gives everything back.
         """
         chosen: asyncio.Future[Peer | None] = asyncio.get_running_loop().create_future()
         wait = _PendingCredit(request_id, tokens, priority, hashes, chosen, only)
@@ -99,9 +84,7 @@ class CreditBroker:
             self.request_credits()
 
     def request_credits(self) -> None:
-        """Let the heads of the queue ask every prefill worker that they have not asked; call it
-        when either set changes.
-        """
+        """Request credits for the heads of the queue, from workers not asked yet."""
         ready = self._prefills()
         waits = (self._waits.get(request_id) for request_id in self._queue.heads(REQUESTING_HEADS))
         for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
@@ -127,9 +110,7 @@ class CreditBroker:
         self._decide(wait)
 
     def on_change(self, peer: Peer) -> None:
-        """Handle a prefill worker that takes new work, or no longer does: what it has not granted
-        is asked of the others.
-        """
+        """Request what a worker that takes no new work has not granted from the others."""
         if not peer.ready:
             for wait in list(self._waits.values()):
                 if peer in wait.requested and not wait.requested[peer]:

@@ -1,9 +1,4 @@
-"""One request on its decode worker: decide where to prefill, then stream the engine's tokens.
-
-Guarantees: closing the iterator ends both legs; in `auto` a missing or failing
-prefill worker means local prefill, never an error; a token that was shown is
-kept whatever fails after it.  The remote leg is `serving.decode.remote_prefill`.
-"""
+"""One request on its decode worker: decide where to prefill, then stream the engine's tokens."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -34,27 +29,21 @@ from pdcluster_worker.tracing.request_trace import add_event
 
 @dataclass(slots=True)
 class _DecodeRequest:
-    """One request at its engine.  has_begun: it has its first token; has_ended: its last one.
-
-    reader: of the tokens between them.  waited_seconds: for KV that others brought.
-    """
+    """One request at its engine.  has_begun: it has its first token; has_ended: its last one."""
 
     spec: RequestSpec
     prefill: PrefillMode
     place: RequestHandle
     pace: RequestTimer
     tracked: TrackedRequest
-    reader: Reader[Token] | None = None
-    waited_seconds: float = 0.0
+    reader: Reader[Token] | None = None  # of the tokens between them
+    waited_seconds: float = 0.0  # for KV that others brought
     has_begun: bool = False
     has_ended: bool = False
 
 
 class DecodeDispatcher:
-    """Runs requests on this worker, for our own HTTP and for the gRPC `Generate` of a peer's.
-
-    holder: the connected decode worker of a pod, which may drain; None = there is none.
-    """
+    """Runs requests here, for HTTP and for `Generate` of peers.  holder: by pod."""
 
     def __init__(
         self,
@@ -75,13 +64,10 @@ class DecodeDispatcher:
 
     @property
     def num_requests(self) -> int:
-        """Requests on this worker now."""
         return self._quality.num_waiting + self._num_decoding
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
-        """Raise RequestError when a prompt with all its choices is not taken now; see
-        `quality.Quality.admit`.
-        """
+        """Raise RequestError when a prompt with all its choices is not taken now."""
         self._quality.admit(specs)
 
     async def run(
@@ -130,7 +116,6 @@ class DecodeDispatcher:
                 place.close()
 
     def _noted(self, request: _DecodeRequest, generated: Generated) -> Generated:
-        """Count a token that goes out."""
         if request.has_begun:
             self._quality.token()
         else:
@@ -157,7 +142,6 @@ class DecodeDispatcher:
         return ShortOfBlocksError(mailbox.num_preemptions)
 
     async def _first_tokens(self, request: _DecodeRequest) -> AsyncGenerator[Generated, None]:
-        """The first token, and after a remote prefill the first that was decoded here."""
         place, prefixes = request.place, self._offloading.prefixes
         elsewhere = await self._elsewhere(request)
         if elsewhere is None:
@@ -210,9 +194,7 @@ class DecodeDispatcher:
         return self._remote.first_token(place, spec, hashes, forced=request.prefill == "remote")
 
     def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
-        """The prefill worker that the request names; None = none that is ready, or a local prefill
-        is asked for.
-        """
+        """The prefill worker that the request names, if that is ready."""
         if not spec.prefiller or prefill == "local":
             return None
         found = [peer for peer in self._prefills() if peer.record.http_address == spec.prefiller]
@@ -220,9 +202,6 @@ class DecodeDispatcher:
         return found[0] if found else None
 
     async def _first_step(self, mailbox: RequestOutputs) -> Token:
-        """The first token decoded here after a remote prefill, timed from the
-        hand-over of its KV.
-        """
         clock = asyncio.get_running_loop().time
         start = clock()
         token = await mailbox.token()

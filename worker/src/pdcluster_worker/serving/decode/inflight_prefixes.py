@@ -1,9 +1,4 @@
-"""Prefixes that prompts in hand share: which are here, which are on their way, and the wait for
-those.
-
-Which prompts are worth a wait is `decode.offload_decider`'s decision; the index is
-`routing.inflight_prefix_index`'s.
-"""
+"""Prefixes that running requests share: cached here, or on their way."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -33,11 +28,7 @@ class InflightPrefixes:
     def begin(
         self, place: RequestHandle, spec: RequestSpec, hashes: Sequence[bytes], *, is_local: bool
     ) -> None:
-        """A prompt is computed from now on: by this engine, or for it; see
-        `InflightPrefixIndex.begin`.
-
-        No KV comes of a prompt without a second token, nor stays in an engine without a cache.
-        """
+        """A prompt is computed from now on, by this engine or for it."""
         if not place.engine.facts.prefix_caching or not hashes:
             return
         if not is_local:
@@ -59,23 +50,17 @@ class InflightPrefixes:
         self._settle(request_id)
 
     def local_tokens(self, place: RequestHandle, spec: RequestSpec, hashes: Sequence[bytes]) -> int:
-        """Tokens of a prompt that the engine holds or computes for running requests."""
         num_blocks = self._prefixes.local(_key(place), hashes, priority=spec.priority)
         return self._tokens(spec, num_blocks)
 
     def coming(
         self, place: RequestHandle, spec: RequestSpec, hashes: Sequence[bytes]
     ) -> tuple[InflightPrefix, int] | None:
-        """The request on its way that brings most of the prompt, and how many tokens of it."""
         found = self._prefixes.coming(_key(place), hashes, priority=spec.priority)
         return None if found is None else (found, self._tokens(spec, found.num_blocks))
 
     async def wait(self, spec: RequestSpec, awaited: Callable[[], InflightPrefix | None]) -> float:
-        """Wait while there is something to wait for, and no longer than is good for the request.
-
-        awaited: what a prompt waits for now; asked again when that has settled, and each
-                 `POLL_SECONDS`.  Returns the seconds that it took.
-        """
+        """Wait for the awaited prefix, in bounds; returns the seconds."""
         clock = asyncio.get_running_loop().time
         start = clock()
         most = longest_wait(spec.ttft_slo_seconds, spec.deadline_seconds)
@@ -93,7 +78,6 @@ class InflightPrefixes:
         return clock() - start
 
     async def _settles(self, request_id: str, seconds: float) -> None:
-        """Wait so long for a request at most."""
         try:
             async with asyncio.timeout(seconds):
                 await self._settled[request_id].wait()

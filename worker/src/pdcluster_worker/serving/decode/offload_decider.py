@@ -1,8 +1,4 @@
-"""Gathers what the offload decision is made by, notes what came of it, and measures how that went.
-
-The decision itself is `routing.offload`'s, what both sides are expected to take
-`routing.ttft_estimates`', the moving threshold `routing.slo_feedback`'s.
-"""
+"""Gathers the inputs of the offload decision, and measures its outcomes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -54,11 +50,7 @@ class OffloadDecider:
         num_decoding: int,
         pace: "RequestTimer",
     ) -> bool:
-        """Decide for a prefill worker; a long prompt that stays on a decode worker is counted.
-
-        num_decoding: requests of this worker past their first token.  pace: of the request; gets
-                      its uncached tokens.
-        """
+        """Decide for a prefill worker; a long prompt that stays is counted."""
         policy = self._worker.policy.offload
         num_tokens = len(spec.prompt) + len(spec.output)
         able = self._able(num_tokens)
@@ -109,11 +101,7 @@ class OffloadDecider:
         hashes: Sequence[bytes],
         num_decoding: Callable[[], int],
     ) -> float:
-        """Wait for KV on its way here that the prompt begins with, where the prompt would go to a
-        prefill worker now and would stay with that KV; the seconds that it took.
-
-        So a prefix that several prompts share is computed once, and sent once.
-        """
+        """Wait for KV on its way here if the prompt would then stay; returns the seconds."""
         return await self.prefixes.wait(
             spec, lambda: self._awaited(place, spec, hashes, num_decoding())
         )
@@ -152,9 +140,7 @@ class OffloadDecider:
         return reads_kv(uncached_tokens) and not is_slow
 
     def _sends(self, facts: OffloadFacts) -> bool:
-        """Return whether the policy sends such a prompt away, with the threshold as it stands: a
-        prompt that waits is no probe.
-        """
+        """Return whether the policy sends it away now; a waiting prompt is no probe."""
         policy = self._worker.policy.offload
         threshold = length_threshold(policy, self._worker.gpu)
         if policy.policy == "sloFeedback":
@@ -177,7 +163,6 @@ class OffloadDecider:
         )
 
     def _able(self, num_tokens: int) -> list[Peer]:
-        """Prefill workers that take a prompt of that length."""
         return [peer for peer in self._prefills() if takes_length(peer.max_model_len, num_tokens)]
 
     def _known(self, facts: OffloadFacts, others: int, num_workers: int) -> OffloadFacts:
@@ -214,9 +199,6 @@ class OffloadDecider:
         )
 
     def _prefill_queue_tokens(self, prefills: list[Peer]) -> int:
-        """Prompt tokens that wait for prefill workers or are computed there, by the reports of all
-        workers.
-        """
         at_prefill = sum(
             max(peer.load.credit_tokens, peer.load.waiting_tokens) for peer in prefills
         )
@@ -224,24 +206,13 @@ class OffloadDecider:
         return at_prefill + elsewhere + self._worker.load().credit_queue_tokens
 
     def _prefill_queue(self, prefills: list[Peer]) -> int:
-        """Requests that wait for prefill, over all workers (docs/contracts.md).
-
-        Those that wait for a credit at decode workers, and those queued at prefill workers.
-        """
         elsewhere = sum(peer.load.credit_queue_requests for peer in self._decodes())
         local_queue = self._worker.load().credit_queue_requests
         return local_queue + elsewhere + sum(peer.load.num_waiting for peer in prefills)
 
 
 class RequestTimer:
-    """Timing of one request, token by token: input of `sloFeedback` and `measured`.
-
-    side:            where its prompt was sent; its time is that side's, also where a prefill worker
-                     failed and the prompt was computed here.  None = its KV is read, and its time
-                     says nothing of either side.
-    uncached_tokens: of its prompt, as far as is known.
-    others, num_workers: of the prefill workers, see `TtftEstimates.seconds`.
-    """
+    """Timing of one request, token by token: input of `sloFeedback` and `measured`."""
 
     def __init__(
         self,
@@ -251,8 +222,11 @@ class RequestTimer:
         num_tokens: int,
         clock: Callable[[], float],
     ) -> None:
+        # Where its prompt was sent; its time is that side's, also where a prefill worker failed and
+        # the prompt was computed here.  None = its KV is read, and its time says nothing of either
+        # side.
         self.side: Side | None = "local"
-        self.uncached_tokens = num_tokens
+        self.uncached_tokens = num_tokens  # of its prompt, as far as is known
         self.others, self.num_workers = 0, 1
         self._feedback, self._costs, self._clock = feedback, costs, clock
         self._request_id, self._num_tokens = request_id, num_tokens
@@ -275,7 +249,6 @@ class RequestTimer:
         )
 
     def ended(self) -> None:
-        """End the timing, with or without a first token."""
         self._costs.ended(self._request_id)
 
     def token(self, generated: Generated) -> None:

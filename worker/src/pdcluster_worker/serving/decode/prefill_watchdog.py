@@ -1,11 +1,4 @@
-"""Patience of a decode worker with the peer that works for one of its requests: it waits while the
-peer makes progress.
-
-A prefill worker makes progress while its engine runs steps or peers acknowledge its
-KV, for this request or for others: so a long prompt in a long queue is waited
-for.  The numbers are the engine's own, so a server process whose engine has
-stopped cannot make them grow.
-"""
+"""Waits for a peer while it makes progress."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -34,10 +27,7 @@ class PrefillWatchdog:
         self._progress = load().progress
 
     def check(self, stall_seconds: float) -> None:
-        """Raise NoProgressError after its longest step and MARGINS without progress.
-
-        To be called every `period_seconds`.
-        """
+        """Raise NoProgressError after its longest step and MARGINS without progress."""
         load = self._load()
         if load.progress != self._progress:
             self._progress = load.progress
@@ -50,11 +40,7 @@ class PrefillWatchdog:
 
 @asynccontextmanager
 async def watch(check: Callable[[], None], period: Callable[[], float]) -> AsyncIterator[None]:
-    """Call `check` every so many seconds while the block runs; what it raises comes out of the
-    block.
-
-    The block must not yield to a consumer: it is ended as by a cancellation.
-    """
+    """Call `check` every so many seconds while the block runs, which must not yield."""
     loop = asyncio.get_running_loop()
     error: Exception | None = None
     timer: asyncio.TimerHandle | None = None

@@ -1,9 +1,4 @@
-"""KV of a prefix that this decode worker holds, written to the prefill worker that lacks it.
-
-In a chat of many turns the answers are made here, so a prefill worker would compute again what the
-decode worker has.  It happens with the credit in hand, before the prefill; whatever goes wrong
-costs time alone, since the prefill worker then computes the prefix.
-"""
+"""KV of a prefix that this decode worker holds, written to the prefill worker that lacks it."""
 
 import logging
 

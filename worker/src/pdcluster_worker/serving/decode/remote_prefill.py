@@ -1,11 +1,4 @@
-"""The remote leg of a request: a credit, then blocks, then the prefill worker's first token, then
-its KV.
-
-Whatever happens, the engine gets one message about the end of the transfer, and the
-credit and the blocks go back.  On failure, and when the prefill worker does not
-make progress, the engine prefills here, keeping the first token if the client has it.
-Which requests come here is `serving.decode.decode_dispatcher`'s choice.
-"""
+"""Remote prefill: a credit, blocks, the prefill worker's first token, its KV."""
 
 import asyncio
 import logging
@@ -53,15 +46,12 @@ Reply = Token | PrefillDone
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """A prefill worker that has room, our blocks, and how long both took.
-
-    has_credit: of that worker, to give back; False where a worker hands over KV.
-    """
+    """A prefill worker that has room, our blocks, and how long both took."""
 
     peer: Peer
     blocks: ReceiveReady
     waited_seconds: float
-    has_credit: bool = True
+    has_credit: bool = True  # of that worker, to give back; False where a worker hands over KV
 
 
 class RemotePrefill:
@@ -81,15 +71,11 @@ class RemotePrefill:
         only: Peer | None = None,
         holder: Peer | None = None,
     ) -> AsyncGenerator[Generated, None]:
-        """The first token, if another worker made it; then the engine here goes on from its KV.
+        """The first token, if another worker made it; nothing when the prefill will be local.
 
-        Yields nothing when the prefill will be local after all.  Raises RequestError 503 when that
-        happens although the client forced `remote`.
-
-        hashes: of the full blocks of its tokens.
         only:   the prefill worker; None = the best.
-        holder: the worker that the request left, which has its KV: it computes only what fills no
-                block, and no credit is needed.
+        holder: the worker that the request left, which has its KV: it needs no credit.
+        Raises RequestError 503 if the prefill would be local although the client forced `remote`.
         """
         # 1. Reserve: a credit of a prefill worker, then blocks of our engine.
         # 2. Without either, our engine computes the prompt; nothing is yielded.
@@ -119,8 +105,7 @@ class RemotePrefill:
                         done = True
                         self._finish(place, reserved, first, reply)
                         continue
-                    first = _waited(reply, reserved.waited_seconds)
-                    self._note_pace(reserved, spec, reply)
+                    first = self._first(reserved, spec, reply)
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
                     yield Generated(first, "remote")
@@ -173,9 +158,11 @@ class RemotePrefill:
             raise RequestError(message, status=503, code="prefill_failed") from error
         place.send(ReceiveFailed(request_id, reserved.blocks.epoch, first))
 
-    def _note_pace(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> None:
+    def _first(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> Token:
+        """Note its prefill's pace, and that it waited for a credit."""
         num_tokens = len(spec.prompt) + len(spec.output) - first.cached_tokens
         self._worker.prefill_rates.add(reserved.peer.key, num_tokens, first.prefill_seconds or 0.0)
+        return _waited(first, reserved.waited_seconds)
 
     def _count(self, reserved: _Reserved, request_id: str, outcome: str) -> None:
         metrics = self._worker.metrics
@@ -199,16 +186,11 @@ class RemotePrefill:
     async def _next(
         self, place: RequestHandle, replies: AsyncGenerator[Reply, None], peer: Peer
     ) -> Reply | None:
-        """The next reply, None at the end.
-
-        Raises NoProgressError when the peer makes no progress, EngineDiedError or
-        EngineStalledError when our engine fails.
-        """
+        """The next reply, None at the end.  Raises NoProgressError, EngineDiedError."""
         async with watch(self._check_of(place, peer), self._period):
             return await anext(replies, None)
 
     def _check_of(self, place: RequestHandle, peer: Peer) -> Callable[[], None]:
-        """A check of both sides from now on."""
         watchdog = PrefillWatchdog(asyncio.get_running_loop().time, lambda: peer.load)
 
         def check() -> None:
@@ -239,10 +221,7 @@ class RemotePrefill:
         )
 
     async def _fetched(self, place: RequestHandle, reserved: _Reserved) -> Token:
-        """The first token, made here from KV that the engine fetches.
-
-        Raises PeerError when it does not come.
-        """
+        """The first token, made here from fetched KV.  Raises PeerError."""
         clock = asyncio.get_running_loop().time
         start = clock()
         async with watch(place.check, self._period):
@@ -264,10 +243,7 @@ class RemotePrefill:
         only: Peer | None,
         holder: Peer | None,
     ) -> _Reserved | None:
-        """Blocks, and before them a credit, so that a waiting request holds none.
-
-        None when no prefill worker is left, or no blocks are there for KV that `holder` has.
-        """
+        """Blocks, and before them a credit, so that a waiting request holds none."""
         if holder is not None:
             return await self._reserve_for(place, spec, holder)
         clock = asyncio.get_running_loop().time
@@ -315,9 +291,7 @@ class RemotePrefill:
     async def _receive(
         self, place: RequestHandle, spec: RequestSpec, granting: Peer | None = None
     ) -> ReceiveReady | ReceiveRefused:
-        """Ask the engine for blocks; unless it has them the credit goes back.  granting: the peer
-        that gave one; None = none did
-        """
+        """Request blocks; without them the credit goes back to `granting`."""
         answer = None
         try:
             answer = await place.receive(spec)

@@ -1,14 +1,4 @@
-"""Verifies that KV really moves from a prefill pool to this decode worker.
-
-A prompt of random tokens is prefilled by a worker of the pool and decoded here, and then prefilled
-and decoded here alone, greedily, under two salts, so that no prefix cache holds any of it.  It
-passes when KV arrived and is used, checksums agree where both engines have them, and the tokens are
-the same but for a near tie.  Nothing is sent while either worker has a request, unless that is
-asked for.
-
-These requests are none of a client: they count in what engines and transports report, and in no
-metric of requests or of remote prefills.
-"""
+"""Verifies that KV really moves from a prefill pool to this decode worker."""
 
 import asyncio
 import logging
@@ -53,11 +43,7 @@ class _FailedError(Exception):
 
 
 class TransferVerification:
-    """One per decode worker.
-
-    prefills: every prefill worker that is known, connected or not.
-    refused:  those that the handshake refused, with the reason, by pod.
-    """
+    """One per decode worker."""
 
     def __init__(
         self,

@@ -1,9 +1,4 @@
-"""The two runs of a verification: one prompt, prefilled by a worker of a pool and by this one.
-
-Greedy, under a salt of its own each, so that no prefix cache holds any of it.  Whatever goes wrong
-ends the run: there is no other way to prefill, as `serving.decode.remote_prefill` has for clients.
-It counts in what engines and transports report, and in no metric of requests or of remote prefills.
-"""
+"""The two runs of a verification: one prompt, prefilled by a worker of a pool and by this one."""
 
 import random
 import secrets
@@ -103,7 +98,6 @@ class VerificationRuns:
         return answer
 
     async def _rest(self, place: RequestHandle, remote: RemoteRun) -> None:
-        """Read what the engine here reports, and its tokens, to the last one."""
         while not remote.tokens or remote.tokens[-1].finish_reason is None:
             output = await place.mailbox.get()
             if isinstance(output, Received):
@@ -139,7 +133,6 @@ class VerificationRuns:
 
 
 def _spec(prompt: Sequence[int]) -> RequestSpec:
-    """The request of one run, with a salt of its own."""
     sampling = SamplingParams(NEW_TOKENS, seed=0, temperature=0.0, logprobs=_TOP, ignore_eos=True)
     return RequestSpec(
         f"verify-{secrets.token_hex(8)}",

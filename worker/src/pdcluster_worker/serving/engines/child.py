@@ -1,6 +1,4 @@
-"""The engine process as a child of the server process: start it, talk to it, notice its death, stop
-it.
-"""
+"""The engine process as a child of the server process: start, talk, notice death, stop."""
 
 import asyncio
 import contextlib
@@ -28,10 +26,7 @@ LAST_WORDS_SECONDS = 0.5
 
 
 class EngineChild:
-    """One engine process and the client to it.  `client.died` is set when it ends.
-
-    exit_status: of the process, when it has ended; killed: done when `kill` was called.
-    """
+    """One engine process and the client to it.  `client.died` is set when it ends."""
 
     def __init__(
         self,
@@ -40,11 +35,7 @@ class EngineChild:
         rank: int = 0,
         board: int | None = None,
     ) -> None:
-        """environment: of the process, over this one's.
-
-        rank:  among the engines of its worker.
-        board: descriptor of memory that these share; None = they share none.
-        """
+        """environment: of the process, over this one's."""
         self.rank = rank
         self._board = board
         self._config_path = config_path
@@ -57,13 +48,12 @@ class EngineChild:
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[object]] = []
         self.client = EngineClient(self._socket)
+        # Of the process, when it has ended; killed: done when `kill` was called.
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Start the process, which waits for `client.begin` before it loads; `client.ready()` says
-        when it serves.
-        """
+        """Start the process, which waits for `client.begin` before it loads."""
         self._socket.bind()
         arguments = (
             "--engine-config",
@@ -104,10 +94,7 @@ class EngineChild:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """End the process: ask, then kill; one that still loads is not asked.
-
-        One that hangs in the kernel is left to it.
-        """
+        """End the process: ask unless it loads, then kill."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(Exception):
                 if self.client.is_loading:
@@ -136,9 +123,7 @@ class EngineChild:
             self.client.fail(f"messages failed: {e}")
 
     async def _unlink_when_connected(self) -> None:
-        """A connected socket needs no name, and a folder that is gone cannot be left behind by a
-        SIGKILL.
-        """
+        """A connected socket needs no name, and SIGKILL would leave its folder."""
         with contextlib.suppress(EngineDiedError):
             await self.client.ready()
         self._folder.cleanup()

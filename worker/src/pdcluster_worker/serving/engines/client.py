@@ -1,12 +1,4 @@
-"""The server process's end of the wall to the engine process.
-
-Sends EngineInput, sorts EngineOutput into one mailbox per request, and hands
-statistics and block events to its subscribers.  When the engine dies or
-stalls, every open mailbox reports it; nothing waits for an answer that cannot
-come.  When an engine counts as stalled is `serving.engines.stall_watch`'s rule, and what
-the messages mean for a request is the business of `serving.decode.decode_dispatcher` and
-`serving.peer_handler`.
-"""
+"""The server process's end of the wall to the engine process."""
 
 import asyncio
 import logging
@@ -89,19 +81,16 @@ class ShortOfBlocksError(RequestError):
 
 
 class RequestOutputs:
-    """Outputs of the engine for one request, in order, for one reader at a time.
-
-    num_tokens, num_preemptions: so far.
-    on_preempted: asked at each preemption for the error, if any, that is to end the request.
-    trace: headers of the trace that the task which opened it is in.
-    """
+    """Outputs of the engine for one request, in order, for one reader at a time."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.num_tokens = 0
         self.num_preemptions = 0
+        # Asked at each preemption for the error, if any, that is to end the request.
         self.on_preempted: Callable[[], RequestError | None] = lambda: None
         self.ended = False  # the engine holds nothing of this request any more
+        # Headers of the trace that the task which opened it is in.
         self.trace = trace_context.current()
         self._items: deque[RequestOutput | Exception] = deque()
         self._arrival: asyncio.Future[None] | None = None  # what waits for the next one
@@ -147,11 +136,9 @@ class RequestOutputs:
             self.put(error)
 
     async def get(self, reader: Reader[Token] | None = None) -> RequestOutput:
-        """Wait for the next output.  reader: gets tokens that come meanwhile and end nothing, as
-        long as it takes them; one that it does not take is the next output.
+        """Wait for the next output.  reader: takes tokens meanwhile, while open.
 
-        Raises RequestError when the request failed in the engine, EngineDiedError or
-        EngineStalledError when the engine did, and what the reader raised.
+        Raises RequestError, EngineDiedError or EngineStalledError, and what the reader raised.
         """
         self._reader = reader
         try:
@@ -180,15 +167,14 @@ class EngineClient:
 
     socket:        to its process; None = its owner moves the messages, by `inputs` and `deliver`.
     died, stalled: why it does not serve; None while it does.
-    has_ended:     its process is gone, and its last words may still be on the way.
-    on_wait:       called with what is waited for, where that is known before it serves.
     """
 
     def __init__(self, socket: FrameSocket | None = None) -> None:
         self.died: str | None = None
         self.stalled: str | None = None
-        self.has_ended = False
+        self.has_ended = False  # its process is gone, and its last words may still be on the way
         self.on_pong: Callable[[Pong], None] = lambda _: None
+        # Called with what is waited for, where that is known before it serves.
         self.on_wait: Callable[[str], None] = lambda _: None
         self.stats: EngineStats | None = None
         self.on_stats: list[Callable[[EngineStats], None]] = []
@@ -207,10 +193,7 @@ class EngineClient:
         return await asyncio.shield(self._ready)
 
     def send(self, message: EngineInput) -> None:
-        """Queue one message; order is kept.
-
-        Raises EngineDiedError when there is no engine any more.
-        """
+        """Queue one message; order is kept.  Raises EngineDiedError."""
         if self.died is not None:
             raise EngineDiedError(self.died)
         self._num_sent += 1
@@ -219,9 +202,7 @@ class EngineClient:
         self._outgoing.put_nowait(message)
 
     def begin(self, dtype: DType) -> None:
-        """Have the engine load its model, to compute in `dtype`; no message that statistics know
-        of.
-        """
+        """Have the engine load its model, to compute in `dtype`."""
         self._outgoing.put_nowait(messages.Begin(dtype))
 
     @property
@@ -245,14 +226,11 @@ class EngineClient:
 
     @property
     def is_reported(self) -> bool:
-        """True if `stats` accounts for every message that was sent."""
         return self.stats is not None and self.stats.num_inputs >= self._num_sent
 
     @property
     def num_unknown(self) -> int:
-        """Open requests that `stats` cannot know of: not sent to the engine yet, or since it
-        reported.
-        """
+        """Open requests that `stats` does not include yet."""
         return len(self._unknown)
 
     def trace(self, request_id: str) -> Mapping[str, str]:
@@ -261,15 +239,10 @@ class EngineClient:
         return {} if mailbox is None else mailbox.trace
 
     def knows(self, request_id: str) -> bool:
-        """Return whether a reader waits for the outputs of that request."""
         return request_id in self._mailboxes
 
     def open(self, request_id: str) -> RequestOutputs:
-        """Start to listen for one request.
-
-        Raises RequestError if its id is in use, EngineDiedError or EngineStalledError while nothing
-        would answer.
-        """
+        """Start to listen for one request.  Raises RequestError if its id is in use."""
         self.check()
         if self.knows(request_id):
             raise RequestError(
@@ -296,9 +269,7 @@ class EngineClient:
             self.send(messages.Abort(mailbox.request_id))
 
     def fail(self, reason: str) -> None:
-        """Note that the engine is gone: every open request fails now and every later
-        one at once.
-        """
+        """The engine is gone: open requests fail now, later ones at once."""
         if self.died is not None:
             return
         self.died = reason
@@ -309,15 +280,12 @@ class EngineClient:
             mailbox.put(EngineDiedError(reason))
 
     def stall(self, reason: str) -> None:
-        """Note that the engine has stalled: open requests fail now and later ones at once, until
-        `recover`.
-        """
+        """The engine has stalled: requests fail until `recover`."""
         self.stalled = reason
         for mailbox in self._mailboxes.values():
             mailbox.put(EngineStalledError(reason))
 
     def recover(self) -> None:
-        """Note that the engine makes progress again."""
         self.stalled = None
 
     async def run(self) -> None:

@@ -1,11 +1,4 @@
-"""The engines of one worker: the choice among them for a request, and their state together.
-
-The least loaded one is chosen by what it last reported and by what was given to
-it since; one that has more of the prompt in its prefix cache goes first
-while that costs no more than one waiting request.  An engine that died or stalls
-is out of every choice.  Starting and ending them is `serving.engines.group`'s
-business.
-"""
+"""The engines of one worker: the choice among them for a request, and their state together."""
 
 import logging
 import time
@@ -43,20 +36,15 @@ WAITING_WEIGHT = 4
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine process that has loaded.
-
-    rank:        among the engines of its worker, from 0; one that is started again keeps it.
-    kv_address:  host:port where peers write its KV; of its first rank.
-    stall_watch: how long its steps take, and whether it has stalled.
-    order:       of its block events.
-    """
+    """One engine process that has loaded."""
 
     client: EngineClient
     facts: EngineReady
-    kv_address: str
-    rank: int = 0
+    kv_address: str  # host:port where peers write its KV; of its first rank
+    rank: int = 0  # among the engines of its worker, from 0; one that is started again keeps it
+    # How long its steps take, and whether it has stalled.
     stall_watch: StallWatch = field(init=False)
-    order: EventOrder = field(default_factory=EventOrder)
+    order: EventOrder = field(default_factory=EventOrder)  # of its block events
 
     def __post_init__(self) -> None:
         self.stall_watch = StallWatch(time.monotonic, self.facts.longest_step_seconds)
@@ -65,13 +53,11 @@ class Engine:
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Addresses of all its ranks that take KV, in the order of their heads."""
         host = self.kv_address.rpartition(":")[0]
         return [self.kv_address, *(f"{host}:{port}" for port in self.facts.kv_ports[1:])]
 
     @property
     def serves(self) -> bool:
-        """True if it lives and makes progress."""
         return self.client.problem is None
 
     @property
@@ -129,17 +115,14 @@ class RequestHandle:
 
 
 class Engines:
-    """Those that have loaded, by rank.
-
-    on_stats, on_blocks: called with each message of any engine.
-    on_open:             called with the engine of each request that begins.
-    lost:                by rank, those that died and are to come again, and why.
-    """
+    """Those that have loaded, by rank."""
 
     def __init__(self, *engines: Engine) -> None:
         self.on_stats: list[Callable[[Engine, EngineStats], None]] = []
         self.on_blocks: list[Callable[[Engine, BlockEvents], None]] = []
+        # Called with the engine of each request that begins.
         self.on_open: Callable[[Engine], None] = lambda _: None
+        # By rank, those that died and are to come again, and why.
         self.lost: dict[int, tuple[Engine, str]] = {}
         self._engines: dict[int, Engine] = {}
         self._blocks = PrefixIndex()
@@ -155,7 +138,6 @@ class Engines:
 
     @property
     def first(self) -> Engine:
-        """Any of them, for what all have in common."""
         return next(iter(self))
 
     @property
@@ -202,18 +184,14 @@ class Engines:
         self._on_changes(engine, BlockEvents([], gone, sequence=0))
 
     def forget(self, engine: Engine) -> bool:
-        """Say no more that this one is lost; False where it was forgotten or another
-        has its rank.
-        """
+        """Report this one as lost no more; False if its rank has another."""
         if self.lost.get(engine.rank, (None, ""))[0] is not engine:
             return False
         del self.lost[engine.rank]
         return True
 
     def records(self) -> list[EngineRecord]:
-        """Records of several engines in etcd; empty for a single engine, which the worker's record
-        describes.
-        """
+        """Records of several engines in etcd; empty for a single engine."""
         states: dict[Engine, EngineState] = {
             engine: "ready" if engine.serves else "stalled" for engine in self
         }
@@ -227,12 +205,7 @@ class Engines:
         ]
 
     def open(self, request_id: str, hashes: Callable[[], Sequence[bytes]]) -> RequestHandle:
-        """Choose an engine for a request, and listen for what it says.
-
-        hashes: of the prompt's full blocks; asked for only where there is a choice.
-        Raises RequestError if the id is in use, EngineDiedError or EngineStalledError if none
-        serves.
-        """
+        """Choose an engine for a request, and listen for its outputs.  Raises RequestError."""
         if any(engine.client.knows(request_id) for engine in self):
             raise RequestError(
                 f"request id {request_id} is already being served",
@@ -245,9 +218,7 @@ class Engines:
         return place
 
     def cached_tokens(self, engine: Engine, hashes: Sequence[bytes], num_tokens: int) -> int:
-        """Prefix hit at an engine: whole blocks, and at least one token is always
-        left to compute.
-        """
+        """Prefix hit in whole blocks; at least one token is left to compute."""
         block_size = engine.facts.geometry.block_size
         return (
             min(self._blocks.match(_key(engine), hashes), (num_tokens - 1) // block_size)
@@ -255,11 +226,9 @@ class Engines:
         )
 
     def matched_blocks(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of `hashes` in the prefix cache that has most of them."""
         return max(self._blocks.match_all(hashes).values(), default=0)
 
     def hashes(self) -> set[bytes]:
-        """Hashes of all blocks in any of their prefix caches."""
         return set().union(*(self._blocks.hashes(_key(engine)) for engine in self))
 
     def _choose(self, hashes: Callable[[], Sequence[bytes]]) -> Engine:
@@ -282,9 +251,7 @@ class Engines:
             callback(engine, stats)
 
     def _take_blocks(self, engine: Engine, events: BlockEvents) -> None:
-        """Follow the changes of one cache in their order; after a gap it is asked for
-        everything.
-        """
+        """Apply cache events in order; after a gap a snapshot is requested."""
         arrival = engine.order.arrival(events.sequence, is_whole=events.is_cleared)
         if arrival is GapCheck.GET_SNAPSHOT:
             logger.warning(

@@ -1,12 +1,4 @@
-"""The engine processes of one worker: starts all, starts one again that died, and ends when none is
-left.
-
-While they load, the end of any is the end of the worker: what one cannot have
-none can have.  Afterwards an engine that dies or is killed takes only its own
-requests with it: the others keep serving, and it is started again, at longer and longer
-intervals while it does not stay.  A worker whose last serving engine dies ends with
-it, as one with a lone engine does.
-"""
+"""The engine processes of one worker: starts all, restarts one that died."""
 
 import asyncio
 import logging
@@ -37,21 +29,16 @@ meanwhile.
 
 
 class Child(Protocol):
-    """One engine process, which is started once.
-
-    client:      to it; `died` is set when it ends.
-    exit_status: of the process, when it has ended; killed: done when `kill` was called.
-    """
+    """One engine process, which is started once."""
 
     rank: int
-    client: EngineClient
+    client: EngineClient  # to it; `died` is set when it ends
+    # Of the process, when it has ended; killed: done when `kill` was called.
     exit_status: asyncio.Future[int]
     killed: asyncio.Future[None]
 
     async def start(self) -> None:
-        """Start the process, which loads after a message to begin; `client.ready()` says when it
-        serves.
-        """
+        """Start the process, which loads after a message to begin."""
         ...
 
     async def gone(self) -> None:
@@ -72,12 +59,7 @@ class EngineGroup:
 
     new_child: makes the process of a rank, which is not started yet.
     address:   host and port of its KV, as peers reach it.
-    ended:     the child that took the worker with it: any while they load, later the last.
     invariant: requests give the same bits on each (`engine.batchInvariant`).
-    on_start:  called with an engine that begins to serve, and whether it was restarted here; must
-               not block.
-    on_end:    called with an engine that has died while others serve.
-    on_forget: called with an engine on another host that has not come back.
     """
 
     def __init__(
@@ -90,9 +72,14 @@ class EngineGroup:
     ) -> None:
         self._invariant = invariant
         self.engines = Engines()
+        # The child that took the worker with it: any while they load, later the last.
         self.ended: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        # Called with an engine that begins to serve, and whether it was restarted here; must not
+        # block.
         self.on_start: Callable[[Engine, bool], None] = lambda _, __: None
+        # Called with an engine that has died while others serve.
         self.on_end: Callable[[Engine], None] = lambda _: None
+        # Called with an engine on another host that has not come back.
         self.on_forget: Callable[[Engine], None] = lambda _: None
         self._new_child = new_child
         self._address = address
@@ -114,9 +101,6 @@ class EngineGroup:
         ]
 
     def report_children(self, on_child: Callable[[Child], None]) -> None:
-        """Call `on_child` for every process here, and for each that is started again, before it
-        says anything.
-        """
         self._on_child = on_child
         for child in self._children:
             on_child(child)
@@ -128,10 +112,7 @@ class EngineGroup:
             child.client.begin(dtype)
 
     async def ready(self) -> Engines:
-        """Wait until all serve.
-
-        Raises EngineDiedError if one ends before, ModelError if they do not have the same model.
-        """
+        """Wait until all serve.  Raises EngineDiedError, ModelError."""
         facts = [await child.client.ready() for child in self._children]
         for child, its_facts in zip(self._children, facts, strict=True):
             _check_same(facts[0], its_facts, invariant=self._invariant)
@@ -148,7 +129,6 @@ class EngineGroup:
         return died[0] if died and not is_left else None
 
     def kill(self, engine: Engine, reason: str) -> None:
-        """End an engine that answers nothing."""
         child = self._adopted.get(engine.rank) or self._children[engine.rank]
         if child.client is engine.client:
             child.kill(reason)
@@ -159,9 +139,7 @@ class EngineGroup:
         return next((rank for rank in ranks if rank not in self._adopted), None)
 
     async def adopt(self, child: Child, host: str) -> None:
-        """Let an engine on another host serve until it is gone; it is not started
-        again from here.
-        """
+        """Let an engine on another host serve until it is gone."""
         self._adopted[child.rank] = child
         try:
             await child.start()
@@ -197,9 +175,6 @@ class EngineGroup:
         self._is_ending = True
 
     async def _keep(self, child: Child) -> None:
-        """Watch one rank for as long as the worker lives, and start its engine again when that has
-        died.
-        """
         clock = asyncio.get_running_loop().time
         backoff = Backoff(FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS)
         pause = backoff.next_seconds()
@@ -263,7 +238,6 @@ class EngineGroup:
         self._forgetting.add(handle)
 
     async def _start_again(self, rank: int) -> Child:
-        """Return the new process, which serves or has ended."""
         child = self._children[rank] = self._new_child(rank)
         self._on_child(child)
         logger.info("starting an engine again rank=%d", rank)
@@ -288,14 +262,7 @@ class EngineGroup:
 
 
 def _check_same(first: EngineReady, other: EngineReady, *, invariant: bool) -> None:
-    """Raise ModelError unless requests may run on either engine with the same tokens, and their KV
-    goes to the same peers.
-
-    Lengths may differ, by each engine's own blocks: the shortest is the worker's
-    (`serving.backend`).
-
-    invariant: the same bits are promised, too.
-    """
+    """Raise ModelError unless requests may run on either with the same tokens."""
 
     def compared(facts: EngineReady) -> tuple[object, ...]:
         return facts.geometry, facts.weights, facts.dtype, facts.vocab_size

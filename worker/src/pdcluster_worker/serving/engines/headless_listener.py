@@ -1,10 +1,4 @@
-"""Listener of a head, at which headless engines join: engines on other hosts, behind this worker's
-address.
-
-They come by themselves, are checked, and run requests like the engines here.
-One that is gone ends its requests alone; its supervisor restarts it,
-and it joins again.  Mutual TLS of the cluster decides which processes may connect.
-"""
+"""Listener at which headless engines join: engines on other hosts."""
 
 import asyncio
 import contextlib
@@ -46,7 +40,6 @@ class HeadlessSocket:
         self._reader, self._writer = reader, writer
 
     async def recv(self) -> bytes:
-        """Wait for one frame."""
         return await read_frame(self._reader)
 
     async def send(self, data: bytes) -> None:
@@ -76,19 +69,19 @@ class HeadlessChild:
         )
 
     async def gone(self) -> None:
-        """Wait until its line has ended."""
+        """Wait until its channel has ended."""
         ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def kill(self, reason: str) -> None:
-        """Cut its line, at which it ends."""
+        """Cut its channel, at which it ends."""
         self.client.fail(reason)
         self._writer.transport.abort()
         if not self.killed.done():
             self.killed.set_result(None)
 
     async def stop(self) -> None:
-        """End its line; it ends, and its supervisor starts it again for the next head."""
+        """End its channel; it ends, and its supervisor starts it again for the next head."""
         self._writer.close()
         if self._talking is not None:
             self._talking.cancel()
@@ -105,9 +98,7 @@ class HeadlessChild:
             calling.cancel()
 
     async def _call_while_it_loads(self) -> None:
-        """Ping it while it loads: it takes a silent head for gone, and the regular pings begin only
-        once it has loaded.
-        """
+        """Ping it while it loads: it takes a silent head for gone."""
         while self.client.is_loading:
             self.client.ping()
             with contextlib.suppress(TimeoutError, EngineDiedError):

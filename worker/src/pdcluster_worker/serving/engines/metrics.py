@@ -1,11 +1,4 @@
-"""Moves the engines' own numbers into Prometheus: cumulative counters by their difference, gauges
-as the sum of all engines'.
-
-`engine_busy_ratio` is the share of the last
-`WINDOW_SECONDS` that the engines spent in a step, by this process's clock, for
-clocks do not cross processes; it is computed at each scrape, so it falls while
-an idle engine sends nothing.
-"""
+"""Engine statistics as Prometheus metrics: counters by difference, gauges as sums."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,9 +16,7 @@ _USED_STATES = ("in_use", "receiving", "quarantined")
 
 
 class EngineMetrics:
-    """Takes every EngineStats of each engine of a worker, in order.  `clock` gives monotonic
-    seconds.
-    """
+    """Takes every EngineStats of each engine, in order."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
@@ -57,9 +48,7 @@ class EngineMetrics:
         self._set_gauges()
 
     def forget(self, rank: int, *, for_good: bool) -> None:
-        """Its engine has ended: the next one of that rank counts from 0; for_good: there is none to
-        come.
-        """
+        """Its engine has ended: the next one of that rank counts from 0."""
         if self._last.pop(rank, None) is not None:
             self._set_gauges()
         if for_good:
@@ -68,9 +57,7 @@ class EngineMetrics:
             self._busy[rank] = BusyTime(self._clock)
 
     def busy_ratio(self) -> float:
-        """Share of the last `WINDOW_SECONDS` (or since the start) that was spent in steps, 0 to 1;
-        of several engines the mean.
-        """
+        """Share of the last `WINDOW_SECONDS` spent in steps; the mean of several engines."""
         return sum(busy.ratio() for busy in self._busy.values()) / len(self._busy)
 
     def _count_delays(self, stats: EngineStats) -> None:
@@ -134,12 +121,10 @@ class BusyTime:
         self._busy: deque[tuple[float, float]] = deque([(self._start, 0.0)])
 
     def add(self, busy_seconds: float) -> None:
-        """Take a report's total."""
         self._busy.append((self._clock(), busy_seconds))
         self._forget()
 
     def ratio(self) -> float:
-        """Share of the window, or of the time since the start."""
         self._forget()
         elapsed = min(self._clock() - self._start, WINDOW_SECONDS)
         return min((self._busy[-1][1] - self._busy[0][1]) / elapsed, 1.0) if elapsed > 0 else 0.0
@@ -160,7 +145,6 @@ def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
 def _counters(
     metrics: Metrics, stats: EngineStats, last: EngineStats | None
 ) -> list[tuple[Counter, float, float]]:
-    """(counter, cumulative value now, cumulative value at the report before)."""
     fields = {
         "engine_steps": "num_steps",
         "engine_overhead_seconds": "overhead_seconds",

@@ -1,9 +1,4 @@
-"""The server process's end of the ZMQ pair, on the event loop.
-
-pyzmq's own asyncio socket makes futures and tasks for each frame, and a frame
-comes with each step of the engine.  Here the loop's reader takes all frames that
-have come, and wakes the one task that waits for them.
-"""
+"""The server process's end of the ZMQ pair, on the event loop."""
 
 import asyncio
 from collections import deque
@@ -24,7 +19,6 @@ class PairSocket:
         self._writable: asyncio.Future[None] | None = None
 
     def bind(self) -> None:
-        """Let the engine connect."""
         self._socket.bind(self._address)
         self._loop.add_reader(self._socket.fileno(), self._poll)
 
@@ -50,7 +44,6 @@ class PairSocket:
         self._poll()
 
     def close(self) -> None:
-        """Drop what is queued."""
         if not self._socket.closed:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(linger=0)

@@ -1,12 +1,4 @@
-"""Decide when an engine has stalled: it has work and makes no step, or answers no ping, for too
-long.
-
-Too long is its longest recent step and a margin: a step cannot be interrupted
-for a ping, and a slow machine has long steps.  Time counts only while it is
-watched: a machine that slept, or a server process that was stopped, adds the
-time of two polls.  Pure: the clock is passed in.  What follows is `serving.engine_monitor`'s
-business.
-"""
+"""Decide when an engine has stalled: work without steps, or pings without answers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -94,36 +86,26 @@ class StallWatch:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Longest of its recent steps, at first of its warm-up."""
         return self._longest.seconds
 
     @property
     def still_seconds(self) -> float:
-        """Seconds without progress, as of the last look."""
         return self._still.seconds
 
     def needs_ping(self) -> bool:
-        """Return whether to send a ping now: at most one is under way."""
+        """Return whether to send a ping now: at most one is in flight."""
         needs_ping, self._is_pinged = not self._is_pinged, True
         return needs_ping
 
     def on_pong(self, pong: Pong) -> None:
-        """Take an answer.
-
-        An engine without work is well, and one with work if it has made a step since the last
-        answer.
-        """
+        """An engine is well if it is idle, or has made a step since the last answer."""
         self._is_pinged = False
         if not pong.has_work:
             self._still.moved()
         self._on_steps(pong.num_steps)
 
     def on_stats(self, stats: EngineStats) -> None:
-        """Learn how long its steps take.
-
-        The engine's clock runs on while it is frozen or stopped, so no step counts for more than
-        was watched.  A report after a stall teaches nothing: a stall is no step.
-        """
+        """Learn how long steps take; none counts for more than was watched."""
         most = self._most_still_seconds + _COUNTED_PERIODS * self._period
         for _, seconds in stats.steps:
             if not self._has_stalled:

@@ -1,10 +1,4 @@
-"""A stock engine as an engine of this worker: its process where it is ours to start, and the client
-to it.
-
-It is waited for until it serves what it should; then our messages go to it and its
-answers come back in this process.  Where its container is another's to keep, it is
-neither started nor killed from here.
-"""
+"""A vLLM engine of this worker: its process if it is ours, and the client to it."""
 
 import asyncio
 import logging
@@ -72,9 +66,7 @@ class VllmChild:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def kill(self, reason: str) -> None:
-        """End one that answers nothing; one that another starts stays out of every choice until it
-        is started again.
-        """
+        """End one that answers nothing; another's stays out until it is restarted."""
         if self._command is None:
             logger.error("the engine is lost and its container is to restart reason=%s", reason)
             return
@@ -98,7 +90,6 @@ class VllmChild:
             await self._command.stop()
 
     async def _live(self) -> None:
-        """From its start to its end."""
         ends: set[asyncio.Future[Any]] = {self._gone}
         if self._command is not None:
             ends.add(asyncio.create_task(self._command.ended()))
@@ -149,10 +140,7 @@ class VllmChild:
                     engine.take(message)
 
     async def _served(self) -> VllmFacts:
-        """Wait until it answers as it should, warmed up.
-
-        One that is ours to start has NEVER_READY_SECONDS; a probe restarts any other.
-        """
+        """Wait until it answers as it should, warmed up."""
         try:
             async with asyncio.timeout(NEVER_READY_SECONDS if self._command else None):
                 await self._healthy()

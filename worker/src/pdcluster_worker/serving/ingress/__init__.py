@@ -1,3 +1,1 @@
-"""Entry of requests: the choice of the decode workers that run them, and of others when one fails
-or leaves.
-"""
+"""Entry of requests: the choice of decode workers, and of others when one fails."""

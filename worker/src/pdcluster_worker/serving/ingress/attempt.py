@@ -1,11 +1,4 @@
-"""One choice of a request on its way over the decode workers: legs, each on one worker.
-
-Before the first token a leg that fails means another try elsewhere; after it the choice moves:
-the next leg gets the prompt and what was made so far, apart, and goes on from there.  What the
-client has is what it was sent here, so no position is ever said twice, whatever an ended leg
-would still have said.  The closing of a leg gives its blocks back.  Which worker is best is the
-ingress's choice, how often a choice moves is `routing.migration`'s rule.
-"""
+"""One choice of a request on its way over the decode workers: attempts, each on one worker."""
 
 import asyncio
 import time
@@ -35,7 +28,7 @@ _DEMOTED = "priority=low"
 
 
 class AttemptCancelledError(PeerError):
-    """A leg was ended here, because its worker drains and another takes the choice."""
+    """An attempt was ended here, because its worker drains and another takes the choice."""
 
     def __init__(self) -> None:
         super().__init__("the decode worker drains")
@@ -43,47 +36,36 @@ class AttemptCancelledError(PeerError):
 
 @dataclass(slots=True)
 class RequestProgress:
-    """Output of a choice so far, and the workers that made it.
-
-    output:       tokens that were passed on.
-    num_attempts: begun, the present one included.
-    num_moves:    legs that were begun after the first token.
-    failed:       keys of the workers that failed since the last token, `HERE` for this one.
-    left:         the worker, if any, that would go on with it but was left; the last resort.
-    moves_for:    what the present leg is for, until its first token.
-    kv_holder:    pod of the worker that was left, for the next leg; empty = none has its KV.
-    is_over:      its last token was passed on.
-    clock:        seconds that only go forward; arrival_seconds: of it, from which deadlines count.
-    """
+    """Output of a choice so far, and the workers that made it."""
 
     spec: RequestSpec
     prefill: PrefillMode
+    # Seconds that only go forward; arrival_seconds: of it, from which deadlines count.
     clock: Callable[[], float] = time.monotonic
     arrival_seconds: float = 0.0
-    output: list[int] = field(default_factory=list)
-    num_attempts: int = 0
-    num_moves: int = 0
+    output: list[int] = field(default_factory=list)  # tokens that were passed on
+    num_attempts: int = 0  # begun, the present one included
+    num_moves: int = 0  # attempts that were begun after the first token
+    # Keys of the workers that failed since the last token, `HERE` for this one.
     failed: set[str] = field(default_factory=set)
+    # The worker, if any, that would go on with it but was left; the last resort.
     left: list[Peer | None] = field(default_factory=list)
-    moves_for: MigrationReason | None = None
+    moves_for: MigrationReason | None = (
+        None  # what the present attempt is for, until its first token
+    )
+    # Pod of the worker that was left, for the next attempt; empty = none has its KV.
     kv_holder: str = ""
-    is_over: bool = False
+    is_over: bool = False  # its last token was passed on
 
     @property
     def has_begun(self) -> bool:
-        """True if the client has received a token."""
         return bool(self.output)
 
     def so_far(self) -> RequestSpec:
-        """The choice with what it has made."""
         return replace(self.spec, output=[*self.spec.output, *self.output])
 
     def next_attempt(self) -> tuple[RequestSpec, PrefillMode]:
-        """The request of the next leg, and where it is to be prefilled.
-
-        A prefill that was forced to be remote has been: later ones go by the offload rule.
-        Its deadline does not begin again.
-        """
+        """The request of the next attempt; only the first may be forced to be remote."""
         spec = self.spec
         if self.num_attempts:
             attempt = attempt_id(spec.request_id, self.num_attempts)
@@ -96,7 +78,7 @@ class RequestProgress:
         return aged(spec, self.clock() - self.arrival_seconds), "auto" if is_later else self.prefill
 
     def take(self, generated: Generated) -> Generated:
-        """Note the next token, and return it as one of the choice's, whatever leg it is of."""
+        """Note the next token, and return it as one of the choice's, whatever attempt it is of."""
         token, is_first_attempt = generated.token, self.num_attempts == 1
         is_first = not self.output
         self.output.append(token.token_id)
@@ -118,10 +100,7 @@ class RequestProgress:
 
 
 class Attempt(AsyncIterator[Generated]):
-    """A choice's run at a peer, which can be called off while its next token is waited for.
-
-    open_attempts: it is among these until it is closed.
-    """
+    """A choice's run at a peer, which can be cancelled while its next token is waited for."""
 
     def __init__(
         self, progress: RequestProgress, peer: Peer, open_attempts: "set[Attempt]"
@@ -143,10 +122,7 @@ class Attempt(AsyncIterator[Generated]):
             self._waiting.cancel()
 
     async def __anext__(self) -> Generated:
-        """Wait for the next token.
-
-        Raises AttemptCancelledError, and whatever the peer's stream raises.
-        """
+        """Raises AttemptCancelledError, and whatever the peer's stream raises."""
         if self._is_cancelled:
             raise AttemptCancelledError
         task = self._waiting = asyncio.current_task()
@@ -161,7 +137,6 @@ class Attempt(AsyncIterator[Generated]):
             self._waiting = None
 
     async def aclose(self) -> None:
-        """End the call of the peer."""
         self._open_attempts.discard(self)
         await self._tokens.aclose()
 
@@ -186,9 +161,7 @@ def _as_degraded(spec: RequestSpec, lost: Iterable[str]) -> RequestSpec:
 
 
 def reason_of(error: PeerError | RequestError) -> MigrationReason | None:
-    """Reason to move a request that ended so to another worker; None = the request itself is at
-    fault.
-    """
+    """Reason to migrate after this error; None = the request itself is at fault."""
     if isinstance(error, AttemptCancelledError):
         return "draining"
     if isinstance(error, PeerError | EngineDiedError):

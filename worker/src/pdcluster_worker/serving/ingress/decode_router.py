@@ -1,10 +1,4 @@
-"""Choose the decode worker of a request: known state of each worker, the policy's decision, and
-recent choices.
-
-Gathers loads (reports, and charges since), prefix matches (events, and what was
-sent lately) and failures; the decision is `routing.decode_score`'s.  Where the
-policy sets a threshold, requests wait here while every worker is busy.
-"""
+"""Choose the decode worker of a request: load, prefix matches, failures, policy."""
 
 import asyncio
 import math
@@ -62,28 +56,20 @@ _TRACED_COSTS = 8
 
 @dataclass(slots=True)
 class _Routed:
-    """State that the choices of one prompt share.
-
-    uncharged: request ids of those that no worker is charged with yet.
-    hashes:    of the prompt's blocks, made once for all choices and moves.
-    """
+    """State that the choices of one prompt share."""
 
     hints: RouteHints
-    uncharged: set[str]
-    hashes: list[bytes] | None = None
+    uncharged: set[str]  # request ids of those that no worker is charged with yet
+    hashes: list[bytes] | None = None  # of the prompt's blocks, made once for all choices and moves
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A worker's last report of its load, as a policy reads it: for all requests until the next
-    one.
-
-    candidate: as it is while the report is all that is known of the worker.
-    """
+    """A worker's last report of its load, as a policy reads it."""
 
     load: WorkerLoad
     charges: Charges
-    candidate: DecodeCandidate
+    candidate: DecodeCandidate  # as it is while the report is all that is known of the worker
 
     @classmethod
     def of(cls, key: str, load: WorkerLoad) -> "_Report":
@@ -92,11 +78,7 @@ class _Report:
 
 
 class DecodeRouter:
-    """One per ingress.
-
-    pod:     this worker's name among the candidates.
-    clock:   seconds that only go forward.
-    """
+    """One per ingress."""
 
     def __init__(
         self,
@@ -140,9 +122,7 @@ class DecodeRouter:
             self._eased.set()
 
     def on_token(self, request_id: str) -> None:
-        """Note a choice's token: after the first one, of the first worker or the next, its prompt
-        waits no more.
-        """
+        """Note a choice's token: after the first one its prompt waits no more."""
         if self._load.prefilled(request_id):
             self._eased.set()
 
@@ -153,10 +133,9 @@ class DecodeRouter:
         failed: Container[str] = (),
         full: Container[str] = (),
     ) -> Peer | None:
-        """The peer to run it; None for this worker, or when no worker takes it.  failed, full:
-        peers to leave out; the former are tainted.
+        """The peer to run it; None for this worker, or when no worker takes it.
 
-        Raises RequestError 503 where the request names a worker that cannot run it.
+        Raises RequestError 503 if the request names a worker that cannot run it.
         """
         now, routed = self._clock(), self._routed.get(spec.request_id) or _Routed(NO_HINTS, set())
         peers = self._peers(failed, now)
@@ -183,11 +162,7 @@ class DecodeRouter:
         return peer
 
     async def wait_for_capacity(self, specs: Sequence[RequestSpec]) -> None:
-        """Wait while every worker has more prompt tokens queued than the policy's threshold, in
-        order of arrival.
-
-        Raises RequestError 503 when too many wait.
-        """
+        """Wait while every worker is over the queue threshold.  Raises RequestError 503."""
         if not self._num_held and not self._all_busy():
             return
         num_tokens = sum(len(spec.prompt) + len(spec.output) for spec in specs)
@@ -214,9 +189,7 @@ class DecodeRouter:
         add_event("held", seconds=self._held_seconds)
 
     def _recently_held(self) -> float | None:
-        """Seconds that the last one waited; None where that is too long ago to say
-        anything of now.
-        """
+        """Seconds that the last one waited; None if that is long ago."""
         return self._held_seconds if self._clock() - self._held_at <= MAX_RETRY_SECONDS else None
 
     async def _until_eased(self) -> None:
@@ -243,9 +216,7 @@ class DecodeRouter:
         return self._worker.policy
 
     def _peers(self, failed: Container[str], now: float) -> dict[str, Peer]:
-        """Those that take new work, by key; notes the ones that failed, and forgets what a former
-        engine had cached.
-        """
+        """Those that take new work, by key; forgets caches of former engines."""
         found = self._decodes()
         if len(found) != len(self._known) or not all(map(is_, found, self._known.values())):
             for peer in found:
@@ -292,7 +263,6 @@ class DecodeRouter:
         return candidates
 
     def _renew_reports(self, peers: dict[str, Peer]) -> None:
-        """Note the loads that have been reported since the last request, of a few workers."""
         reports = self._reports
         for key, peer in peers.items():
             if key not in reports or reports[key].load is not peer.load:
@@ -301,9 +271,6 @@ class DecodeRouter:
     def _matches(
         self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float
     ) -> tuple[dict[str, int], Collection[str]]:
-        """Leading blocks cached at each worker, and the workers that such a prompt was sent to
-        lately.
-        """
         if not hashes:
             return {}, ()
         self._recent.seconds = policy.recent_seconds
@@ -340,9 +307,7 @@ class DecodeRouter:
     def _charge(
         self, spec: RequestSpec, chosen: DecodeCandidate, report: object, routed: _Routed
     ) -> None:
-        """Charge the request to its worker; with it, at first, the other choices of its prompt,
-        which find that cached.
-        """
+        """Charge the request to its worker, at first with its prompt's other choices."""
         num_tokens = len(spec.prompt) + len(spec.output)
         uncached_tokens = max(0, num_tokens - chosen.matched_blocks * self._worker.block_size)
         self._load.add(

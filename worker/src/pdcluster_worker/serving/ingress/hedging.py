@@ -1,8 +1,4 @@
-"""A race of two legs of one choice: the first token decides, and the other leg is closed.
-
-Guarantees: tokens of one leg alone come out; both have ids of their own, so the loser's blocks go
-back and the winner's stay; a leg that fails leaves the race to the other.
-"""
+"""Hedged requests: two attempts of one choice, of which the first token decides."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,19 +20,15 @@ HedgeItem = tuple[int, Generated | PeerError | RequestError]
 
 @dataclass(slots=True)
 class Hedge:
-    """Two workers, None = this one.
-
-    ahead:  the one whose leg goes on, or ended last.
-    failed: keys of those whose legs ended before, while there was no token.
-    """
+    """Two workers, None = this one."""
 
     entrants: tuple[Peer | None, Peer | None]
-    ahead: int = 0
+    ahead: int = 0  # the one whose attempt goes on, or ended last
+    # Keys of those whose attempts ended before, while there was no token.
     failed: set[str] = field(default_factory=set)
 
     @property
     def where(self) -> Peer | None:
-        """The worker whose leg goes on."""
         return self.entrants[self.ahead]
 
 
@@ -52,9 +44,7 @@ class HedgePolicy:
         self._budget = hedging.HedgeBudget()
 
     def hedge(self, specs: Sequence[RequestSpec], first: Peer | None) -> Hedge | None:
-        """The race of the first choice of a prompt that was given to `first`; None = it runs there
-        alone.
-        """
+        """The hedge of a prompt's first choice; None = it runs at `first` alone."""
         policy = self._worker.policy.racing
         if not policy.enabled or not self._budget.earn(policy):
             return None
@@ -78,10 +68,7 @@ class HedgePolicy:
 
 
 class HedgedStream(AsyncIterator[Generated]):
-    """The tokens of the leg that makes the first one; both run from now on.
-
-    Raises what the last leg raised when none does.
-    """
+    """The tokens of the attempt that makes the first one.  Raises the last one's error."""
 
     def __init__(
         self,
@@ -102,7 +89,7 @@ class HedgedStream(AsyncIterator[Generated]):
         hedge = self._hedge
         async for index, item in self._merged:
             if self._has_won and index != hedge.ahead:
-                continue  # it came while its leg was being closed
+                continue  # it came while its attempt was being closed
             if isinstance(item, Generated):
                 if not self._has_won:
                     self._won(index)
@@ -125,12 +112,11 @@ class HedgedStream(AsyncIterator[Generated]):
         add_event("race_won", by="rival" if index else "first")
 
     async def aclose(self) -> None:
-        """Close both legs."""
         await self._merged.aclose()
 
 
 class _HedgeAttempt(AsyncIterator[HedgeItem]):
-    """One leg of a race, whose failure is its last item."""
+    """One attempt of a hedge, whose failure is its last item."""
 
     def __init__(self, index: int, attempt: Stream[Generated]) -> None:
         self._index = index
@@ -147,5 +133,4 @@ class _HedgeAttempt(AsyncIterator[HedgeItem]):
             return self._index, e
 
     async def aclose(self) -> None:
-        """Close the leg."""
         await self._attempt.aclose()

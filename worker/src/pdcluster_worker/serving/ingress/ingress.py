@@ -1,11 +1,4 @@
-"""Entry of requests: the decode worker that `serving.ingress.decode_router` picks runs all choices,
-one hop away at most.
-
-A worker that drains, or whose engine has stalled, runs nothing that arrives
-now: it relays to a peer that stays.  What follows when the chosen worker fails
-or leaves is `serving.ingress.migration`'s rule, and what it does is
-`serving.decode.decode_dispatcher`'s business.
-"""
+"""Entry of requests: the chosen decode worker runs all choices, one hop away at most."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -26,11 +19,7 @@ from pdcluster_worker.streams import Reader, Stream
 
 
 class Ingress:
-    """Takes requests from HTTP; one per decode worker.
-
-    pod:   this worker's name among its peers.
-    clock: seconds that only go forward.
-    """
+    """Takes requests from HTTP; one per decode worker."""
 
     def __init__(
         self,
@@ -84,10 +73,7 @@ class Ingress:
     def _run(
         self, specs: list[RequestSpec], prefill: PrefillMode, route: AttemptRoute, arrival: float
     ) -> Stream[Generated]:
-        """Run all choices; a lone one as it is, which costs neither a task nor a queue.
-
-        Raises RequestError.
-        """
+        """Run all choices; a lone one without a task or a queue.  Raises RequestError."""
         if route.where is None:
             self._local.admit([aged(spec, self._clock() - arrival) for spec in specs])
         route.hedge = self._hedge_policy.hedge(specs, route.where)
@@ -107,9 +93,7 @@ class Ingress:
         return choices
 
     def abort(self, request_id: str) -> None:
-        """End one of several choices early; unknown and ended ids are a no-op, and so is a lone
-        choice.
-        """
+        """End one of several choices early; a no-op for others."""
         if (choices := self._choices.get(request_id)) is not None:
             choices.abort(request_id)
 

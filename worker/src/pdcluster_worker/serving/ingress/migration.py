@@ -1,9 +1,4 @@
-"""Runs the legs of the choices that came to this worker, and decides what follows one that failed.
-
-Guarantees: an error that is the request's own is not tried again; a leg has been closed before the
-next one begins; a choice that was taken from a worker which would go on with it goes back there
-when no other worker takes it.  `serving.ingress.attempt` holds what a choice has made.
-"""
+"""Runs the attempts of the choices of this worker, and decides what follows a failed one."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -38,19 +33,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class AttemptRoute:
-    """Start of the choices of one prompt.
+    """Start of the choices of one prompt."""
 
-    where:        the worker of the last leg that began, where the prompt is cached; None = this
-                  one.
-    may_run_locally: a drain that begins later lets the request go on.
-    hedge:        that the first choice runs, of `where` and another worker; None = there is none.
-    reader:       takes later tokens of a lone choice while it is where it began, without a hedge
-                  and on this worker.
-    """
-
+    # The worker of the last attempt that began, where the prompt is cached; None = this one.
     where: Peer | None
-    may_run_locally: bool
+    may_run_locally: bool  # a drain that begins later lets the request go on
+    # That the first choice runs, of `where` and another worker; None = there is none.
     hedge: Hedge | None = None
+    # Takes later tokens of a lone choice while it is where it began, without a hedge and on this
+    # worker.
     reader: Reader[Generated] | None = None
 
 
@@ -71,7 +62,6 @@ class Migration:
         self._at_peers: set[Attempt] = set()
 
     def on_change(self) -> None:
-        """Call off what runs on workers that drain, as far as others take it."""
         for attempt in tuple(self._at_peers):
             if attempt.peer.is_draining and self._may_leave(attempt.progress, attempt.peer):
                 attempt.cancel()
@@ -85,15 +75,13 @@ class Migration:
         return self._worker.takes_new or bool(others)
 
     def _is_bound(self, progress: RequestProgress, where: Peer | None) -> bool:
-        """Return whether no other worker can go on with a choice of `where`: it follows a grammar
-        that their engines would begin again.  All engines of a revision are of one type.
-        """
+        """Return whether no other worker can go on: its grammar would begin again."""
         if progress.spec.sampling.constraint is None or not progress.has_begun:
             return False
         facts = self._worker.engine_ready if where is None else where
         return facts.restarts_grammar
 
-    # --- a leg --------------------------------------------------------------------------------
+    # --- an attempt ---
 
     def begin(
         self,
@@ -124,7 +112,7 @@ class Migration:
         pushed = Mapped(progress.take, reader) if reader is not None and is_first else None
         return self._local.run(*progress.next_attempt(), pushed)
 
-    # --- the one after it ---------------------------------------------------------------------
+    # --- the one after it ---
 
     def next_worker(
         self,
@@ -133,10 +121,7 @@ class Migration:
         where: Peer | None,
         error: PeerError | RequestError,
     ) -> Peer | None:
-        """Choose the worker of the leg after one that ended at `where`; None is this one.
-
-        Raises RequestError if there is none.
-        """
+        """The worker of the next attempt; None is this one.  Raises RequestError."""
         reason = reason_of(error)
         if reason is None or (where is None and not is_engines(error)):
             raise error
@@ -187,7 +172,6 @@ class Migration:
         reason: MigrationReason,
         error: PeerError | RequestError,
     ) -> Peer | None:
-        """A leg from the last token on."""
         if where is None and isinstance(error, EngineDiedError) and self._worker.engines.problem:
             raise error  # this process is about to end
         if self._is_bound(progress, where):
@@ -210,7 +194,6 @@ class Migration:
         return tracking
 
     def _full(self, progress: RequestProgress, where: Peer | None) -> frozenset[str]:
-        """Workers without room for a request that was preempted where it was."""
         num_tokens = len(progress.spec.prompt) + len(progress.spec.output) + len(progress.output)
         needed = self._worker.num_blocks(num_tokens)
         peers = [
@@ -238,12 +221,10 @@ class Migration:
         return left.key not in progress.failed and (left.is_draining or left in self._decodes())
 
     def _is_up(self, progress: RequestProgress) -> bool:
-        """Return whether this worker can run the choice, draining or not, where no other can."""
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and LOCAL not in progress.failed
 
     def count(self, reason: MigrationReason, outcome: MigrationOutcome) -> None:
-        """Count a choice that has left its worker."""
         self._worker.metrics.request_moves.labels(reason, outcome).inc()
 
 
@@ -274,7 +255,6 @@ class AttemptStream(AsyncIterator[Generated]):
                 self._begin(self._next(e))
 
     async def aclose(self) -> None:
-        """End the leg that runs."""
         if self._attempt is not None:
             await self._attempt.aclose()
 

@@ -1,6 +1,4 @@
-"""Several choices of one prompt as one stream: the first runs ahead, the others start from the
-prompt that it left in the prefix cache.
-"""
+"""Choices of one prompt as one stream: the first leaves the prompt in the cache."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -12,12 +10,7 @@ from pdcluster_worker.streams import Merged, Stream
 
 
 class ParallelSampling(AsyncIterator[Generated]):
-    """The tokens of all choices as they come, each with its choice's index.
-
-    streams: of each choice, by request id, in order.  The first one starts at once; the
-    others start when it has made its second token (its whole prompt is then in this
-    worker's cache) or has ended.  An error of one ends all.
-    """
+    """The others start when the first has made its second token, or has ended."""
 
     def __init__(self, streams: Mapping[str, Stream[Generated]]) -> None:
         prompt_cached = asyncio.Event()
@@ -37,7 +30,6 @@ class ParallelSampling(AsyncIterator[Generated]):
         return await anext(self._merged)
 
     async def aclose(self) -> None:
-        """Close all choices."""
         await self._merged.aclose()
 
 
