@@ -27,8 +27,8 @@ from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import (
     Generated,
     Hello,
-    PeerEvent,
     Report,
+    TraceEvent,
     WorkerLoad,
     encode,
 )
@@ -177,17 +177,17 @@ def addresses_of(servers: Sequence[asyncio.Server]) -> list[str]:
 def _replies() -> list[Generated]:
     """A decode worker's, with the notes that it sends of its own decisions."""
     first = (
-        PeerEvent("received", 0.0, {"role": "decode"}),
-        PeerEvent(
+        TraceEvent("received", 0.0, {"role": "decode"}),
+        TraceEvent(
             "offload",
             0.0001,
             {"to": "local", "rule": "rule", "uncached_tokens": 64, "threshold": 256, "queue": 0},
         ),
-        PeerEvent("context_begin", 0.0002, {"queue_seconds": 0.0001}),
-        PeerEvent("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
-        PeerEvent("decoding_begin", 0.0003, {}),
+        TraceEvent("context_begin", 0.0002, {"queue_seconds": 0.0001}),
+        TraceEvent("context_end", 0.0003, {"prefill": "local", "cached_tokens": 0}),
+        TraceEvent("decoding_begin", 0.0003, {}),
     )
-    last = (PeerEvent("decoding_end", 0.01, {"reason": "length"}),)
+    last = (TraceEvent("decoding_end", 0.01, {"reason": "length"}),)
     replies = [Generated(Token("", _TOKEN_ID)) for _ in range(NUM_TOKENS)]
     begun = Token("", _TOKEN_ID, queue_seconds=0.0001, prefill_seconds=0.0001)
     replies[0] = Generated(begun, "local", notes=first)

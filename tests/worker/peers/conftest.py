@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import Generated, Hello, PeerEvent, Report, WorkerLoad
+from pdcluster_worker.messages.peers import Generated, Hello, Report, TraceEvent, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
@@ -355,7 +355,7 @@ class Handler:
         self.calls: list[tuple[Any, ...]] = []
         self.closed: list[str] = []
         self.contexts: list[dict[str, str]] = []
-        self.notes: tuple[PeerEvent, ...] = ()
+        self.notes: tuple[TraceEvent, ...] = ()
         self.watches = 0
         self._hello = hello
 

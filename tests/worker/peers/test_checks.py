@@ -13,12 +13,12 @@ from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import (
     Hello,
-    PeerEvent,
     PrefillCall,
     PrefillReply,
     PrefixPushed,
     PushPrefix,
     Report,
+    TraceEvent,
     WorkerLoad,
     decode_hello,
     decode_report,
@@ -334,18 +334,20 @@ def test_losses_are_taken_as_far_as_a_header_can_say_them() -> None:
 def test_numbers_without_an_end_are_left_out() -> None:
     facts = {"cost": nan, "rate": inf, "share": 0.5, "queue": 2, "is_last": True}
     notes = sanitize_events(
-        [PeerEvent("late", inf, {}), PeerEvent("offload", 0.5, facts)], 10.0, "d1"
+        [TraceEvent("late", inf, {}), TraceEvent("offload", 0.5, facts)], 10.0, "d1"
     )
 
-    assert notes == (PeerEvent("offload", 10.5, {"share": 0.5, "queue": 2, "is_last": True}, "d1"),)
+    assert notes == (
+        TraceEvent("offload", 10.5, {"share": 0.5, "queue": 2, "is_last": True}, "d1"),
+    )
 
 
 def test_number_and_length_of_what_a_peer_says_are_bounded() -> None:
     said = [
-        PeerEvent("n" * 9999, 0.0, {"n" * 9999: "t" * 9999}),
-        PeerEvent("many", 0.0, {f"f{number}": number for number in range(2 * MAX_FACTS)}),
+        TraceEvent("n" * 9999, 0.0, {"n" * 9999: "t" * 9999}),
+        TraceEvent("many", 0.0, {f"f{number}": number for number in range(2 * MAX_FACTS)}),
     ]
-    first, second, *others = sanitize_events([*said, *[PeerEvent("", 0.0, {})] * 999], 0.0, "d1")
+    first, second, *others = sanitize_events([*said, *[TraceEvent("", 0.0, {})] * 999], 0.0, "d1")
 
     assert (first.name, first.facts) == (
         "n" * MAX_CHARACTERS,

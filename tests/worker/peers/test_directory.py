@@ -12,7 +12,7 @@ import pytest
 
 from pdcluster_worker.errors import ConfigError, PeerError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import PeerEvent, Report, WorkerLoad
+from pdcluster_worker.messages.peers import Report, TraceEvent, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 from pdcluster_worker.peers.service import start_grpc
 from pdcluster_worker.peers.tls import Credentials
@@ -365,7 +365,7 @@ async def test_notes_of_a_request_come_back_by_our_clock(
     d.sees(d2)
     peer = (await eventually(d.directory.decodes))[0]
     facts = {"policy": "least", "cost": 2.5, "candidates": 3, "is_remote": True}
-    d2.handler.notes = (PeerEvent("offload", 0.25, facts), PeerEvent("odd", -5.0, {}))
+    d2.handler.notes = (TraceEvent("offload", 0.25, facts), TraceEvent("odd", -5.0, {}))
 
     before = time.monotonic()
     answers = [generated async for generated in peer.generate(spec(), "auto")]

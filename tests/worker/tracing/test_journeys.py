@@ -3,12 +3,11 @@
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.peers import PeerEvent
+from pdcluster_worker.messages.peers import TraceEvent
 from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json, route_of
 from pdcluster_worker.tracing.request_trace import (
     MAX_EVENTS,
     RequestTrace,
-    TraceEvent,
     add_event,
     add_event_at,
     begin_trace,
@@ -58,7 +57,7 @@ def test_journey_of_many_choices_is_bounded_and_keeps_its_end() -> None:
     with begin_trace("r") as trace:
         for number in range(2 * MAX_EVENTS):
             add_event_at("offload", trace.began_seconds, number=number)
-        merge_events([PeerEvent("odd", 1e9, {}, "d1")] * MAX_EVENTS)
+        merge_events([TraceEvent("odd", 1e9, {}, "d1")] * MAX_EVENTS)
         add_event("answered", status=200)
 
     assert len(trace.events) == MAX_EVENTS
@@ -97,7 +96,7 @@ def test_journey_tells_what_is_new_and_a_reader_knows_whose_it_is() -> None:
         assert [told.name for told in there.take()] == ["decoding_end"]
         assert there.take() == ()
     with begin_trace("here") as local:
-        merge_events([PeerEvent("offload", 7.0, {"remote": False}, "d1")])
+        merge_events([TraceEvent("offload", 7.0, {"remote": False}, "d1")])
 
         assert local.events == [TraceEvent("offload", 7.0, {"remote": False}, "d1")]
         assert local.take() == ()  # what a peer said is not passed on as our own

@@ -26,17 +26,16 @@ PrefillPlace = Literal["local", "remote"]
 Fact = str | int | float | bool
 
 
-class PeerEvent(msgspec.Struct, frozen=True, gc=False):
-    """Decision or action of a worker about a request of a peer; seconds: of the reader's
-    `time.monotonic`.
+class TraceEvent(msgspec.Struct, frozen=True, gc=False):
+    """Decision or action about a request.  seconds: of the reader's `time.monotonic`.
 
-    worker: its pod; "" on the way out.
+    Thousands are kept, out of sight of the garbage collector: facts hold no other object.
     """
 
     name: str
     seconds: float
     facts: dict[str, Fact]
-    worker: str = ""
+    worker: str = ""  # its pod; "" = this one
 
 
 class Generated(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ class Generated(msgspec.Struct, frozen=True):
     prefill: PrefillPlace | None = None
     index: int = 0
     degraded: tuple[str, ...] = ()
-    notes: tuple[PeerEvent, ...] = ()
+    notes: tuple[TraceEvent, ...] = ()
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):

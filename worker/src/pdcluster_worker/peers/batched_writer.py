@@ -1,8 +1,4 @@
-"""Frames of a `Generate` stream: items put at one moment go out as one message.
-
-A message costs more than what is in it, and tokens of one step come together.  Items put while a
-frame is written form the next one.
-"""
+"""Frames of a `generate` stream: items put at one moment, as tokens of a step, are one message."""
 
 import asyncio
 from collections import deque
@@ -28,11 +24,9 @@ _ARRAY = b"\xdd"  # begins a list in MessagePack, before its length of four byte
 
 
 class BatchedWriter:
-    """One end's frames.
+    """write: sends a frame; waits while the other end reads nothing.
 
-    write:    sends one; waits while the other end reads nothing.
-    left_out: called with an item that is too long to be sent, which would end the stream, and its
-              error; returns an item to be sent instead, or None.
+    left_out: called with an item that is too long, and its error; returns one to send instead.
     """
 
     def __init__(
@@ -58,7 +52,6 @@ class BatchedWriter:
 
     @property
     def is_full(self) -> bool:
-        """True while more should wait for `wait_until_writable`."""
         return not self._writable.is_set()
 
     async def wait_until_writable(self) -> None:

@@ -1,7 +1,6 @@
-"""The gRPC service between workers and calls on it: MessagePack in place of protobuf, since workers
-of two revisions never call each other.
+"""The gRPC service between workers, in MessagePack: only workers of one revision call each other.
 
-gRPC passes bytes, which each side decodes itself: gRPC would hide the reason of a failed decoding.
+gRPC passes bytes, which each side decodes: gRPC would hide the reason of a failed decoding.
 """
 
 import asyncio
@@ -92,7 +91,6 @@ class WorkerStub:
 
 
 def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
-    """Handlers of the methods of `WorkerStub` that `service` has."""
     kinds = {
         "handshake": grpc.unary_unary_rpc_method_handler,
         "generate": grpc.stream_stream_rpc_method_handler,
@@ -108,12 +106,9 @@ def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
 
 
 class Replies(AsyncIterator[ReplyT]):
-    """The answers of the streaming call that `start` makes; closing it cancels the call.
+    """Answers of the streaming call that `start` makes with the first `anext`.
 
     Raises PeerError or RequestError.
-
-    The call is made with the first answer that is waited for: a channel that was closed meanwhile
-    refuses it, and that too is the peer's end.
     """
 
     def __init__(
@@ -134,7 +129,6 @@ class Replies(AsyncIterator[ReplyT]):
         return anext(self._answers)
 
     async def aclose(self) -> None:
-        """Cancel the call; of one that has ended a no-op."""
         if self._call is not None:
             self._call.cancel()
 

@@ -1,8 +1,6 @@
-"""Messages of another worker, decoded and checked: one that no worker of ours would send raises
-ValueError, which names the field.
+"""Messages of another worker, decoded and checked: ValueError names the impossible field.
 
-What the types of `messages` say is checked in decoding.  Limits of the model (vocabulary, context)
-are the engine's.
+What the types of `messages` say is checked in decoding; limits of the model are the engine's.
 """
 
 import re
@@ -17,10 +15,10 @@ from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
     Fact,
-    PeerEvent,
     PrefillCall,
     PrefixPushed,
     PushPrefix,
+    TraceEvent,
     decode_prefill,
     decode_prefill_reply,
     decode_prefix_pushed,
@@ -190,16 +188,14 @@ def losses(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def sanitize_events(
-    events: Sequence[PeerEvent], began_seconds: float, worker: str
-) -> tuple[PeerEvent, ...]:
-    """Trace events of a peer by our clock, bounded and without numbers that are not finite: they
-    are shown, never acted on.
+    events: Sequence[TraceEvent], began_seconds: float, worker: str
+) -> tuple[TraceEvent, ...]:
+    """Trace events of a peer by our clock, bounded: they are shown, never acted on.
 
-    began_seconds: of the call here, from which their seconds count, so no time is later than it
-                   was.
+    began_seconds: of the call here, from which their seconds count.
     """
     return tuple(
-        PeerEvent(
+        TraceEvent(
             event.name[:MAX_CHARACTERS],
             began_seconds + max(0.0, event.seconds),
             {

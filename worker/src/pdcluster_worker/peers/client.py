@@ -1,9 +1,6 @@
 """The client side of a pair: one remote worker, from the handshake to its streams.
 
-connecting -> ready -> lost -> (back-off) connecting ...; refused is final for
-this engine id.  While ready the peer's load, its prefix cache and, of a
-prefill worker, its credits are kept by two streams; a break of either loses
-the peer until it has shaken hands again.
+connecting -> ready -> lost -> (back-off) connecting ...; refused is final for this engine id.
 """
 
 import asyncio
@@ -58,11 +55,10 @@ HANDSHAKE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class PeerEvents:
-    """Callbacks of a peer: plain functions that must not block.
+    """Callbacks of a peer, which must not block.
 
     on_credit: (peer, request id, granted); not granted = queued there, a grant follows.
     on_lost:   the peer was ready and is no more: all its answers and grants are void.
-    on_change: the peer's state changed, or whether it takes new work.
     """
 
     on_credit: "Callable[[Peer, str, bool], None]"
@@ -75,8 +71,6 @@ NO_EVENTS = PeerEvents(on_credit=lambda *_: None, on_lost=lambda _: None, on_cha
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """This worker's side, shared by all its peers."""
-
     hello: Hello
     credentials: Credentials
     refusals: Refusals
@@ -84,13 +78,7 @@ class LocalWorker:
 
 
 class Peer:
-    """One remote worker under one engine id.
-
-    key:   its pod.
-    state: see the module; `ready` says whether it takes new work.
-    load:  of its last report.
-    hello: of the last handshake; None before the first.
-    """
+    """One remote worker under one engine id.  key: its pod.  hello: of the last handshake."""
 
     def __init__(self, record: WorkerRecord, local: LocalWorker, events: PeerEvents) -> None:
         self.key = record.pod
@@ -106,42 +94,35 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Connected, matched, and not draining, by its record and (sooner, and without etcd) by its
-        reports.
-        """
+        """Takes new work, by its record and (sooner, and without etcd) by its reports."""
         return self.state == "ready" and self.record.state == self.load.state == "ready"
 
     @property
     def is_draining(self) -> bool:
-        """Connected, and about to go: it serves what runs there to the end."""
         return self.state == "ready" and "draining" in (self.record.state, self.load.state)
 
     @property
     def has_drained(self) -> bool:
-        """True if it has sent every answer, by its record or its last report."""
+        """It has sent every answer."""
         return "drained" in (self.record.state, self.load.state)
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of one request there; 0 = unknown."""
+        """0 = unknown."""
         return 0 if self.hello is None else self.hello.max_model_len
 
     @property
     def max_batched_tokens(self) -> int:
-        """Token budget of one step of all its engines; 0 = unknown."""
+        """Of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     @property
     def restarts_grammar(self) -> bool:
-        """True if its engine cannot go on with a structured answer that has begun."""
         return self.hello is not None and self.hello.restarts_grammar
 
     async def leave(self) -> None:
-        """Let go of a worker that is no member any more: end the streams and every call, but not
-        those to one that has drained.
-
-        That one has sent every answer before etcd says that it is gone, but we may not have read
-        them yet.  Any other may hang, with a connection that goes on answering pings.
+        """End the streams and calls of a worker that is no member; if it has drained, its calls end
+        by themselves, for its answers may not have been read.
         """
         has_drained = self.has_drained
         await self._end_streams()
@@ -152,7 +133,6 @@ class Peer:
             await self._channel.close()
 
     async def close(self) -> None:
-        """End the streams and every call."""
         await self._end_streams()
         await self._channel.close()
 
@@ -162,18 +142,17 @@ class Peer:
         self._change("lost")
 
     def take_record(self, record: WorkerRecord) -> None:
-        """Take a newer record of the same worker."""
         before, self.record = self._standing, record
         self._report_change(before)
 
     # --- what dispatch asks of it -----------------------------------------------------------------
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of `hashes` that its prefix cache holds, as far as is known here."""
+        """Leading blocks of `hashes` in its prefix cache, as far as is known here."""
         return self._local.index.match(self.key, hashes)
 
     def claim(self, request_id: str, tokens: int, priority: int) -> None:
-        """Ask for a credit; answered through `on_credit`, or by `on_lost`."""
+        """Request a credit; answered by `on_credit` or `on_lost`."""
         self._credit_calls.put_nowait(ClaimCredit(request_id, tokens, priority))
 
     def release(self, request_id: str) -> None:
@@ -181,10 +160,6 @@ class Peer:
         self._credit_calls.put_nowait(ReleaseCredit(request_id))
 
     def generate(self, spec: RequestSpec, prefill: PrefillMode) -> RemoteStream:
-        """Run a request there; closing the answer cancels it.
-
-        It raises PeerError, or RequestError as raised there.
-        """
         return RemoteStream(
             self._channel.generating, (self.key, self.record.engine_id), spec, prefill
         )
@@ -192,10 +167,9 @@ class Peer:
     async def prefill(
         self, spec: RequestSpec, target: TransferTarget
     ) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill there, into `target`, with a credit: the first token, then PrefillDone unless
-        that token ended the request.
+        """The first token, then PrefillDone unless that token ended the request.
 
-        Closing the iterator cancels it.  Raises PeerError, or RequestError as raised there.
+        Raises PeerError, or RequestError as raised there.
         """
         call = encode(PrefillCall(spec, self.record.engine_id, target, self._local.hello.engine_id))
         parse = partial(parse_prefill_reply, spec.request_id)
@@ -216,9 +190,10 @@ class Peer:
         spec: RequestSpec,
         write: Callable[[TransferTarget], Awaitable[tuple[Token, PrefillDone]]],
     ) -> bool:
-        """Have it take the KV of a prefix, which `write` writes to the blocks that it names.
+        """Send the KV of a prefix, which `write` writes into the blocks that it names; False if it
+        has no room.
 
-        False where it has no room.  Raises PeerError, or RequestError as raised there.
+        Raises PeerError, or RequestError as raised there.
         """
         written: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -244,8 +219,8 @@ class Peer:
         return PeerChannel(self.record.grpc_address, self._local.credentials.channel)
 
     async def _show_newest_certificate(self) -> None:
-        """Open a channel; it shows the certificate that it was opened with, so a new certificate
-        needs a new channel.
+        """A channel shows the certificate that it was opened with, so a new one needs a new
+        channel.
         """
         if self._channel.credentials is not self._local.credentials.channel:
             old, self._channel = self._channel, self._open()
@@ -274,10 +249,7 @@ class Peer:
             await retry.pause(has_served=has_served)
 
     async def _shake_hands(self) -> bool:
-        """Compare facts; False when the pair is refused.
-
-        Raises PeerError when another engine answers, or none.
-        """
+        """False when the pair is refused.  Raises PeerError if another engine answers, or none."""
         mine = self._local.hello
         theirs = await shake_hands(self._channel.stub, mine)
         if theirs.engine_id != self.record.engine_id:
@@ -367,7 +339,7 @@ class Peer:
 
 
 async def shake_hands(stub: WorkerStub, hello: Hello) -> Hello:
-    """Exchange facts.  Raises PeerError, RequestError."""
+    """Raises PeerError, RequestError."""
     return await unary(
         lambda: stub.handshake(encode(hello), timeout=HANDSHAKE_SECONDS), decode_hello
     )

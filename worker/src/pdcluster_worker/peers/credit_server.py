@@ -1,8 +1,5 @@
-"""The prefill side of the Credits streams: joins the ledger to the stream of each decode worker.
-
-Every want is answered at once; a grant that comes later goes to the stream of
-the peer that it names, and a group that waits for company when it is due.  When a stream ends, the
-peer's wants and unused grants end with it.  The ledger chooses the grants (`routing.credits`).
+"""The prefill side of credits: joins the ledger (`routing.credits`) to the stream of each decode
+worker.
 """
 
 import asyncio
@@ -16,7 +13,7 @@ Answers = asyncio.Queue[tuple[str, bool]]
 
 
 class CreditServer:
-    """One per worker.  A peer is named by the engine id of the decode worker."""
+    """A peer is named by the engine id of the decode worker."""
 
     def __init__(self, ledger: CreditLedger) -> None:
         self._ledger = ledger
@@ -24,35 +21,34 @@ class CreditServer:
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, peer: str) -> Answers:
-        """A peer's stream begins; what it held by an earlier one is void."""
+        """What the peer held by an earlier stream is void."""
         answers: Answers = asyncio.Queue()
         self._streams[peer] = answers
         self.push(self._ledger.drop_peer(peer))
         return answers
 
     def close(self, peer: str, answers: Answers) -> None:
-        """A peer's stream ended; no-op when a later one has taken its place."""
+        """A no-op when a later stream has taken its place."""
         if self._streams.get(peer) is answers:
             del self._streams[peer]
             self.push(self._ledger.drop_peer(peer))
 
     def claim(self, peer: str, request_id: str, tokens: int, priority: int) -> None:
-        """Answer a want.  Raises ValueError for an impossible one."""
+        """Raises ValueError for an impossible one."""
         own = Grant(peer, request_id)
         granted = self._ledger.claim(peer, request_id, tokens, priority)
         self._answer(own, own in granted)
         self.push(grant for grant in granted if grant != own)
 
     def release(self, peer: str, request_id: str) -> None:
-        """A want or a grant is no longer needed."""
         self.push(self._ledger.release(peer, request_id))
 
     def start(self, peer: str, request_id: str) -> bool:
-        """The granted request arrived.  False when the peer has no grant for it."""
+        """False when the peer has no credit for the request."""
         return self._ledger.start(peer, request_id)
 
     def finish(self, peer: str, request_id: str) -> None:
-        """Its work is done, or has failed; a second time is a no-op."""
+        """A second time is a no-op."""
         self.push(self._ledger.finish(peer, request_id))
 
     def push(self, grants: Iterable[Grant]) -> None:

@@ -1,11 +1,6 @@
 """The peers that this worker's role needs, kept in step with the membership.
 
-A decode or mixed worker keeps every prefill, decode and mixed worker of its
-revision, a router those that decode; a prefill worker keeps none, it only
-serves, and no worker keeps a router.  A peer lives as long as
-its engine id: draining takes it out of the choice and leaves its streams
-alone.  The end of its membership ends them, unless it has drained: then they
-end by themselves.  Which of the choice is best is `dispatch`'s and `routing`'s business.
+A peer lives as long as its engine id: draining leaves its streams alone.
 """
 
 import asyncio
@@ -26,8 +21,6 @@ _NAMED = 4
 
 
 class Directory:
-    """One per worker; `set_members` and `probe` are for `discovery`."""
-
     def __init__(self, pod: str, local: LocalWorker, metrics: Metrics) -> None:
         self._pod = pod
         self._local = local
@@ -41,23 +34,22 @@ class Directory:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def report_to(self, events: PeerEvents) -> None:
-        """Pass on the events of all peers; to be called before the first member comes."""
+        """Set the callbacks, before the first member comes."""
         self._reports = events
 
     def prefills(self) -> list[Peer]:
-        """Prefill workers that take new work."""
+        """Those that take new work."""
         return self._ready("prefill")
 
     def known_prefills(self) -> list[Peer]:
-        """Prefill workers of the revision, in whatever state."""
         return [peer for peer in self._peers.values() if peer.record.role == "prefill"]
 
     def decodes(self) -> list[Peer]:
-        """Decode and mixed workers that take new work, this one not among them."""
+        """Decode and mixed workers that take new work, without this one."""
         return self._ready(*_DECODING)
 
     def decode(self, pod: str) -> Peer | None:
-        """A decode or mixed worker that is connected, also one that drains; None = it is not."""
+        """A decode or mixed worker that is connected, also one that drains."""
         peer = self._peers.get(pod)
         return (
             peer
@@ -66,14 +58,12 @@ class Directory:
         )
 
     def known_decodes(self) -> list[Peer]:
-        """Decode and mixed workers of the revision, in whatever state."""
         return [peer for peer in self._peers.values() if peer.record.role in _DECODING]
 
     def num_ingresses(self, *, relaying: bool = False) -> int:
-        """Workers that clients' requests come to, this one included: routers where there are any,
-        else decode and mixed ones; behind routers that relay, these for themselves.
-
-        Those that drain are left out: they get no new connections.
+        """Workers that clients' requests come to, this one included: routers if there are any, else
+        decode and mixed ones; behind routers that relay, these.  Those that drain get no new
+        connections.
         """
         ready = [
             record.role
@@ -118,9 +108,6 @@ class Directory:
         return peer.load.state if peer.state == "ready" else peer.state
 
     def set_members(self, members: Mapping[str, WorkerRecord]) -> None:
-        """Take a new membership: open peers, drop those that are gone or have another engine, note
-        new states.
-        """
         self._members = members
         needed = {pod: record for pod, record in members.items() if self._needs(record)}
         for pod, peer in list(self._peers.items()):
@@ -134,9 +121,7 @@ class Directory:
         self._count()
 
     async def probe(self, record: WorkerRecord) -> bool:
-        """Return whether the worker answers a handshake as the engine of its record, within
-        HANDSHAKE_SECONDS.
-        """
+        """Whether the engine of the record answers a handshake within HANDSHAKE_SECONDS."""
         channel = open_channel(record.grpc_address, self._local.credentials.channel)
         try:
             answer = await shake_hands(WorkerStub(channel), self._local.hello)
@@ -147,7 +132,6 @@ class Directory:
         return answer.engine_id == record.engine_id
 
     async def close(self) -> None:
-        """Drop every peer, and end every call."""
         peers = list(self._peers.values())
         self._peers.clear()
         self._found.clear()

@@ -1,11 +1,7 @@
 """This worker's record in etcd, and the membership that etcd reports.
 
-One session at a time: lease, record, listing, watches from the listing's
-revision.  Whatever breaks (a call, a watch, the lease, an etcd that came back
-empty or as another cluster) ends the session, and the next one registers and
-lists again, at the next endpoint, after a back-off.  Between sessions nothing
-changes: last known members stay, for an outage of any length.  When a member
-leaves is `membership`'s rule.
+Any fault ends the session (lease, record, listing, watches); the next one begins at the next
+endpoint after a back-off.  Members stay during an outage of any length.
 """
 
 import asyncio
@@ -41,10 +37,8 @@ CALL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryKeys:
-    """Keys to watch: `records.workers_prefix` and `records.command_key` of this worker.
-
-    pinned: values that a revision agrees on, by key: written where an etcd that came back empty
-            lacks them.
+    """pinned: values that a revision agrees on, written where an etcd that came back empty lacks
+    them.
     """
 
     workers_prefix: str
@@ -54,12 +48,11 @@ class DiscoveryKeys:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEvents:
-    """Callbacks of discovery: plain functions that must not block.
+    """Callbacks, which must not block.
 
     on_members: all members by pod, this worker included, after every change.
-    on_drain:   whether the drain command is present, after every change; absent at first.
-    probe:      does this member still answer, as the engine of its record?  Bounded in time, raises
-                nothing.
+    on_drain:   whether the drain command is present, after every change.
+    probe:      does the engine of this record answer?  Bounded in time, raises nothing.
     """
 
     on_members: Callable[[dict[str, WorkerRecord]], None]
@@ -68,10 +61,7 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """One per worker.
-
-    Raises ConfigError when etcd's TLS files cannot be used; later changes of them that cannot be
-    used are ignored.
+    """Raises ConfigError when etcd's TLS files cannot be used at the start.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
@@ -94,15 +84,12 @@ class Discovery:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, record: WorkerRecord) -> None:
-        """Register, and go on trying for as long as it takes; returns at once."""
+        """Register in a task of its own."""
         self._record = record
         self._task = asyncio.create_task(self._run(), name="discovery")
 
     def update(self, record: WorkerRecord) -> None:
-        """Write a changed record: now, or when etcd is back.
-
-        Only after `start`, and for the same role, pool and pod.
-        """
+        """Write a changed record of the same role, pool and pod: now, or when etcd is back."""
         self._record = record
         self._record_changed.set()
 
@@ -173,9 +160,7 @@ class Discovery:
                 logger.warning("etcd has another value key=%s here=%r there=%r", key, value, found)
 
     async def _take_leave(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the last record, since a drained worker needs no probe, and revoke the lease; both
-        best effort.
-        """
+        """Best effort.  The record says that a drained worker needs no probe."""
         try:
             if self._record_changed.is_set():
                 await self._put_record(etcd, lease_id)
@@ -190,10 +175,7 @@ class Discovery:
         )
 
     async def _register(self, etcd: Etcd, lease_id: int) -> None:
-        """Write the record.
-
-        It counts from the moment when others may see it, which is before etcd's answer comes.
-        """
+        """It counts from the moment when others may see it, before etcd's answer comes."""
         before, self.registered_once = self.registered_once, True
         try:
             await self._put_record(etcd, lease_id)
@@ -269,7 +251,7 @@ class Discovery:
         )
 
     def _on_worker(self, event: KeyEvent) -> bool:
-        """Take one event; True if a member changed."""
+        """True if a member changed."""
         if event.value is None:
             if event.key == self._own_key():
                 raise EtcdError("the record of this worker was deleted")
@@ -278,10 +260,8 @@ class Discovery:
         return record is not None and self._membership.put(record)
 
     def _decode(self, key: str, value: bytes) -> WorkerRecord | None:
-        """Read a record.
-
-        An older one of this engine is written over: a call that was given up may be carried out
-        after a later one.
+        """An older record of this engine is written over: a call that timed out may be carried out
+        late.
         """
         record = decode_record(key, value)
         if (

@@ -1,10 +1,5 @@
-"""Agree on the meaning of `dtype: auto`: one answer for all workers of a revision, however their
-CPUs differ.
-
-The first worker of a revision that asks says what its CPU computes natively, and etcd keeps that;
-every later one takes it, for KV moves only between workers of one dtype.  Which is best depends on
-the CPU: bfloat16 is several times faster than float32 where it is native, and several times slower
-where it is not.  So the model's files cannot say it.
+"""The meaning of `dtype: auto`: what the CPU of a revision's first worker computes natively, for KV
+moves only between workers of one dtype.
 """
 
 import logging
@@ -27,12 +22,10 @@ logger = logging.getLogger(__name__)
 async def agreed_dtype(
     config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]
 ) -> DType:
-    """Return the dtype of the revision: the value of `key` in etcd, or the proposal, which is then
-    stored there.
+    """The value of `key` in etcd, or the proposal, which is then stored there.
 
-    Asks until etcd answers.  report: called with the reason of a failure, each time that it
-    changes.
-    Raises ConfigError when the key holds anything else than a dtype.
+    Retries until etcd answers; `report` gets the reason of a failure, each time that it changes.
+    Raises ConfigError when the key holds no dtype.
     """
     tls = None if config.tls is None else EtcdCredentials(config.tls)
     retry, reported = Reconnect(), ""

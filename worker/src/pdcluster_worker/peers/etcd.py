@@ -1,10 +1,6 @@
-"""One connection to one etcd endpoint: the eight calls that discovery needs.
+"""One connection to one etcd endpoint.  Every end of a call or a watch is an EtcdError.
 
-aetcd brings the messages and stubs.  Its own client is not used: it speaks no
-TLS, and its Watcher stays silent when the server ends a watch or refuses its
-start revision.  Here every
-way in which a call or a watch can end is an EtcdError, and every call is
-bounded in time.  What to do about it is `discovery`'s business.
+aetcd brings messages and stubs.  Its client speaks no TLS, and is silent when a watch ends.
 """
 
 import asyncio
@@ -40,7 +36,7 @@ _HAS_LEADER = (("hasleader", "true"),)
 
 
 class EtcdError(PeerError):
-    """etcd did not answer, or ended what it had begun."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +50,16 @@ class EtcdListing:
 
 @dataclass(frozen=True, slots=True)
 class KeyEvent:
-    """A key was written, or deleted (value None)."""
+    """value: None = deleted."""
 
     key: str
     value: bytes | None
 
 
 class Etcd:
-    """An async context manager; `endpoint` is host:port, `timeout_seconds` bounds each call,
-    without `credentials` it speaks no TLS.
+    """endpoint: host:port.  timeout_seconds: of each call.
 
-    With TLS the certificate must be for the endpoint's host.  Where a method takes a `key`, one
-    that ends in "/" means everything under it.
+    A `key` that ends in "/" means everything under it.
     """
 
     def __init__(
@@ -97,22 +91,18 @@ class Etcd:
         await self._channel.close(None)
 
     async def read(self, key: str) -> EtcdListing:
-        """Read what is there now, through the quorum."""
         request = rpc.RangeRequest(key=key.encode(), range_end=_range_end(key))
         response = await self._call(self._kv.Range, request)
         values = {kv.key.decode(errors="replace"): kv.value for kv in response.kvs}
         return EtcdListing(response.header.cluster_id, response.header.revision, values)
 
     async def put(self, key: str, value: bytes, lease_id: int) -> None:
-        """Write a key that lives as long as the lease."""
         await self._call(
             self._kv.Put, rpc.PutRequest(key=key.encode(), value=value, lease=lease_id)
         )
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Write a key without a lease unless it is there; returns its value, also when another
-        worker wrote it.
-        """
+        """Write a key without a lease unless it is there; returns its value."""
         raw = key.encode()
         absent = rpc.Compare(
             result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=raw, create_revision=0
@@ -127,16 +117,15 @@ class Etcd:
         return found
 
     async def grant(self, seconds: int) -> int:
-        """A new lease; returns its id."""
+        """Returns the id of a new lease."""
         response = await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=seconds))
         return int(response.ID)
 
     async def revoke(self, lease_id: int) -> None:
-        """End a lease and delete its keys."""
         await self._call(self._lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
 
     async def keep_alive(self, lease_id: int) -> None:
-        """Extend a lease.  Raises EtcdError when it has expired, or this etcd never knew it."""
+        """Raises EtcdError when the lease has expired, or this etcd never knew it."""
         call = self._lease.LeaseKeepAlive(timeout=self._timeout_seconds)
         try:
             await _checked(call.write(rpc.LeaseKeepAliveRequest(ID=lease_id)))
@@ -147,7 +136,7 @@ class Etcd:
             raise EtcdError("the lease of this worker has expired")
 
     async def watch(self, key: str, from_revision: int) -> AsyncGenerator[list[KeyEvent], None]:
-        """Every change from that revision on; never ends well, always in EtcdError."""
+        """Every change from that revision on, until EtcdError."""
         call = rpc.WatchStub(self._channel).Watch(metadata=_HAS_LEADER)
         create = rpc.WatchCreateRequest(
             key=key.encode(), range_end=_range_end(key), start_revision=from_revision

@@ -1,7 +1,5 @@
-"""Requests that run at one other worker: all of them over one stream of `Generate`.
-
-A call of its own for each request would cost more than all else that is done for it.  The stream
-opens with the first request; its break fails every request on it, and the next one opens another.
+"""Requests that run at one other worker: all over one stream of `generate`, which costs less than a
+call each.  A break fails every request on it, and the next one opens another.
 """
 
 import asyncio
@@ -40,10 +38,7 @@ _CLOSED = "the connection to the peer was closed"
 
 
 class PeerChannel:
-    """The channel to one worker, with all requests that are under way on it.
-
-    credentials: what it shows, for as long as it lives.
-    """
+    """The channel to one worker.  credentials: what it shows, for as long as it lives."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
         self.credentials = credentials
@@ -71,23 +66,17 @@ class PeerChannel:
             self._is_idle.set()
 
     async def idle(self) -> None:
-        """Wait until the last request has ended: by itself, with the worker, or with the
-        connection, which keepalive pings watch.
-        """
+        """Wait until the last request has ended, or the connection, which keepalive pings watch."""
         while self._num_requests:
             await self._is_idle.wait()
 
     async def close(self) -> None:
-        """End every call on it."""
         await self.generating.close()
         await self._channel.close(None)
 
 
 class GenerateClient:
-    """The stream to one worker.
-
-    start: opens one.  count: called with 1 when a request begins, and with -1 when it has ended.
-    """
+    """start: opens a stream.  count: gets 1 when a request begins, and -1 when it has ended."""
 
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
         self._start = start
@@ -105,8 +94,6 @@ class GenerateClient:
 
 
 class _CallStream:
-    """One stream, from its first request to its break."""
-
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
         self.out = BatchedWriter(self._write, self._not_sent)
         self._start = start
@@ -128,7 +115,6 @@ class _CallStream:
         return number
 
     def leave(self, number: int) -> None:
-        """Take no more answers of a call."""
         if self._answers.pop(number, None) is not None:
             self._count(-1)
 
@@ -183,10 +169,9 @@ class _CallStream:
 
 
 class RemoteStream(AsyncIterator[Generated]):
-    """The tokens of one request; closing it cancels the request.
+    """Tokens of one request, sent with the first `anext`; closing it cancels the request.
 
-    The request is sent when its first token is waited for.  Raises PeerError, or RequestError as
-    raised there.
+    Raises PeerError, or RequestError as raised there.
     """
 
     def __init__(
@@ -226,7 +211,6 @@ class RemoteStream(AsyncIterator[Generated]):
         return item
 
     async def aclose(self) -> None:
-        """Cancel it; of one that has ended a no-op."""
         self._cancel()
 
     def take(self, generated: Generated) -> None:

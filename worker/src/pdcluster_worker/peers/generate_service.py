@@ -1,8 +1,7 @@
-"""Requests of one other worker on one stream of `Generate`, run by the handler.
+"""Requests of one other worker on one stream of `generate`, a task each.
 
-Each has a task; the tokens of all of them go out together.  Guarantees: a request that is
-cancelled, or whose stream ends, closes the handler's iterator at once; an error ends its own
-request alone.  A worker that reads nothing makes all of them wait.
+A request that is cancelled, or whose stream ends, closes the handler's iterator at once; an error
+ends its own request alone.
 """
 
 import asyncio
@@ -33,23 +32,19 @@ _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}
 
 
 class Generates(Protocol):
-    """Runs requests.  Its iterators may raise RequestError, and are closed when their call
-    ends.
-    """
+    """Its iterators may raise RequestError, and are closed when their call ends."""
 
     @property
     def engine_id(self) -> str:
         """Identity of this start of the engine."""
         ...
 
-    def generate(self, spec: RequestSpec, prefill: PrefillMode) -> AsyncGenerator[Generated, None]:
-        """Run a whole request here."""
-        ...
+    def generate(
+        self, spec: RequestSpec, prefill: PrefillMode
+    ) -> AsyncGenerator[Generated, None]: ...
 
 
 class GenerateService:
-    """One per stream."""
-
     def __init__(self, handler: Generates, context: Context) -> None:
         self._handler = handler
         self._context = context
@@ -84,7 +79,7 @@ class GenerateService:
             task.add_done_callback(lambda _: self._running.pop(item.call))
 
     def _not_sent(self, item: CallOutput | CallEnd, error: RequestError) -> CallEnd:
-        """The call's end, in place of an item that is too long; what follows finds no reader."""
+        """The call's end in place of an item that is too long."""
         if (task := self._running.get(item.call)) is not None:
             task.cancel()
         return CallEnd(item.call, failure_of(error))
@@ -99,7 +94,7 @@ class GenerateService:
         self._out.put(CallEnd(submit.call, failure))
 
     async def _answer(self, submit: SubmitCall) -> bool:
-        """Send the tokens; True when the last one said that it is the last."""
+        """True when the last token said that it is the last."""
         engine_id = self._handler.engine_id
         if submit.engine_id != engine_id:
             raise RefusalError(refusal_of_engine(submit.engine_id, engine_id))

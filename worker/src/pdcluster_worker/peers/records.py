@@ -1,9 +1,7 @@
-"""Records of workers in etcd, and their keys.
+"""Records of workers in etcd (docs/contracts.md).
 
-The only place where discovery keys are built or read (docs/contracts.md;
-the operator's side is held to it by `tests/contract`).  A value
-that is not a record of our schema is ignored with one log line, so a newer or
-broken writer never takes a worker down.  Leases and watches are `discovery`'s.
+A value that is not a record of our schema is ignored with one log line, so a newer or broken writer
+never takes a worker down.
 """
 
 import logging
@@ -26,22 +24,21 @@ EngineState = Literal["ready", "stalled", "lost"]
 
 
 class RefusedPeer(msgspec.Struct, frozen=True):
-    """A peer that moves no KV to or from this worker, and why."""
+    """A peer that moves no KV to or from this worker."""
 
     pod: str
     reason: str
 
 
 class DisaggregationRecord(msgspec.Struct, frozen=True):
-    """State of prefill and decode together, as one worker sees it (`serving.disaggregation_stats`).
+    """State of prefill and decode together, as one worker sees it.
 
     transport:        that moved the last KV; before any, the one that it has.
-    refused:          prefill workers that this decode worker may not use, the first few;
-                      num_refused: all of them.
+    refused:          prefill workers that this decode worker may not use, the first few.
     long_prompts:     about how many prompts lately were worth a remote prefill.
     remote_ratio:     the share of them that a prefill worker computed; None = there was none.
     bytes_per_second: about what the last KV transfer from here reached; 0 = there was none.
-    transport_note:   why not the transport that engine.transport asks for; empty = it did.
+    transport_note:   why not the transport that engine.transport asks for; "" = it did.
     """
 
     transport: str
@@ -54,7 +51,7 @@ class DisaggregationRecord(msgspec.Struct, frozen=True):
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
-    """One of several engines of a worker.  engine_id: of its last start; kv_address: host:port."""
+    """One of several engines of a worker."""
 
     rank: int
     engine_id: str
@@ -65,11 +62,8 @@ class EngineRecord(msgspec.Struct, frozen=True):
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker.  Addresses are host:port; `engine_id` is empty until its engine has loaded.
 
-    device: of its engine; None = the writer of the record does not say.
-    disaggregation: of a prefill or decode worker whose engine has loaded.
-    engines: of a worker with several, which `engine_id` and `kv_address` are then those of the
-             first of.
-    What two workers compare is no part of it: they say it to each other in the handshake.
+    device: None = the writer of the record does not say.
+    engines: of a worker with several; `engine_id` and `kv_address` are those of the first.
     """
 
     engine_id: str
@@ -91,14 +85,11 @@ _decode = msgspec.json.Decoder(WorkerRecord).decode
 
 
 def encode_record(record: WorkerRecord) -> bytes:
-    """The record as JSON."""
     return _encode(record)
 
 
 def decode_record(key: str, value: bytes) -> WorkerRecord | None:
-    """Read the record under `key`; None, with a log line, when it is not JSON, not of our schema or
-    not of that key's pod.
-    """
+    """None, with a log line, when it is not JSON, not of our schema or not of that key's pod."""
     try:
         record = _decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -111,22 +102,19 @@ def decode_record(key: str, value: bytes) -> WorkerRecord | None:
 
 
 def workers_prefix(namespace: str, name: str, revision: str) -> str:
-    """The prefix of all worker keys of one revision of a cluster."""
     return f"{ROOT}/{namespace}/{name}/workers/{revision}/"
 
 
 def worker_key(prefix: str, role: Role, pool: str, pod: str) -> str:
-    """One worker's key under `workers_prefix`."""
     return f"{prefix}{role}/{pool}/{pod}"
 
 
 def pod_of(key: str) -> str:
-    """The pod that a worker key names."""
     return key.rpartition("/")[2]
 
 
 def dtype_key(namespace: str, name: str, revision: str) -> str:
-    """Key of the meaning of `dtype: auto` in a revision: written once, by its first worker."""
+    """Key of the meaning of `dtype: auto` in a revision, written by its first worker."""
     return f"{ROOT}/{namespace}/{name}/dtypes/{revision}"
 
 

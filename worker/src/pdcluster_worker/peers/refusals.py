@@ -1,9 +1,4 @@
-"""Pairs that the handshake refused, from whichever side it was asked: said once, counted once,
-remembered.
-
-A refused pair is no fault of either worker: it moves no KV and gets no
-requests, and nothing else changes.  The rule itself is `routing.geometry`'s.
-"""
+"""Pairs that the handshake refused, from either side: logged and counted once, remembered."""
 
 import logging
 
@@ -25,7 +20,7 @@ class Refusals:
         self._reasons: dict[str, str] = {}
 
     def check(self, mine: Hello, theirs: Hello) -> str | None:
-        """Compare two workers; returns the reason of a refusal, or None."""
+        """Returns the reason of a refusal, or None."""
         known = self._reasons.get(theirs.engine_id)
         if known is not None:
             return known
@@ -35,7 +30,6 @@ class Refusals:
         return reason
 
     def reason(self, engine_id: str) -> str | None:
-        """Reason why the pair with that engine is refused; None if it is not."""
         return self._reasons.get(engine_id)
 
     def _remember(self, theirs: Hello, reason: str, label: str) -> None:

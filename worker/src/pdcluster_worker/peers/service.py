@@ -1,8 +1,7 @@
 """The gRPC service that other workers of the revision call.
 
-It refuses what is not meant for this engine, what has no credit and what no
-worker of ours would send, and ends the handler's iterator the moment a call is
-cancelled.
+It refuses calls for another engine, without a credit or with an impossible message, and ends the
+handler's iterator the moment a call is cancelled.
 """
 
 import asyncio
@@ -49,27 +48,23 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerHandler(Generates, Protocol):
-    """Calls that `dispatch` serves for peers."""
+    """What `serving` does for peers."""
 
     @property
-    def ledger(self) -> CreditLedger:
-        """Credits of this worker's engine."""
-        ...
+    def ledger(self) -> CreditLedger: ...
 
     @property
     def needs_credit(self) -> bool:
         """True if a prefill needs a credit of the ledger."""
         ...
 
-    def hello(self) -> Hello:
-        """This side of a handshake."""
-        ...
+    def hello(self) -> Hello: ...
 
     def prefill(
         self, peer: str, spec: RequestSpec, target: TransferTarget
     ) -> AsyncGenerator[Token | PrefillDone, None]:
-        """Prefill for the decode engine `peer`: the first token, then PrefillDone unless that token
-        ended the request.
+        """For the decode worker `peer`: the first token, then PrefillDone unless that token is the
+        last.
         """
         ...
 
@@ -87,10 +82,8 @@ class WorkerHandler(Generates, Protocol):
 class WorkerService:
     """One per worker: the methods of `calls.WorkerStub`.
 
-    credit_server: for grants that come without a peer's call (a new limit, `resume`).
-
-    The calls are coroutines that write to their context: a generator that is cancelled between two
-    answers would be closed only when it is collected, with its handler.
+    They write to their context: a generator that is cancelled between two answers would be
+    closed only when it is collected, with its handler.
     """
 
     def __init__(self, handler: WorkerHandler, refusals: Refusals) -> None:
@@ -100,10 +93,8 @@ class WorkerService:
         self._calls = set[asyncio.Task[Any]]()
 
     async def ended(self, seconds: float) -> None:
-        """Wait, after the server has stopped, until every call has let go of what it held.
-
-        gRPC cancels the calls that are open and does not wait for them.  A task of its that the
-        end of the event loop cancels as well prints a traceback.
+        """Wait, after the server has stopped, until every call has ended: gRPC cancels those that
+        are open and does not wait for them.
         """
         if self._calls:
             _, still_open = await asyncio.wait(self._calls, timeout=seconds)
@@ -119,7 +110,7 @@ class WorkerService:
             yield
 
     async def handshake(self, message: bytes, context: Context) -> bytes:
-        """Note a mismatch, and answer with our facts in any case: the other side compares too."""
+        """Answer with our facts in any case: the other side compares too."""
         mine = self._handler.hello()
         async with self._answering(context):
             self._refusals.check(mine, parsed(decode_hello, message))
@@ -165,7 +156,6 @@ class WorkerService:
                     await context.write(encode(PrefillReply(first_token=reply)))
 
     async def push_prefix(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        """Take the KV of a prefix from a decode worker."""
         async with self._answering(context):
             messages = aiter(messages)
             call = parsed(parse_push_prefix, await anext(messages, b""))
@@ -184,7 +174,6 @@ class WorkerService:
                     await context.write(encode(target))
 
     async def credits(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        """Serve one decode worker's claims until its stream ends."""
         async with self._answering(context):
             messages = aiter(messages)
             first = parsed(decode_credit_call, await anext(messages, b""))
@@ -207,7 +196,6 @@ class WorkerService:
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def watch(self, message: bytes, context: Context) -> None:
-        """Stream numbered reports until cancelled."""
         async with self._answering(context):
             self._check_engine(parsed(decode_watch, message).engine_id)
             sequence = 0
@@ -245,8 +233,7 @@ async def _write_answers(answers: Answers, context: Context) -> None:
 async def start_grpc(
     service: WorkerService, host: str, port: int, credentials: Credentials
 ) -> tuple[grpc.aio.Server, int]:
-    """Listen on `port` (0: any free one); returns the server, to be ended by its
-    `stop(grace_seconds)`, and the port.
+    """Listen on `port` (0: any free one); returns the server and the port.
 
     Raises ConfigError when the address cannot be used.
     """

@@ -1,10 +1,5 @@
-"""A request's error across gRPC: RequestError -> status and trailing metadata -> the same
-RequestError.
-
-An error that carries our metadata is the request's own and comes out as it went
-in; every other end of a call is the peer's and becomes PeerError.  gRPC's
-asyncio API raises CancelledError also when the *other* side cancelled a call:
-`cancelled_locally` distinguishes the two, or a peer could cancel our tasks.
+"""Errors across gRPC: a RequestError, whose fields are metadata of the call's end, comes out as it
+went in; any other end is the peer's and becomes PeerError.
 """
 
 import asyncio
@@ -40,8 +35,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class _Detail(msgspec.Struct, frozen=True):
-    """RequestError's fields beside its message."""
-
     status: int
     code: str | None
     param: str | None
@@ -53,7 +46,7 @@ _decode = msgspec.json.Decoder(_Detail).decode
 
 
 class RefusalError(PeerError):
-    """This worker will not do that for this peer: answered FAILED_PRECONDITION."""
+    """Answered FAILED_PRECONDITION."""
 
 
 @asynccontextmanager
@@ -90,15 +83,13 @@ def parsed(parse: Callable[[MessageT], ValueT], message: MessageT) -> ValueT:
 async def send_head(context: Context) -> None:
     """Send the head of a call before a second task writes to it.
 
-    grpc.aio would send it with the first answer, and remember that only once the answer is written.
-    A call that ends before that would send the head again: this fails, and the caller waits for a
-    status that never comes.
+    grpc.aio would send it with the first answer, and again if the call ends meanwhile: that
+    fails, and the caller waits for a status that never comes.
     """
     await context.send_initial_metadata(())
 
 
 def error_of(error: grpc.aio.AioRpcError) -> PeerError | RequestError:
-    """Error of the caller for the end of a call."""
     message = error.details() or error.code().name
     trailing: Iterable[tuple[str, bytes | str]] = cast(Any, error.trailing_metadata()) or ()
     for key, value in trailing:
@@ -121,7 +112,6 @@ def failure_of(error: Exception) -> CallFailure:
 
 
 def error_of_failure(failure: CallFailure) -> PeerError | RequestError:
-    """The error of the worker that asked."""
     if failure.status is None:
         return PeerError(failure.message)
     return RequestError(
@@ -134,7 +124,9 @@ def error_of_failure(failure: CallFailure) -> PeerError | RequestError:
 
 
 def cancelled_locally() -> bool:
-    """Return whether the CancelledError in hand is this task's own cancellation."""
+    """True if the CancelledError being handled is this task's own: grpc.aio raises one also when
+    the other side cancels a call.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -22,19 +22,17 @@ class Reconnect:
         self._began = self._clock()
 
     async def pause(self, *, has_served: bool = False) -> None:
-        """Wait before the next attempt; a connection that served for a while is no reason to wait
-        long.
-        """
+        """Wait before the next attempt, not long after a connection that has served for a while."""
         if has_served and self._clock() - self._began > LAST_BACKOFF_SECONDS:
             self._backoff.reset()
         await asyncio.sleep(self._backoff.next_seconds())
 
 
 async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all parts; when one ends or this task is cancelled, cancel the others and wait for them.
+    """Run all; when one ends or this task is cancelled, cancel the others.  Raises what the first
+    raised.
 
-    Raises what the first raised.  Python 3.11's TaskGroup loses a cancellation that arrives while a
-    part fails, and leaves the task looking cancelled after a failure.
+    Python 3.11's TaskGroup loses a cancellation that arrives while a part fails.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:

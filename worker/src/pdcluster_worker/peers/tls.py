@@ -1,9 +1,7 @@
-"""TLS of the connections that a worker has: mutual with the other workers of its cluster, and to an
-etcd that speaks it.
+"""TLS of a worker: mutual with the other workers of its cluster, and to an etcd that speaks it.
 
-All files are read again while the worker runs: new handshakes use the newest good files, and open
-connections stay.  Files are checked when they are read, key against certificate included: gRPC
-would find out only when the first peer connects, and say little.
+Files are read again while the worker runs, and checked, key against certificate included: gRPC
+would find out only when the first peer connects.  Open connections stay.
 """
 
 import asyncio
@@ -30,8 +28,8 @@ mounted Secret.
 
 @dataclass(frozen=True, slots=True)
 class PemPaths:
-    """Paths of the files.  setting: the section of the engine file that names them; certificate and
-    key come together or not at all.
+    """setting: the section of the engine file that names them.  certificate and key: both or
+    neither.
     """
 
     setting: str
@@ -42,7 +40,7 @@ class PemPaths:
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """Contents: `ca` may hold several authorities, each of them accepted."""
+    """ca: may hold several authorities, each of them accepted."""
 
     ca: bytes
     certificate: bytes | None
@@ -50,10 +48,7 @@ class Pem:
 
 
 class PemFiles:
-    """`current` is what is in force.
-
-    Raises ConfigError naming the setting, the file and the reason if the first reading fails.
-    """
+    """`current` is in force.  Raises ConfigError if the first reading fails."""
 
     def __init__(self, paths: PemPaths) -> None:
         self._paths = paths
@@ -62,7 +57,7 @@ class PemFiles:
         _check(paths)
 
     def reload(self) -> bool:
-        """Look once; True if other files are in force now."""
+        """True if other files are in force now."""
         try:
             content = _read(self._paths)
             if content == self.current:
@@ -78,18 +73,15 @@ class PemFiles:
         return True
 
     def _refuse(self, reason: str) -> None:
-        """Say it once, not at every look."""
         if reason != self._refused:
             logger.error("refused changed certificates, the last good ones stay reason=%s", reason)
         self._refused = reason
 
 
 class Credentials:
-    """Certificates that we show to the workers that connect to us (`server`), and to those that we
-    connect to (`channel`).
+    """What we show to workers that connect to us (`server`), and that we connect to (`channel`).
 
-    Raises ConfigError naming the setting, the file and the reason when the files cannot be used at
-    the start.
+    Raises ConfigError when the files cannot be used at the start.
     """
 
     def __init__(self, config: TLSConfig) -> None:
@@ -97,7 +89,7 @@ class Credentials:
         self.channel = _channel(self._files.current)
 
     def server(self) -> grpc.ServerCredentials:
-        """Credentials of one server: gRPC keeps in them what it was last given."""
+        """Of one server: gRPC keeps in them what it was last given."""
         shown = self._files.current
 
         def newer() -> Any:
@@ -114,37 +106,32 @@ class Credentials:
         )
 
     def proof(self, purpose: str) -> str:
-        """Proof that a process has the cluster's private key: for a caller that is no worker and
-        has no connection of gRPC (docs/contracts.md).
-        """
+        """Proves that a caller over HTTP has the cluster's private key (docs/contracts.md)."""
         key = self._files.current.key
         assert key is not None  # TLSConfig demands it
         return hmac.new(key, purpose.encode(), hashlib.sha256).hexdigest()
 
     def reload(self) -> bool:
-        """Look once; True if other files are in force now, and `channel` is another object."""
+        """True if other files are in force now, and `channel` is another object."""
         if not self._files.reload():
             return False
         self.channel = _channel(self._files.current)
         return True
 
     async def watch(self) -> None:
-        """Follow the files until cancelled."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self.reload()
 
 
 class EtcdCredentials:
-    """Certificates that etcd is shown; raises ConfigError like `Credentials`."""
+    """Raises ConfigError like `Credentials`."""
 
     def __init__(self, config: EtcdTLSConfig) -> None:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
 
     def channel(self) -> grpc.ChannelCredentials:
-        """Credentials of one connection, from the files as they are now or were when they were last
-        good.
-        """
+        """Of one connection, from the newest good files."""
         self._files.reload()
         return _channel(self._files.current)
 

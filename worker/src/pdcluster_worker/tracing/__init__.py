@@ -1,1 +1,1 @@
-"""The way of each request through its workers: noted where it is decided, kept, traced."""
+"""Traces of requests: events of each, kept for `pdctl why`, and sent as OpenTelemetry spans."""

@@ -1,4 +1,4 @@
-"""Notes of a request's lifetime events, taken from what its engine and its prefill worker say."""
+"""Lifetime events of a request, from outputs of its engine and its prefill worker."""
 
 import time
 
@@ -9,18 +9,14 @@ from pdcluster_worker.tracing.request_trace import add_event_at
 
 
 def trace_first_token(generated: Generated) -> None:
-    """The prompt is computed; a prefill here goes on to decode at once."""
+    """A prefill here goes on to decode at once."""
     _trace_context(generated.token, generated.prefill or "local")
     if generated.prefill != "remote":
         add_event_at("decoding_begin", time.monotonic())
 
 
 def trace_migration(done: PrefillDone) -> None:
-    """The KV has come, and the engine here goes on with it.
-
-    Writes begin while the prompt is computed: what of them came before its end is in `seconds`
-    alone.
-    """
+    """The KV has come.  Writes begin while the prompt is computed: `seconds` has all of them."""
     now = time.monotonic()
     add_event_at("migration_begin", now - done.seconds)
     add_event_at("migration_end", now, seconds=done.seconds, bytes=done.num_bytes)
@@ -28,12 +24,11 @@ def trace_migration(done: PrefillDone) -> None:
 
 
 def trace_last_token(token: Token) -> None:
-    """The request has ended."""
     add_event_at("decoding_end", time.monotonic(), reason=token.finish_reason or "")
 
 
 def trace_prefill(reply: Token | PrefillDone) -> None:
-    """At a prefill worker: its part of the same events."""
+    """The part of a prefill worker."""
     now = time.monotonic()
     if isinstance(reply, Token):
         _trace_context(reply, "remote")

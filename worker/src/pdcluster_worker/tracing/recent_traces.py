@@ -1,8 +1,7 @@
-"""Journeys of the last requests of this worker: kept for `pdctl why --request`, and passed on to
-the tracer.
+"""Traces of the last requests of this worker, for `pdctl why --request`.
 
-Bounded in number: the oldest of the request that was longest idle goes when a new one ends.
-Nothing of a prompt or an answer is in them but numbers of tokens.
+Bounded: the oldest of the request that was longest idle goes first.  Nothing of a prompt or an
+answer is in them but numbers of tokens.
 """
 
 import re
@@ -13,10 +12,10 @@ from typing import Any
 
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.peers import TraceEvent
 from pdcluster_worker.tracing.request_trace import (
     LIFETIME,
     RequestTrace,
-    TraceEvent,
     add_event,
     begin_trace,
 )
@@ -39,9 +38,7 @@ _UNSAFE = re.compile(r"[^\x21-\x7e]+")
 
 
 class RecentTraces:
-    """One per worker.  on_begin, on_end: called with each journey, in its own task;
-    must not block.
-    """
+    """on_begin, on_end: called with each trace, in its own task; must not block."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.on_begin: Callable[[RequestTrace], None] = lambda _: None
@@ -52,9 +49,7 @@ class RecentTraces:
 
     @contextmanager
     def of(self, request_id: str, **facts: str | float) -> Iterator[RequestTrace]:
-        """The journey of a request that begins now, and is kept when it ends.  facts: of its event
-        `issued`
-        """
+        """Trace a request from now on, and keep it at its end.  facts: of its event `issued`."""
         with begin_trace(request_id) as trace:
             self.on_begin(trace)
             add_event("issued", **facts)
@@ -71,7 +66,7 @@ class RecentTraces:
                 self.on_end(trace)
 
     def find(self, request_id: str) -> list[RequestTrace]:
-        """Those of a request by its x-request-id, its completion's id, or the id of one choice."""
+        """By x-request-id, the completion's id, or the id of one choice."""
         return self._ended.get(_key(request_id), [])
 
     def _keep(self, trace: RequestTrace) -> None:
@@ -104,8 +99,7 @@ def _key(request_id: str) -> str:
 
 
 def route_of(trace: RequestTrace) -> str:
-    """The response header x-pdcluster-route: decisions so far with the numbers that they were made
-    by.
+    """The response header x-pdcluster-route.
 
     >>> trace = RequestTrace("r", [TraceEvent("decode", 1.0, {"worker": "d 1", "cost": 2.5})])
     >>> trace.events.append(TraceEvent("context_end", 2.0, {"prefill": "local"}, worker="d1"))
@@ -138,7 +132,7 @@ def _safe(value: object) -> str:
 
 
 def as_json(trace: RequestTrace) -> dict[str, Any]:
-    """Journey as `pdctl why --request` shows it.  seconds: since the beginning."""
+    """seconds: since the beginning."""
     events = [
         {
             "name": event.name,

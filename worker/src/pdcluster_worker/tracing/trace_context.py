@@ -1,8 +1,4 @@
-"""The W3C trace context of the running task: what came in, and from a trace's beginning on what
-goes out.
-
-Held as the text of the header `traceparent`; `tracing` makes spans of it.
-"""
+"""The W3C trace context of the running task, as the text of the header `traceparent`."""
 
 import re
 from collections.abc import Iterable
@@ -23,10 +19,7 @@ _context: ContextVar[tuple[str, str]] = ContextVar("trace context", default=("",
 
 
 def enter(parent: str, state: str = "") -> None:
-    """Take a context for the running task and those it starts.
-
-    An invalid parent is ignored, with its state.
-    """
+    """Take a context for the running task; an invalid parent is ignored, with its state."""
     valid = bool(_FORM.fullmatch(parent)) and (not parent.startswith("00") or len(parent) == 55)
     _context.set((parent, _kept(state)) if valid else ("", ""))
 
@@ -47,7 +40,6 @@ def current() -> dict[str, str]:
 
 
 def metadata() -> tuple[tuple[str, str], ...] | None:
-    """The same as metadata of a gRPC call."""
     return tuple(current().items()) or None
 
 
