@@ -83,7 +83,7 @@ class Decoder:
             return hidden[:0]
         # Only the rows that are sampled go on; indexing copies them.
         last = ops.add_rms_norm(None, hidden[plan.sample_at], weights.norm)
-        logits = ops.gather(ops.linear(last, weights.head))
+        logits = ops.group.gather(ops.linear(last, weights.head))
         return (
             logits
             if logits.shape[1] == weights.vocab_size

@@ -51,7 +51,7 @@ class CpuOperations:
     ) -> None:
         if not cache[0, 0].is_contiguous():
             raise ValueError("the KV cache is not contiguous within a head")
-        self._group = group
+        self.group = group
         self.name = f"cpu {kernels.level}"
         self.note = ""
         if kernels.skipped:
@@ -184,12 +184,6 @@ class CpuOperations:
         ):
             raise _out_of_memory()
 
-    def reduce(self, x: Tensor) -> Tensor:
-        return self._group.reduce(x)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return self._group.gather(x)
-
     def _address_of(self, plan: StepPlan) -> int:
         if plan is not self._plan:
             self._plan, self._plan_arguments = plan, plan_arguments(plan)
@@ -203,7 +197,7 @@ class CpuOperations:
         """Cached arguments of these layers; None where they run one by one."""
         if self._layers is not layers:
             self._layers = layers
-            runs_whole = self._group is ALONE and PackedStack.takes(layers)
+            runs_whole = self.group is ALONE and PackedStack.takes(layers)
             self._stack = PackedStack(layers, self._norms_address) if runs_whole else None
         return self._stack
 

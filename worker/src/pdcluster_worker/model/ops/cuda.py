@@ -53,7 +53,7 @@ class CudaOperations:
     ) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
-        self._group = group
+        self.group = group
         self._cache = cache
         self._shape = shape
         self._limits = limits
@@ -157,12 +157,6 @@ class CudaOperations:
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
         layer_by_layer(self, hidden, plan, layers, rotation)
-
-    def reduce(self, x: Tensor) -> Tensor:
-        return self._group.reduce(x)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return self._group.gather(x)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

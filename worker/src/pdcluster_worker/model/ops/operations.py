@@ -99,6 +99,7 @@ ALONE: Group = _Alone()
 class Operations(Protocol):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
+    group: Group  # the tensor-parallel ranks
     name: str  # for the log and /version, such as "cpu avx512_bf16"
 
     note: str  # warning for users, with the fix; empty = none
@@ -162,12 +163,4 @@ class Operations(Protocol):
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
         """Add the layers' result to `hidden` [T, W] in place; same bits as `ops.layer_by_layer`."""
-        ...
-
-    def reduce(self, x: Tensor) -> Tensor:
-        """All-reduce over the tensor-parallel group."""
-        ...
-
-    def gather(self, x: Tensor) -> Tensor:
-        """All-gather of columns over the tensor-parallel group."""
         ...

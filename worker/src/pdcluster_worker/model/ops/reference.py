@@ -40,7 +40,7 @@ class Reference:
         self, cache: Tensor, shape: AttentionShape, group: Group = ALONE, note: str = ""
     ) -> None:
         self.note = note
-        self._group = group
+        self.group = group
         self._cache = cache
         self._shape = shape
 
@@ -147,12 +147,6 @@ class Reference:
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
         layer_by_layer(self, hidden, plan, layers, rotation)
-
-    def reduce(self, x: Tensor) -> Tensor:
-        return self._group.reduce(x)
-
-    def gather(self, x: Tensor) -> Tensor:
-        return self._group.gather(x)
 
     @property
     def _block_size(self) -> int:

@@ -70,7 +70,7 @@ class RankProcesses:
 
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
         """cache_memory: descriptor of the cache; None = a part on each GPU.  Raises ModelError."""
-        self._expect_loaded()
+        self.expect_done()
         plans = reserve("plans of steps", self.place.pipeline_size * slot_bytes(limits))
         try:
             self._slots = PlanSlots(attach(plans), limits)
@@ -80,9 +80,16 @@ class RankProcesses:
         finally:
             os.close(plans)
 
-    def expect_ready(self) -> list[bytes]:
-        """The handles of the other ranks' parts of the cache, empty on CPUs.  Raises ModelError."""
-        return self._expect_loaded()
+    def expect_done(self) -> list[bytes]:
+        """Wait until each rank has loaded, then packed its weights.  Raises ModelError.
+
+        Returns the second time handles of their parts of the cache, empty on CPUs.
+        """
+        answers = [_received(rank.control) for rank in self._ranks]
+        for index, answer in enumerate(answers, 1):
+            if not answer.startswith(wire.DONE):
+                raise ModelError(_reason(index, answer))
+        return [answer.removeprefix(wire.DONE) for answer in answers]
 
     def step(self, plan: StepPlan, slot: int) -> None:
         """Answers are read by `wait`."""
@@ -173,13 +180,6 @@ class RankProcesses:
                 rank.control.send(message)
             except OSError as e:
                 raise EngineBrokenError(f"rank {index} of this engine is gone: {e.strerror}") from e
-
-    def _expect_loaded(self) -> list[bytes]:
-        answers = [_received(rank.control) for rank in self._ranks]
-        for index, answer in enumerate(answers, 1):
-            if not answer.startswith(wire.DONE):
-                raise ModelError(_reason(index, answer))
-        return [answer.removeprefix(wire.DONE) for answer in answers]
 
     def _fail(self, index: int, answer: bytes) -> NoReturn:
         raise EngineBrokenError(_reason(index, answer))

@@ -87,7 +87,7 @@ def _on_cpus(
     finally:
         os.close(memory)
     decoder, group = _connect(loaded, engine, limits, ranks, cache.part(ranks.place))
-    ranks.expect_ready()
+    ranks.expect_done()
     return cache, ParallelForward(decoder, ranks, group)
 
 
@@ -109,12 +109,12 @@ def _on_gpus(
         cache = rank_cache(info.geometry, num_blocks, place, device)
         ranks.open(num_blocks, None, limits)
         decoder, group = _connect(loaded, engine, limits, ranks, cache.tensor)
-        ranks.expect_ready()
+        ranks.expect_done()
         return cache, ParallelForward(decoder, ranks, group)
     own = open_part(info.geometry, num_blocks, place, device)
     ranks.open(num_blocks, None, limits)
     decoder, group = _connect(loaded, engine, limits, ranks, own)
-    others = zip(place.others(), ranks.expect_ready(), strict=True)
+    others = zip(place.others(), ranks.expect_done(), strict=True)
     parts = [
         (place, own),
         *((other, mapped(handle, info.geometry, num_blocks, other)) for other, handle in others),
