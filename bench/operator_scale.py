@@ -45,8 +45,9 @@ from tests.ports import free_port  # noqa: E402 - found by the path above, too
 NAMESPACE = "bench"
 CONVERGE_SECONDS = 1800.0
 CHILDREN = {
-    f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 3,
-    f"/api/v1/namespaces/{NAMESPACE}/services": 4,
+    f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 2,
+    f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments": 1,
+    f"/api/v1/namespaces/{NAMESPACE}/services": 3,
 }
 """Children of each PDCluster that are made last, all others before them."""
 

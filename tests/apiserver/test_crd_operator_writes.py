@@ -10,12 +10,14 @@ import pytest
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.service import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
+    DecisionInput,
+    DecisionStep,
     DiscoveryState,
     Observed,
+    Problem,
     ScalerState,
+    ScalingDecision,
     WorkerDisaggregation,
     WorkerRecords,
     WorkloadState,

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.plan.autoscale.explain import remembered
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
+from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, ScalingDecision
 from pdcluster_schema import labels
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of

@@ -25,9 +25,8 @@ from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
-from pdcluster_operator.handlers.framework import WatchSettings, run_watches
+from pdcluster_operator.handlers.framework import Watch, WatchSettings, run_watches
 from pdcluster_operator.handlers.probes import make_app, serve
-from pdcluster_operator.handlers.watch import Watch
 from pdcluster_operator.lease_thread import LeaseThread
 from pdcluster_operator.logs import start_logging
 from pdcluster_operator.settings import Settings

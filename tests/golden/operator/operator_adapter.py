@@ -16,14 +16,16 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Owner, RenderSettings
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
+    DecisionInput,
+    DecisionStep,
     DiscoveryState,
     Observed,
     PairVerification,
     PairVerifications,
+    Problem,
     ScalerState,
+    ScalingDecision,
     WorkerDevice,
     WorkerDisaggregation,
     WorkerRecords,

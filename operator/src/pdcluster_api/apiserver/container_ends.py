@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
 
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 
 Body = Mapping[str, Any]

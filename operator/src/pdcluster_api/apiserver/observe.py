@@ -11,11 +11,11 @@ from typing import Any
 from pdcluster_api.apiserver.container_ends import refusal_of
 from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
-from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
     PodState,
+    Problem,
     ScalerState,
     WorkloadState,
     WriteFailure,

@@ -14,8 +14,7 @@ from pdcluster_api.apiserver.container_ends import (
     latest_end,
     termination_message,
 )
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import EndingPod, PodState
+from pdcluster_api.plan.observed.state import EndingPod, PodState, Problem
 from pdcluster_schema import conditions, labels
 from pdcluster_schema.ranks import MAX_RANKS
 from pdcluster_schema.text import shortened

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
+from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
 from pdcluster_api.apiserver.watch import SERVER_SECONDS, SILENCE_SECONDS
 from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
-from pdcluster_operator.handlers.watch import Watch, register
+from pdcluster_operator.informer.cache import Cache
 from pdcluster_schema import labels
 
 LIST_CHUNK = 20  # PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB
@@ -22,6 +23,29 @@ class WatchSettings:
     in_pod: bool = True  # log in as the pod's ServiceAccount, else by kubeconfig
     # time without an event or a bookmark after which a watch is opened again
     silence_seconds: float = SILENCE_SECONDS
+
+
+@dataclass(frozen=True)
+class Watch:
+    """listed: called when the watch listed again, and may have missed deletions."""
+
+    cache: Cache
+    add: Callable[[Key], None]
+    listed: Callable[[], None]
+
+    async def on_event(self, *, event: kopf.RawEvent, **_: Any) -> None:
+        if event["type"] is None:
+            self.listed()
+        learn = self.cache.remove if event["type"] == "DELETED" else self.cache.put
+        key = learn(PDCLUSTER.name, event["object"])
+        if key is not None:
+            self.add(key)
+
+
+def register(registry: kopf.OperatorRegistry, watch: Watch) -> None:
+    kopf.on.event(PDCLUSTER.api_version, PDCLUSTER.plural, registry=registry, id=PDCLUSTER.plural)(
+        watch.on_event
+    )
 
 
 class NoDifferences(kopf.DiffBaseStorage):

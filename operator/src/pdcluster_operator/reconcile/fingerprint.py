@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_api.plan.result import ClusterPlan
 
 # Upper bound between full comparisons, in case the fingerprint misses an input

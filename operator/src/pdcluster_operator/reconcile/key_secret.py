@@ -8,7 +8,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_api.apiserver.kinds import SECRET
 from pdcluster_api.certificates.secret_reader import StoredSecret
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 
 KEY_SECRET_POLL_SECONDS = 15.0

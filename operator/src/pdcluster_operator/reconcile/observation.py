@@ -12,8 +12,7 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, Key
 from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
 from pdcluster_api.manifests.render import Owner
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget

@@ -15,7 +15,7 @@ from pdcluster_api.apiserver.container_ends import refusal_of
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError
 from pdcluster_api.apiserver.kinds import CORE_EVENT, Body
 from pdcluster_api.apiserver.observe import Live, is_short_of_pods
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 
 logger = logging.getLogger(__name__)

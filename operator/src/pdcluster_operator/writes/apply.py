@@ -135,7 +135,7 @@ class _Stage:
 
 def _chains(actions: Sequence[Action]) -> list[list[int]]:
     """Positions of actions that go one after the other; chains go at the same time.  An authority
-    and what it signs differ in the last word of their names (`manifests.child_names`).
+    and what it signs differ in the last word of their names.
     """
     pairs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for position, action in enumerate(actions):

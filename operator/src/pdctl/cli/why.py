@@ -17,7 +17,7 @@ from pdcluster_api.plan.autoscale.explain import (
     read_record,
     summary,
 )
-from pdcluster_api.plan.observed.decision import ScalingDecision
+from pdcluster_api.plan.observed.state import ScalingDecision
 from pdctl.cli.live import KubeContext, read_object
 from pdctl.cli.options import (
     Context,

@@ -12,9 +12,7 @@ from pdcluster_api.plan.autoscale.capacity import bounds_of, conflict, is_on
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts
 from pdcluster_api.plan.cluster import sizes_of
-from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.observed.state import Observed, Problem, ScalingDecision
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_api.plan.status.autoscaled import OFF, ON
 from pdcluster_schema.autoscale import ScheduleSpec

@@ -11,9 +11,14 @@ from typing import Any
 
 from pdcluster_api.plan.cluster import requested_sizes, sizes_of
 from pdcluster_api.plan.desired import desired_state
-from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Observed,
+    Problem,
+    ScalerState,
+    ScalingDecision,
+    WorkloadState,
+)
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
 from pdcluster_api.plan.sizes.scalers import PoolSize
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text

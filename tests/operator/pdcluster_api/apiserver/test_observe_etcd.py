@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.observe import Live, managed_etcd
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import EndingPod
+from pdcluster_api.plan.observed.state import EndingPod, Problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.labels import cluster_labels
 from tests.operator import bodies as made

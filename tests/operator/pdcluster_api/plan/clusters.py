@@ -7,11 +7,11 @@ from typing import Any
 from pdcluster_api.plan.cluster import plan_cluster
 from pdcluster_api.plan.cluster_status import plan_status
 from pdcluster_api.plan.desired import desired_state
-from pdcluster_api.plan.observed.problem import Problem
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
     PodState,
+    Problem,
     ScalerState,
     WorkloadState,
 )

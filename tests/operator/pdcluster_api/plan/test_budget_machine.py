@@ -16,8 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pdcluster_api.plan.autoscale.values import Memory
 from pdcluster_api.plan.cluster import requested_sizes
-from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    Observed,
+    ScalerState,
+    ScalingDecision,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.observed.ending import ENDING_SECONDS
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState
+from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState, Problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

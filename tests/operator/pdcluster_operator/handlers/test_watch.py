@@ -9,12 +9,13 @@ import pytest
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.handlers.framework import (
+    Watch,
     WatchSettings,
     make_registry,
     make_settings,
+    register,
     run_watches,
 )
-from pdcluster_operator.handlers.watch import Watch, register
 from pdcluster_operator.informer.cache import Cache
 from tests.operator import bodies
 

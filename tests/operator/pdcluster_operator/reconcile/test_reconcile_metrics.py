@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Memory, Outcome
-from pdcluster_api.plan.observed.decision import ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem, ScalingDecision
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_schema.conditions import KV_TRANSFER_VERIFIED
 from pdcluster_schema.qos import SloSpec

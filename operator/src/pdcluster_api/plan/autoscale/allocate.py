@@ -19,7 +19,7 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, by_role, unit_of
 from pdcluster_api.plan.autoscale.ratio import Band, capacity, ratio_text
 from pdcluster_api.plan.autoscale.values import Amounts, DecisionTrace
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 from pdcluster_schema.autoscale import RatioSpec
 

@@ -10,7 +10,7 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.allocate import Allocation
 from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, by_role, num_ready_left
 from pdcluster_api.plan.autoscale.values import DecisionTrace
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 from pdcluster_schema.workload import PoolKey
 

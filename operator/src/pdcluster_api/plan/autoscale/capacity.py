@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.pools import Pool
 from pdcluster_api.plan.autoscale.values import DecisionTrace
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 from pdcluster_schema.autoscale import AutoscaleSpec, ScheduleSpec
 from pdcluster_schema.sections import PoolSpec

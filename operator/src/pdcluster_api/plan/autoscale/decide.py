@@ -29,8 +29,7 @@ from pdcluster_api.plan.autoscale.values import (
     PoolFacts,
     Windows,
 )
-from pdcluster_api.plan.observed.decision import DecisionInput, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DecisionInput, Problem, ScalingDecision
 from pdcluster_schema import conditions
 from pdcluster_schema.accelerators import accelerators_text
 from pdcluster_schema.autoscale import AutoscaleSpec

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
 from pdcluster_schema.text import shortened
 
 MAX_DECISIONS = 10

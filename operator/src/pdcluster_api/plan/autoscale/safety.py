@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.signals import Signal, being_worked_off, ceil_workers
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import DecisionStep
+from pdcluster_api.plan.observed.state import DecisionStep
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
 from pdcluster_api.plan.autoscale.totals import Totals, mean_latency
 from pdcluster_api.plan.autoscale.values import short
-from pdcluster_api.plan.observed.decision import DecisionInput
+from pdcluster_api.plan.observed.state import DecisionInput
 from pdcluster_schema.autoscale import AutoscaleSpec, DecodeScalingSpec, PrefillScalingSpec
 
 _MOST_TIMES = 16  # a threshold near 0 asks for no more times the workers in one decision

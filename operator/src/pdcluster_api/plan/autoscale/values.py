@@ -9,8 +9,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
 from pdcluster_schema.workload import PoolKey
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import EndingPod, Observed
+from pdcluster_api.plan.observed.state import EndingPod, Observed, Problem
 from pdcluster_schema.conditions import NODE_LOST
 
 ENDING_SECONDS = 60.0  # Time beyond its grace period in which a pod ends, as it is killed then

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pdcluster_api.plan.observed.ending import node_lost
 from pdcluster_api.plan.observed.pools import RoleView
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WriteFailure
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem, WriteFailure
 from pdcluster_api.plan.rollout.steps import OldPods
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition

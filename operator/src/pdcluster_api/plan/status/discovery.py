@@ -3,8 +3,7 @@
 from collections.abc import Collection
 
 from pdcluster_api.plan.observed.ending import node_lost
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState
+from pdcluster_api.plan.observed.state import DiscoveryState, Problem
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.problems import worst_of
 from pdcluster_schema import conditions as words

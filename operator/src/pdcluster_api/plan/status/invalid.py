@@ -6,8 +6,7 @@ from itertools import groupby
 
 from pdcluster_api.plan.observed.pools import DeclaredPool, RoleView, Workloads
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.observed.state import Observed, Problem
 from pdcluster_api.plan.result import StatusPlan
 from pdcluster_api.plan.rollout.steps import current_revision
 from pdcluster_api.plan.status.condition import Condition, dated, number_fields

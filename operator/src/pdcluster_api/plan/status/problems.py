@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from pdcluster_api.plan.drain.shrink import ordinal_of
 from pdcluster_api.plan.observed.pools import PoolView, RoleView
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import PodState
+from pdcluster_api.plan.observed.state import PodState, Problem
 from pdcluster_schema import conditions as words
 
 # Needs a user first, then help from outside, then time; NotAnswering only follows from others

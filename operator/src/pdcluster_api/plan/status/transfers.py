@@ -9,8 +9,7 @@ from typing import Any
 
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import PairVerification, WorkloadState
+from pdcluster_api.plan.observed.state import PairVerification, Problem, WorkloadState
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate

@@ -16,8 +16,7 @@ from pdcluster_api.plan.autoscale.explain import (
     summary,
     write_record,
 )
-from pdcluster_api.plan.observed.decision import DecisionInput, DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
+from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
 from tests.operator.pdcluster_api.plan.autoscale.worlds import CALM, facts_of, make_spec, pool, see
 
 AT = datetime(2026, 3, 4, 12, 0, 5, tzinfo=UTC)

@@ -18,7 +18,7 @@ from pdcluster_api.plan.autoscale.values import (
     Windows,
     WorkerSample,
 )
-from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
+from pdcluster_api.plan.observed.state import DecisionStep, ScalingDecision
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey

@@ -14,8 +14,7 @@ from pdcluster_api.plan.drain.disruption import (
     plan_budgets,
 )
 from pdcluster_api.plan.observed.ending import ENDING_SECONDS
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import PodState, WorkloadState
+from pdcluster_api.plan.observed.state import PodState, Problem, WorkloadState
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import Workload

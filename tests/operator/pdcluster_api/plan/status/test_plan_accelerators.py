@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Observed, ScalerState, WorkerDevice, WorkerRecords
+from pdcluster_api.plan.observed.state import (
+    Observed,
+    Problem,
+    ScalerState,
+    WorkerDevice,
+    WorkerRecords,
+)
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale.explain import MAX_DECISIONS
-from pdcluster_api.plan.observed.decision import DecisionStep, ScalingDecision
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import Observed, ScalerState
+from pdcluster_api.plan.observed.state import (
+    DecisionStep,
+    Observed,
+    Problem,
+    ScalerState,
+    ScalingDecision,
+)
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_schema import conditions as words
 from pdcluster_schema.autoscale import AutoscaleSpec

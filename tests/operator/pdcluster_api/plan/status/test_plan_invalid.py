@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.observed.problem import Problem
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
 from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED, plan_invalid
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import Fault
