@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pdcluster_worker.serving.engines.pair_socket import PairSocket
+from pdcluster_worker.serving.engines.child import PairSocket
 
 
 class Ends:

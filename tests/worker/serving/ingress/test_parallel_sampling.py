@@ -9,7 +9,7 @@ import pytest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.serving.ingress.parallel_sampling import ParallelSampling
+from pdcluster_worker.serving.ingress.ingress import ParallelSampling
 
 
 class Script:

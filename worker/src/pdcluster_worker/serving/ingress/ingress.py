@@ -1,7 +1,10 @@
 """Entry of requests: the chosen decode worker runs all choices, one hop away at most."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+
+from msgspec.structs import replace
 
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
@@ -9,13 +12,60 @@ from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.ingress.attempt import RequestProgress
+from pdcluster_worker.serving.ingress.attempt import HedgePolicy, RequestProgress
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter
-from pdcluster_worker.serving.ingress.hedging import HedgePolicy
 from pdcluster_worker.serving.ingress.migration import AttemptRoute, AttemptStream, Migration
-from pdcluster_worker.serving.ingress.parallel_sampling import ParallelSampling
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.streams import Reader, Stream
+from pdcluster_worker.streams import Merged, Reader, Stream
+
+
+class ParallelSampling(AsyncIterator[Generated]):
+    """The others start when the first has made its second token, or has ended."""
+
+    def __init__(self, streams: Mapping[str, Stream[Generated]]) -> None:
+        prompt_cached = asyncio.Event()
+        self._positions = {request_id: index for index, request_id in enumerate(streams)}
+        self._merged = Merged(
+            [
+                _ParallelChoice(index, stream, prompt_cached)
+                for index, stream in enumerate(streams.values())
+            ]
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End one choice; its siblings go on.  An ended one is a no-op."""
+        self._merged.end(self._positions[request_id])
+
+    async def __anext__(self) -> Generated:
+        return await anext(self._merged)
+
+    async def aclose(self) -> None:
+        await self._merged.aclose()
+
+
+class _ParallelChoice(AsyncIterator[Generated]):
+    """One choice.  prompt_cached: set by the first one, waited for by the others."""
+
+    def __init__(self, index: int, stream: Stream[Generated], prompt_cached: asyncio.Event) -> None:
+        self._index = index
+        self._stream = stream
+        self._prompt_cached = prompt_cached
+        self._num_tokens = 0
+
+    async def __anext__(self) -> Generated:
+        if self._index > 0:
+            await self._prompt_cached.wait()
+        generated = await anext(self._stream)
+        self._num_tokens += 1
+        if self._index == 0 and self._num_tokens == 2:
+            self._prompt_cached.set()
+        return replace(generated, index=self._index)
+
+    async def aclose(self) -> None:
+        """End it; the others wait no more for the first one."""
+        if self._index == 0:
+            self._prompt_cached.set()
+        await self._stream.aclose()
 
 
 class Ingress:

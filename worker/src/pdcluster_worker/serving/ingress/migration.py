@@ -18,12 +18,13 @@ from pdcluster_worker.serving.engines.client import EngineDiedError
 from pdcluster_worker.serving.ingress.attempt import (
     Attempt,
     AttemptCancelledError,
+    Hedge,
+    HedgedStream,
     RequestProgress,
     is_engines,
     reason_of,
 )
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter, key_of, name_of
-from pdcluster_worker.serving.ingress.hedging import Hedge, HedgedStream
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.streams import Mapped, Reader, Stream
 from pdcluster_worker.tracing.request_trace import add_event
