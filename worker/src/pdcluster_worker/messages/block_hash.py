@@ -1,6 +1,4 @@
-"""Chained hashes of full blocks of tokens: the engine's prefix cache and the router's index share
-them.
-"""
+"""Chained hashes of full blocks of tokens, for the engine's prefix cache and the router's index."""
 
 import hashlib
 from array import array
@@ -23,13 +21,12 @@ def extend_hashes(
 
 
 def next_hash(parent: bytes | None, block: Sequence[int], salt: bytes = b"") -> bytes:
-    """Hash of a full block of tokens after `parent`; None = it is the first of its chain."""
+    """parent: None = the block is the first of its chain."""
     before = _root(salt) if parent is None else parent
     return hashlib.sha256(before + array("i", block).tobytes()).digest()
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[bytes]:
-    """Hashes of all full blocks of `tokens`, in order; `salt` as in `extend_hashes`."""
     hashes: list[bytes] = []
     extend_hashes(hashes, tokens, block_size, salt)
     return hashes

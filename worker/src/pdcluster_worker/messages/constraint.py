@@ -1,8 +1,4 @@
-"""Constraint on the text of an answer, as it travels with a request.
-
-The text is checked by the server that takes the request, and compiled by each
-engine that samples under it.
-"""
+"""Constraint on the text of an answer, as it travels with a request."""
 
 from typing import Literal
 
@@ -20,15 +16,12 @@ MAX_CONSTRAINT_CHARACTERS = 131_072
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The form that the text of an answer must have; it travels as text, and each engine compiles
-    it for itself.
+    """The form that the text of an answer must have; each engine compiles it.
 
-    text:  of kind json_schema a schema; of json_object nothing, for any object; of regex a regular
-           expression that the whole answer matches; of choice a JSON list of strings; of grammar a
-           grammar in EBNF, whose rule `root` is the answer; of structural_tag xgrammar's JSON of
-           one.
-    strict: of json_schema: a schema of which a part cannot be enforced is refused; else that part
-            is left out.
+    text: of json_schema a schema; of json_object nothing; of regex an expression that the whole
+    answer matches; of choice a JSON list of strings; of grammar EBNF with the rule `root`; of
+    structural_tag JSON. strict: of json_schema: a part that cannot be enforced is refused; else
+    it is left out.
     """
 
     kind: ConstraintKind

@@ -1,10 +1,7 @@
-"""The messages between the server process and the engine process.
+"""Messages between server and engine process: MessagePack on a ZMQ ipc socket, a list of them a
+frame.
 
-Both sides import this room and nothing of one another.  Every struct is
-msgpack on a ZMQ ipc socket, one list of messages a frame, decoded strictly.
-Nothing here holds a clock value: monotonic clocks do not cross processes, so
-only durations (in seconds) travel.  What happens to a message inside the
-engine is `engine.core`'s business.
+Only durations (in seconds) travel: monotonic clocks do not cross processes.
 """
 
 from typing import Literal, get_args
@@ -36,24 +33,20 @@ RAISED = "raised"
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Prefill and decode this request here."""
-
     spec: RequestSpec
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
     """Make room for a request whose prefill another worker will compute.
 
-    Answered by `ReceiveReady`, or by `ReceiveRefused` when blocks or seats are short; a refused
-    request leaves no trace.
+    Answered by `ReceiveReady`, or by `ReceiveRefused`: a refused request leaves no trace.
     """
 
     spec: RequestSpec
 
 
 class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
-    """The prefill worker has its last write acknowledged: take the blocks and decode on from
-    `first`.
+    """The last write is acknowledged: take the blocks and decode on from `first`.
 
     checksum: of the written blocks (`kv_transfer.layout`), None when verification is off.
     """
@@ -65,10 +58,10 @@ class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """The prefill worker keeps the KV: fetch it, and make the first token and all others here.
+    """The prefill worker keeps the KV: fetch it by the `handle` of its PrefillDone, and make all
+    tokens.
 
     Answered by the first Token, or by `FetchFailed`.
-    handle: of its `PrefillDone`.
     """
 
     request_id: str
@@ -90,10 +83,8 @@ class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
 class Prefill(msgspec.Struct, frozen=True, tag=True):
     """Compute this prompt, sample one token, write the KV to `target`.
 
-    Answered by a Token, then PrefillDone or PrefillFailed.  An engine that writes to no peer keeps
-    the KV for the target's to fetch: it makes no Token, and PrefillDone has a handle.
-
-    A first token that ends the request is answered by the Token alone and writes nothing more.
+    Answered by a Token, which may be the last, then PrefillDone or PrefillFailed.  An engine that
+    keeps the KV for the target's to fetch makes no Token, and PrefillDone has a handle.
     """
 
     spec: RequestSpec
@@ -101,27 +92,27 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget the request, whatever its state; unknown ids are a no-op.  Not answered."""
+    """Unknown ids are a no-op.  Not answered."""
 
     request_id: str
 
 
 class AskSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """Answered by BlockEvents with the whole prefix cache; for a reader that missed some."""
+    """Answered by BlockEvents with the whole prefix cache."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Answered by a Pong between two steps, by the engine process's loop: it changes nothing."""
+    """Answered by a Pong between two steps."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first message: load the model, to compute in `dtype`."""
+    """The first message."""
 
     dtype: Literal["float32", "bfloat16"]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End the engine process once this message is read."""
+    pass
 
 
 EngineInput = (
@@ -164,7 +155,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a Ping.  num_steps: since the start; has_work: a step now runs the model."""
+    """num_steps: since the start.  has_work: a step now runs the model."""
 
     num_steps: int
     has_work: bool
@@ -177,7 +168,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReceiveReady(msgspec.Struct, frozen=True, tag=True):
-    """Blocks are held for this request under `epoch`; see `TransferTarget` for the other fields."""
+    """Blocks are held for this request under `epoch`; other fields as in `TransferTarget`."""
 
     request_id: str
     epoch: bytes
@@ -195,8 +186,7 @@ class ReceiveRefused(msgspec.Struct, frozen=True, tag=True):
 class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     """Every write of the request is acknowledged; the engine no longer reads its blocks.
 
-    handle: what the target's engine fetches the KV by, which only engines of that kind read, and
-            nothing was written; empty = all was.
+    handle: the target's engine fetches the KV by it, and nothing was written; empty = all was.
     """
 
     request_id: str
@@ -227,21 +217,19 @@ class Received(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
-    """The write to the target failed; the prefill side has released its blocks."""
-
     request_id: str
     reason: str
 
 
 class FetchFailed(msgspec.Struct, frozen=True, tag=True):
-    """The KV that was to be fetched did not come; the request waits for `ReceiveFailed`."""
+    """The request waits for `ReceiveFailed`."""
 
     request_id: str
     reason: str
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """This request alone failed in the engine; all that it still holds is quarantined.
+    """This request alone failed; all that it still holds is quarantined.
 
     is_refusal: it could never run here, by its own size, shape or settings.
     param: the part of its sampling that is at fault, where that is one.
@@ -262,9 +250,7 @@ class Preempted(msgspec.Struct, frozen=True, tag=True):
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
     """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are.
 
-    sequence:   1 for the first of an engine, then one more for each: a reader that misses one
-                knows.
-    is_cleared: all earlier events are void; `stored` is the whole cache.
+    sequence: one more each, from 1.  is_cleared: all earlier events are void.
     """
 
     stored: list[bytes]
@@ -326,7 +312,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot go on; the process ends after this message."""
+    """The process ends after this message."""
 
     message: str
 

@@ -65,7 +65,6 @@ class SchedulerSettings:
 
     @property
     def computes_whole_prompts(self) -> bool:
-        """True if a prompt is never cut, so that a step must have room for the longest."""
         return not self.chunked_prefill or self.name in WHOLE_PROMPT_SCHEDULERS
 
 
@@ -120,8 +119,7 @@ class EngineSettings:
 
     @property
     def num_kept_blocks(self) -> int:
-        """Blocks that an admission beside others leaves free: of a share rounded down, of a
-        scheduler's own rounded up.
+        """Blocks that an admission beside others leaves free.
 
         >>> sizes = {"max_batched_tokens": 8, "max_sequences": 1, "max_model_len": 99}
         >>> sarathi = SchedulerSettings(name="sarathi")
@@ -162,9 +160,7 @@ def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:
 
 
 def wrong_sizes(scheduler: SchedulerSettings, max_batched_tokens: int, max_model_len: int) -> str:
-    """Reason why this scheduler cannot serve requests of `max_model_len` tokens;
-    empty when it can.
-    """
+    """Reason why this scheduler cannot serve requests of `max_model_len` tokens; "" if it can."""
     if scheduler.computes_whole_prompts and max_batched_tokens < max_model_len:
         how = (
             f"scheduler {scheduler.name}" if scheduler.chunked_prefill else "chunkedPrefill: false"

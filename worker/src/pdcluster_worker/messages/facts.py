@@ -1,6 +1,4 @@
-"""Facts that a worker states of itself: its device, its KV geometry, and those that a pair of
-workers compares.
-"""
+"""Facts of a worker: its device, its KV geometry, and those that a pair of workers compares."""
 
 from dataclasses import dataclass
 
@@ -8,10 +6,8 @@ import msgspec
 
 
 class KVGeometry(msgspec.Struct, frozen=True):
-    """Layout of KV that two workers must share, field for field, before blocks may move between
-    them.
-
-    The cache is `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`.
+    """Layout of KV, `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`; equal in a
+    pair.
     """
 
     num_kv_heads: int
@@ -49,13 +45,10 @@ class DeviceFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """Facts of one worker in the handshake.  geometry: of all its ranks together; weights is a
-    fingerprint.
+    """Facts of one worker in the handshake.  geometry: of all its ranks together.
 
-    operations: what it computes by, such as "cpu amx", where engine.batchInvariant promises
-                equal bits; empty where nothing is promised.
-    model:      its name; empty where an older worker does not say.
-    has_engine: False of a router.
+    weights: a fingerprint.  operations: as "cpu amx", where engine.batchInvariant promises equal
+    bits.
     """
 
     geometry: KVGeometry

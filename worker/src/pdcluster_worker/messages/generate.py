@@ -1,8 +1,4 @@
-"""Items on the stream `generate`, which carries all requests of a pair: a frame is a list of them.
-
-A request has a number of the calling worker.  A frame holds what is sent at one moment: the tokens
-of a step, or a whole answer.
-"""
+"""Items on the stream `generate`, which carries all requests of a pair; a frame is a list."""
 
 import msgspec
 
@@ -11,31 +7,23 @@ from pdcluster_worker.messages.requests import RequestSpec
 
 
 class SubmitCall(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Run a request.
-
-    engine_id: the engine it is meant for; another one refuses.
-    spec:      a RequestSpec, decoded by itself: a wrong one ends its own call alone.
-    context:   headers of its trace.
+    """spec: a RequestSpec, decoded apart: a wrong one ends its own call alone.  context: trace
+    headers.
     """
 
     call: int
-    engine_id: str
+    engine_id: str  # that it is meant for; another one refuses
     prefill: str
     spec: msgspec.Raw
     context: dict[str, str] = {}
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Cancel a call; of one that has ended a no-op."""
-
     call: int
 
 
 class CallFailure(msgspec.Struct, frozen=True, array_like=True):
-    """Error that ended a call.
-
-    status: of a RequestError, whose other fields follow; None = the worker's own failure, in words.
-    """
+    """status: of a RequestError, whose other fields follow; None = the worker's own failure."""
 
     message: str
     status: int | None = None
@@ -52,9 +40,7 @@ class CallOutput(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The end of a call whose last token did not say so: a failure, or None for an answer that
-    breaks off.
-    """
+    """End of a call without a last token: a failure, or None for an answer that breaks off."""
 
     call: int
     failure: CallFailure | None = None

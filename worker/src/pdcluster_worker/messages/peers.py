@@ -27,9 +27,8 @@ Fact = str | int | float | bool
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False):
-    """Decision or action about a request.  seconds: of the reader's `time.monotonic`.
-
-    Thousands are kept, out of sight of the garbage collector: facts hold no other object.
+    """seconds: of the reader's `time.monotonic`.  facts hold no other object, since the garbage
+    collector does not see them.
     """
 
     name: str
@@ -39,45 +38,31 @@ class TraceEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """One token of one choice.
-
-    prefill, degraded: on a choice's first token: where it was made, and what the choice lost under
-                       load.
-    notes:             of the peer that made it.
-    """
+    """One token of one choice; prefill and degraded are of its first."""
 
     token: Token
     prefill: PrefillPlace | None = None
     index: int = 0
     degraded: tuple[str, ...] = ()
-    notes: tuple[TraceEvent, ...] = ()
+    notes: tuple[TraceEvent, ...] = ()  # of the worker that made it
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Load of a worker, of all its engines together, reported about once a second.
-
-    credit_queue_requests, credit_queue_tokens: of a decode worker: requests that wait for a credit.
-    state:                  that of its record, or stalled.
-    progress:               grows with each engine step and each byte of KV sent.
-    longest_step_seconds:   of its engines so far.
-    credit_tokens:          of a prefill worker: promised, or being computed.
-    busy_ratio:             share of time in which the GPU, else the engine, computes.
-    memory_bandwidth_ratio: share of time in which the GPU moves memory; 0 = not measured.
-    """
+    """Load of all engines of a worker, reported about once a second."""
 
     num_running: Count = 0
     num_waiting: Count = 0
     waiting_tokens: Count = 0
-    credit_queue_requests: Count = 0
+    credit_queue_requests: Count = 0  # of a decode worker: they wait for a credit
     credit_queue_tokens: Count = 0
     free_blocks: Count = 0
     total_blocks: Count = 0
-    state: str = "ready"
-    progress: Count = 0
-    longest_step_seconds: Amount = 0.0
-    credit_tokens: Count = 0
-    busy_ratio: Amount = 0.0
-    memory_bandwidth_ratio: Amount = 0.0
+    state: str = "ready"  # that of its record, or stalled
+    progress: Count = 0  # grows with each engine step and each byte of KV sent
+    longest_step_seconds: Amount = 0.0  # so far
+    credit_tokens: Count = 0  # of a prefill worker: promised, or being computed
+    busy_ratio: Amount = 0.0  # of its GPU, else of its engine
+    memory_bandwidth_ratio: Amount = 0.0  # time in which its GPU moves memory; 0 = unknown
 
     @property
     def num_requests(self) -> int:
@@ -86,8 +71,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message of a Watch: load, and changes of the prefix cache; a snapshot's `stored` is the
-    whole cache.
+    """Load, and changes of the prefix cache; a snapshot's `stored` is the whole cache.
 
     sequence: one more each; after a gap the reader subscribes again.
     """
@@ -99,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     sequence: Count = 0
 
     def parts(self, max_hashes: int) -> Iterator["Report"]:
-        """The same as reports of at most so many hashes each, to be taken in this order.
+        """Split into reports of at most so many hashes, to be taken in this order.
 
         All that is stored comes before what is removed: a hash in both ends as removed.
         """
@@ -115,30 +99,23 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Handshake of one worker with another; weights is a fingerprint, `facts` is what is compared.
-
-    operations: as in `PeerFacts`.
-    max_model_len, vocab_size: limits of a request; 0 of a router.
-    max_batched_tokens: of one step of all its engines together; 0 = unknown.
-    restarts_grammar: as in `EngineReady`.
-    """
+    """Handshake of one worker; `facts` is what a pair compares."""
 
     engine_id: Name
     role: str
     geometry: KVGeometry
-    weights: str
+    weights: str  # fingerprint
     revision: str
     tensor_parallel_size: Annotated[int, Meta(ge=1)] = 1
-    operations: str = ""
+    operations: str = ""  # as in `PeerFacts`
     model: str = ""
-    max_model_len: Count = 0
+    max_model_len: Count = 0  # 0 of a router
     vocab_size: Count = 0
-    max_batched_tokens: Count = 0
-    restarts_grammar: bool = False
+    max_batched_tokens: Count = 0  # of one step of all its engines; 0 = unknown
+    restarts_grammar: bool = False  # as in `EngineReady`
 
     @property
     def facts(self) -> PeerFacts:
-        """The part that two workers compare."""
         return PeerFacts(
             *(self.geometry, self.weights, self.revision, self.tensor_parallel_size),
             operations=self.operations,
@@ -148,53 +125,42 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefillCall(msgspec.Struct, frozen=True):
-    """Prefill a request into `target`.
-
-    engine_id: the prefill engine that it is meant for; another one refuses.
-    worker_id: the decode worker that has the credit, as in its Hello; "" = the target's engine.
-    """
+    """worker_id: the decode worker that has the credit; "" = the target's engine."""
 
     spec: RequestSpec
-    engine_id: str
+    engine_id: str  # of the prefill engine that it is meant for; another one refuses
     target: TransferTarget
     worker_id: str = ""
 
 
 class PrefillReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of both: the first token as soon as it is sampled, then the end of the transfer."""
+    """The first token as soon as it is sampled, or the end of the transfer."""
 
     first_token: Token | None = None
     done: PrefillDone | None = None
 
 
 class PushPrefix(msgspec.Struct, frozen=True):
-    """Take the KV of a prefix, the prompt of `spec`; answered by a TransferTarget if there is room.
+    """Take the KV of the prompt of `spec`; answered by a TransferTarget if there is room."""
 
-    engine_id: the prefill engine that it is meant for.  worker_id: the sender, as in its Hello.
-    """
-
-    engine_id: str
-    worker_id: str
+    engine_id: str  # of the receiver
+    worker_id: str  # of the sender, as in its Hello
     spec: RequestSpec
 
 
 class PrefixPushed(msgspec.Struct, frozen=True):
-    """The KV is written."""
-
     first_token: Token
     done: PrefillDone
 
 
 class OpenCredits(msgspec.Struct, frozen=True, tag=True):
-    """First message of a decode worker's stream of credits, open as long as the pair lives; when it
-    breaks, every unused credit is returned.
-    """
+    """First message of a credits stream, whose break returns every unused credit."""
 
     engine_id: Name
 
 
 class ClaimCredit(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a credit; answered at once by granted or queued, a queued one by granted later."""
+    """Answered at once by granted or queued, a queued one by granted later."""
 
     request_id: str
     tokens: int
@@ -202,21 +168,15 @@ class ClaimCredit(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseCredit(msgspec.Struct, frozen=True, tag=True):
-    """A claim or a credit that is no longer needed."""
-
     request_id: str
 
 
 class CreditReply(msgspec.Struct, frozen=True):
-    """Answer to a claim."""
-
     request_id: str
     granted: bool
 
 
 class WatchCall(msgspec.Struct, frozen=True):
-    """Send load about once a second and changes of the prefix cache, a snapshot first."""
-
     engine_id: str
 
 

@@ -1,7 +1,4 @@
-"""Requests and tokens as they travel: between server and engine process, and between peers.
-
-A request carries all that any worker needs to go on with it.
-"""
+"""Requests and tokens as they travel: between server and engine process, and between workers."""
 
 from typing import Literal
 
@@ -21,12 +18,9 @@ FinishReason = Literal["stop", "length"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling parameters and ends of a request; the whole sampling state, so any worker can
-    continue it.
+    """The whole sampling state of a request, so any worker can continue it.
 
-    Randomness is counter-based: the token at `position` (prompt and output
-    together) is drawn from (seed, position) alone.  The ingress draws `seed`
-    when the client gives none.
+    The token at `position` (prompt and output together) is drawn from (seed, position) alone.
     """
 
     max_tokens: int
@@ -48,7 +42,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     constraint: Constraint | None = None
 
     def capped(self, max_tokens: int) -> "SamplingParams":
-        """The same with this `max_tokens`, and no more `min_tokens` than that."""
         return msgspec.structs.replace(
             self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens)
         )
@@ -83,11 +76,10 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TransferTarget(msgspec.Struct, frozen=True):
-    """Target of a prefill worker's KV writes: the decode engine's private blocks, under one epoch.
+    """The decode engine's blocks for KV writes under one epoch.
 
     addresses: host:port of its KV ports, each for an even share of the KV heads, in their order.
-    block_ids: the decode side's blocks for the tokens from `cached_tokens` on, in order;
-               `cached_tokens` is a multiple of the block size.
+    block_ids: for the tokens from `cached_tokens` on, a multiple of the block size, in order.
     """
 
     epoch: bytes
@@ -98,7 +90,7 @@ class TransferTarget(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log probability of a prompt's token after those before it; rank: 1 = the most likely one."""
+    """rank: 1 = the most likely one."""
 
     logprob: float
     rank: int
@@ -106,10 +98,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sampled token of one request, with what the client may have asked to see of it.
-
-    prompt_logprobs: of the prompt's tokens from the second on; on a request's first token alone.
-    """
+    """prompt_logprobs: of the prompt from its second token on; on a request's first token."""
 
     request_id: str
     token_id: int

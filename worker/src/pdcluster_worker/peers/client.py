@@ -113,7 +113,7 @@ class Peer:
 
     @property
     def max_batched_tokens(self) -> int:
-        """Of one step of all its engines; 0 = unknown."""
+        """Token budget of one step of all its engines; 0 = unknown."""
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     @property

@@ -21,7 +21,7 @@ class CreditServer:
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, peer: str) -> Answers:
-        """What the peer held by an earlier stream is void."""
+        """Begin a peer's stream: credits of an earlier one are void."""
         answers: Answers = asyncio.Queue()
         self._streams[peer] = answers
         self.push(self._ledger.drop_peer(peer))

@@ -121,7 +121,7 @@ class Directory:
         self._count()
 
     async def probe(self, record: WorkerRecord) -> bool:
-        """Whether the engine of the record answers a handshake within HANDSHAKE_SECONDS."""
+        """Return True if the engine of the record answers a handshake within HANDSHAKE_SECONDS."""
         channel = open_channel(record.grpc_address, self._local.credentials.channel)
         try:
             answer = await shake_hands(WorkerStub(channel), self._local.hello)

@@ -36,7 +36,7 @@ _HAS_LEADER = (("hasleader", "true"),)
 
 
 class EtcdError(PeerError):
-    pass
+    """etcd did not answer, or ended a call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerHandler(Generates, Protocol):
-    """What `serving` does for peers."""
+    """Serves the calls of peers, in `serving`."""
 
     @property
     def ledger(self) -> CreditLedger: ...

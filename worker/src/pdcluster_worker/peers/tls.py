@@ -79,7 +79,7 @@ class PemFiles:
 
 
 class Credentials:
-    """What we show to workers that connect to us (`server`), and that we connect to (`channel`).
+    """Certificates for workers that connect to us (`server`), and that we connect to (`channel`).
 
     Raises ConfigError when the files cannot be used at the start.
     """
@@ -89,7 +89,7 @@ class Credentials:
         self.channel = _channel(self._files.current)
 
     def server(self) -> grpc.ServerCredentials:
-        """Of one server: gRPC keeps in them what it was last given."""
+        """Credentials of one server: gRPC keeps in them what it was last given."""
         shown = self._files.current
 
         def newer() -> Any:
@@ -131,7 +131,7 @@ class EtcdCredentials:
         self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
 
     def channel(self) -> grpc.ChannelCredentials:
-        """Of one connection, from the newest good files."""
+        """Credentials of one connection, from the newest good files."""
         self._files.reload()
         return _channel(self._files.current)
 

@@ -85,7 +85,7 @@ def add_event(name: str, /, **facts: Fact) -> None:
 
 
 def add_event_at(name: str, seconds: float, /, **facts: Fact) -> None:
-    """What happened at `seconds`; not before the trace or the last lifetime event."""
+    """Add what happened at `seconds`; not before the trace or the last lifetime event."""
     if (trace := _current.get()) is not None:
         before = trace.last(*LIFETIME)
         earliest = trace.began_seconds if before is None else before.seconds
