@@ -3,7 +3,8 @@
 import datetime
 from pathlib import Path
 
-from pdcluster_api.certificates.authority import WORKER_NAME, Pair, issue, make_authority
+from pdcluster_api.certificates.authority import Pair, issue, make_authority
+from pdcluster_schema.ports import WORKER_NAME
 
 NOW = datetime.datetime.now(datetime.UTC)
 

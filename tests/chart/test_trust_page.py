@@ -7,14 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.manifests.objects import (
-    ETCD_CLIENT_PORT,
-    ETCD_PEER_PORT,
-    GRPC_PORT,
-    HTTP_PORT,
-    KV_PORT,
-    Manifest,
-)
+from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, ETCD_PEER_PORT, Manifest
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from tests.chart.helm_chart import CHART
 from tests.operator.pdcluster_api.manifests.rendering import shared_of
 from tests.schema.object_cases import at

@@ -15,8 +15,8 @@ from pdcluster_api.discovery.commands import read_registered, remove_records, wr
 from pdcluster_api.discovery.etcd import EtcdTLS, check_reachable
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_schema import etcd_keys
+from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_worker.peers.etcd import Etcd, EtcdError
-from pdcluster_worker.peers.records import dtype_key
 from tests.tls_etcd import TlsEtcd, client_of, tls_etcd
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "external-etcd.yaml"

@@ -15,7 +15,6 @@ import yaml
 from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd
 from pdcluster_api.discovery.disaggregation import read_disaggregation
-from pdcluster_api.manifests import access
 from pdcluster_api.manifests.vllm import VllmSettings
 from pdcluster_api.manifests.worker_config import (
     EtcdTls,
@@ -26,11 +25,10 @@ from pdcluster_api.manifests.worker_config import (
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
 from pdcluster_operator.reconcile.key_secret import is_key
-from pdcluster_schema import etcd_keys, values
-from pdcluster_schema.engine import MAX_ENGINES, EngineSpec
+from pdcluster_schema import values
+from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load, parse
 from pdcluster_schema.model import ModelSpec
-from pdcluster_schema.ranks import MAX_RANKS
 from pdcluster_schema.vllm_engine import VLLM_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
@@ -39,18 +37,15 @@ from pdcluster_worker.config.policy import PolicyConfig, load_policy
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     EtcdTLSConfig,
-    ListenConfig,
     WorkerConfig,
     load_worker_config,
 )
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.kv_transfer import carriers
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.peers import calls, records
+from pdcluster_worker.peers import records
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.text import default_templates
 from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
-from pdctl.local.run_files import WORKER_NAME
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
 from tests.schema.object_cases import minimal
 
@@ -235,39 +230,6 @@ def test_defaults_are_equal_on_both_sides() -> None:
     assert policy == msgspec.to_builtins(PolicyConfig())
 
 
-def test_default_listeners_are_equal_on_both_sides() -> None:
-    listen = ListenConfig()
-
-    assert (SITE.host, SITE.http_port, SITE.grpc_port, SITE.kv_port) == (
-        listen.host,
-        listen.http,
-        listen.grpc,
-        listen.kv,
-    )
-    assert (listen.http, listen.grpc, listen.kv) == (8000, 9000, 9100)
-    assert SITE.api_keys == listen.api_keys
-    assert DiscoveryConfig(endpoints=["h:1"]).lease_seconds == 10
-
-
-def test_ports_of_ucx_are_those_that_the_network_policy_opens() -> None:
-    assert (carriers.NUM_KV_PORTS, carriers.NUM_UCX_PORTS) == (
-        MAX_ENGINES * MAX_RANKS,
-        access.NUM_UCX_PORTS,
-    )
-
-
-def test_etcd_keys_are_equal_on_both_sides() -> None:
-    prefix = etcd_keys.workers_prefix("default", "chat", "r1")
-
-    assert prefix == records.workers_prefix("default", "chat", "r1")
-    assert etcd_keys.worker_key(prefix, "decode", "cpu", "pod-0") == records.worker_key(
-        prefix, "decode", "cpu", "pod-0"
-    )
-    assert etcd_keys.command_key("default", "chat", "pod-0") == records.command_key(
-        "default", "chat", "pod-0"
-    )
-
-
 def test_worker_records_are_read_by_the_operator() -> None:
     record = records.WorkerRecord(
         engine_id="e1",
@@ -328,10 +290,6 @@ def test_what_records_say_of_disaggregation_is_read_whole_by_the_operator() -> N
         *(12, 40, 0.85, 1_200_000_000, "not nixl"),
     )
     assert read_disaggregation({"disaggregation": None}) is None
-
-
-def test_certificate_name_is_what_the_worker_expects() -> None:
-    assert WORKER_NAME == calls.SERVER_NAME
 
 
 def paths(content: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pdcluster_worker.peers.calls import SERVER_NAME
+from pdcluster_schema.ports import WORKER_NAME
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def make_certificates(folder: Path) -> Certificates:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(ca_key, hashes.SHA256())
     )
-    worker_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
-    names = x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)])
+    worker_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, WORKER_NAME)])
+    names = x509.SubjectAlternativeName([x509.DNSName(WORKER_NAME)])
     certificate = (
         _builder(worker_name, ca_name, key)
         .add_extension(names, critical=False)

@@ -13,7 +13,6 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.apiserver.watch import SILENCE_SECONDS
 from pdcluster_api.discovery.verifier import Verifier
-from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.informer.listing import ObjectLister
@@ -35,6 +34,7 @@ from pdcluster_operator.scrape.metrics import ScrapeMetrics
 from pdcluster_operator.scrape.scraper import Scraper
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_operator.writes.events import EventRecorder
+from pdcluster_schema.ports import HTTP_PORT
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.crd.keywords import Crd
+from pdcluster_schema.ports import MAX_ENGINES
 from pdcluster_schema.quantity import Quantity
 from pdcluster_schema.rules import rule
 from pdcluster_schema.scheduling import ChunkScheduleSpec, SchedulerName
@@ -20,9 +21,6 @@ from pdcluster_schema.vllm_engine import (
     check_argument,
     check_variables,
 )
-
-MAX_ENGINES = 8
-"""Most engines of one worker: each has a KV port of its own, which the network policy opens."""
 
 MAX_BANDWIDTH = 10**12
 """Most bytes per second of a limit: more than any link carries."""

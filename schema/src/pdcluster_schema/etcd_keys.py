@@ -32,3 +32,12 @@ def worker_key(prefix: str, role: str, pool: str, pod: str) -> str:
 def command_key(namespace: str, name: str, pod: str) -> str:
     """Present = that worker drains, absent = it serves."""
     return f"{commands_prefix(namespace, name)}{pod}"
+
+
+def dtype_key(namespace: str, name: str, revision: str) -> str:
+    """The meaning of `dtype: auto` in a revision, written by its first worker."""
+    return f"{cluster_prefix(namespace, name)}dtypes/{revision}"
+
+
+def pod_of(key: str) -> str:
+    return key.rpartition("/")[2]

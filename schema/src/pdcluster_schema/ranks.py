@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.sections import PoolSpec
-
-MAX_RANKS = 8
-"""Most ranks of one worker: the accelerators of one machine."""
 
 
 def num_ranks(engine: EngineSpec) -> int:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.crd.keywords import Crd
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.ports import HTTP_PORT
 from pdcluster_schema.resources import ResourcesSpec
 from pdcluster_schema.rules import rule
 from pdcluster_schema.section import Many, SpecSection
@@ -208,7 +209,7 @@ class RolesSpec(SpecSection):
 class ServiceSpec(SpecSection):
     """Service of the OpenAI API."""
 
-    port: Port = 8000
+    port: Port = HTTP_PORT
     """HTTP port of the Service."""
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """Type of the Service."""

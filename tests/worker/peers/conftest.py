@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pdcluster_schema.etcd_keys import command_key, worker_key, workers_prefix
 from pdcluster_worker.config.worker import DiscoveryConfig, TLSConfig
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
@@ -37,7 +38,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
-from pdcluster_worker.peers.records import WorkerRecord, command_key, worker_key, workers_prefix
+from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials

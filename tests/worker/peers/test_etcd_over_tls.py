@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pdcluster_schema.etcd_keys import command_key, workers_prefix
 from pdcluster_worker.config.worker import DiscoveryConfig, EtcdTLSConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
-from pdcluster_worker.peers.records import WorkerRecord, command_key, workers_prefix
+from pdcluster_worker.peers.records import WorkerRecord
 from pdcluster_worker.peers.tls import EtcdCredentials
 from tests.authorities import new_authority, write_pair
 from tests.tls_etcd import TlsEtcd, tls_etcd

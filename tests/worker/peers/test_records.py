@@ -1,20 +1,13 @@
-"""Keys are those of docs/contracts.md; values that are not ours are ignored and said."""
+"""Keys of docs/contracts.md; values that are not ours are ignored and logged."""
 
 import json
 from collections.abc import Callable
 
 import pytest
 
+from pdcluster_schema.etcd_keys import command_key, pod_of, worker_key, workers_prefix
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.peers.records import (
-    WorkerRecord,
-    command_key,
-    decode_record,
-    encode_record,
-    pod_of,
-    worker_key,
-    workers_prefix,
-)
+from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record
 
 KEY = "/pdcluster/ns/chat/workers/r1/decode/main/a"
 

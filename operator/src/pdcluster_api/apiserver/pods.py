@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.container_ends import (
 )
 from pdcluster_api.plan.observed.state import EndingPod, PodState, Problem
 from pdcluster_schema import conditions, labels
-from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.text import shortened
 from pdcluster_schema.workload import WorkloadId
 

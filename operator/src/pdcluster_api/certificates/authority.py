@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-WORKER_NAME = "worker.pdcluster"  # what a worker expects its peer's certificate to say
+from pdcluster_schema.ports import WORKER_NAME
+
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 LEAF_LIFETIME = datetime.timedelta(days=365)
 _CLOCK_SKEW = datetime.timedelta(hours=1)

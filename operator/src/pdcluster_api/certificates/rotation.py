@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives import serialization
 from pdcluster_api.certificates.authority import (
     AUTHORITY_LIFETIME,
     LEAF_LIFETIME,
-    WORKER_NAME,
     Pair,
     issue,
     make_authority,
@@ -39,6 +38,7 @@ from pdcluster_api.certificates.secret_reader import (
     read_secrets,
 )
 from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
+from pdcluster_schema.ports import WORKER_NAME
 
 # A kubelet takes about 90 s to change mounted files and a worker seconds to read them; the rest is
 # for a slow node

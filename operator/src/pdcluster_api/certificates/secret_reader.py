@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pdcluster_api.certificates.authority import WORKER_NAME
+from pdcluster_schema.ports import WORKER_NAME
 
 CA_CERTIFICATES, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)

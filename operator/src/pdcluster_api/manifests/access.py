@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
-    GRPC_PORT,
-    HTTP_PORT,
-    KV_PORT,
     Manifest,
     Owner,
     child_names,
@@ -17,18 +14,19 @@ from pdcluster_api.manifests.objects import (
     policy_name,
     workers_selector,
 )
-from pdcluster_schema.engine import MAX_ENGINES
 from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.ports import (
+    GRPC_PORT,
+    HTTP_PORT,
+    KV_PORT,
+    NUM_KV_PORTS,
+    NUM_UCX_PORTS,
+)
 
-# Those behind the KV ports are UCX's, for the transports nixl and ucx where they go over TCP
-NUM_UCX_PORTS = 128
-
-# Ports of all ranks of all engines of a worker, as many as any revision may have, then UCX's
 _KV_PORTS: Manifest = {
     "port": KV_PORT,
-    "endPort": KV_PORT + MAX_ENGINES * MAX_RANKS + NUM_UCX_PORTS - 1,
+    "endPort": KV_PORT + NUM_KV_PORTS + NUM_UCX_PORTS - 1,
     "protocol": "TCP",
 }
 

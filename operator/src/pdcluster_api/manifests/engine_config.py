@@ -10,15 +10,7 @@ from typing import Any
 import yaml
 
 from pdcluster_api.manifests.model_source import on_volume
-from pdcluster_api.manifests.objects import (
-    ETCD_CLIENT_PORT,
-    GRPC_PORT,
-    HTTP_PORT,
-    KV_PORT,
-    Manifest,
-    Owner,
-    new_object,
-)
+from pdcluster_api.manifests.objects import ETCD_CLIENT_PORT, Manifest, Owner, new_object
 from pdcluster_api.manifests.vllm import vllm_logging
 from pdcluster_api.manifests.worker_config import (
     EtcdTls,
@@ -29,6 +21,7 @@ from pdcluster_api.manifests.worker_config import (
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.labels import cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdcluster_api.manifests.engine_config import ENGINE_FOLDER, LOGGING_FILE
-from pdcluster_api.manifests.objects import HTTP_PORT, Manifest, container_security
+from pdcluster_api.manifests.objects import Manifest, container_security
 from pdcluster_api.manifests.vllm import IN_CONTAINER, vllm_command, vllm_environment
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import HTTP_PORT
 from pdcluster_schema.sections import PoolSpec
 
 ENGINE_CONTAINER = "engine"

@@ -12,7 +12,6 @@ from pdcluster_schema.workload import WorkloadId
 Manifest = dict[str, Any]
 
 OWNER_API_VERSION = "pdcluster.io/v1alpha1"
-HTTP_PORT, GRPC_PORT, KV_PORT = 8000, 9000, 9100
 ETCD_CLIENT_PORT, ETCD_PEER_PORT = 2379, 2380
 USER = 65532  # the images' own user; neither workers nor etcd ever run as root
 

@@ -3,7 +3,6 @@ pods their names.
 """
 
 from pdcluster_api.manifests.objects import (
-    HTTP_PORT,
     OWNER_API_VERSION,
     Manifest,
     Owner,
@@ -22,6 +21,7 @@ from pdcluster_schema.labels import (
     workload_labels,
 )
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import HTTP_PORT
 from pdcluster_schema.service import EndpointPickerSpec
 from pdcluster_schema.workload import WorkloadId
 

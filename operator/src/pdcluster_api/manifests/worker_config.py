@@ -9,6 +9,7 @@ from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_comman
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import PoolSpec
@@ -34,9 +35,9 @@ class WorkerFileSettings:
     certificate: str
     key: str
     host: str = "0.0.0.0"
-    http_port: int = 8000
-    grpc_port: int = 9000
-    kv_port: int = 9100
+    http_port: int = HTTP_PORT
+    grpc_port: int = GRPC_PORT
+    kv_port: int = KV_PORT
     etcd_tls: EtcdTls | None = None
     # folder of files that each hold one key which clients may present; None = no key is asked for
     api_keys: str | None = None

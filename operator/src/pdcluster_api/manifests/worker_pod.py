@@ -19,19 +19,12 @@ from pdcluster_api.manifests.engine_container import (
 )
 from pdcluster_api.manifests.engine_container import engine_container, engine_volumes
 from pdcluster_api.manifests.model_source import ModelSource, model_source
-from pdcluster_api.manifests.objects import (
-    GRPC_PORT,
-    HTTP_PORT,
-    KV_PORT,
-    Manifest,
-    child_names,
-    container_security,
-    pod_security,
-)
+from pdcluster_api.manifests.objects import Manifest, child_names, container_security, pod_security
 from pdcluster_api.manifests.placement import placement_of, with_accelerator
 from pdcluster_api.manifests.pod_template import with_templates
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.sections import ROUTER, PoolSpec, RoleSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, POD, SERVICE, Key
 from pdcluster_api.apiserver.observe import Live, ready_workers
-from pdcluster_api.manifests.objects import HTTP_PORT
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
@@ -30,6 +29,7 @@ from pdcluster_schema import labels
 from pdcluster_schema.addresses import join_address
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import HTTP_PORT
 
 logger = logging.getLogger(__name__)
 

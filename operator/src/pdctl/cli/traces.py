@@ -18,12 +18,12 @@ from pdcluster_api.apiserver.errors import ClusterError, NotFoundError
 from pdcluster_api.apiserver.kinds import POD
 from pdcluster_api.errors import StartError
 from pdcluster_schema import labels
+from pdcluster_schema.ports import HTTP_PORT
 from pdctl.cli.live import KubeContext, with_client
 from pdctl.cli.status import find_directory
 from pdctl.cli.table import table
 from pdctl.local.run_directory import runs
 
-HTTP_PORT = 8000
 """HTTP port of every worker in a pod (docs/contracts.md)."""
 
 _SECONDS = 5.0

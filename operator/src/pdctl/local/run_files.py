@@ -6,10 +6,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pdcluster_api.certificates.authority import WORKER_NAME, issue, make_authority
+from pdcluster_api.certificates.authority import issue, make_authority
 from pdcluster_api.manifests.vllm import IN_CONTAINER
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.plan import ProcessSpec
 from pdctl.local.processes import Launch

@@ -16,7 +16,7 @@ from pdcluster_schema.crd.keywords import Cel
 from pdcluster_schema.crd.section_rules import COMPUTING, ROLES, is_label
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.scheduling import WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY

@@ -6,8 +6,8 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from pdcluster_api.certificates.authority import WORKER_NAME
 from pdcluster_api.certificates.secret_reader import StoredSecret
+from pdcluster_schema.ports import WORKER_NAME
 
 
 def context(files: StoredSecret, protocol: int, folder: Path) -> ssl.SSLContext:

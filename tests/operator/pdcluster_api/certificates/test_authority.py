@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pdcluster_api.certificates.authority import (
     AUTHORITY_LIFETIME,
     LEAF_LIFETIME,
-    WORKER_NAME,
     Pair,
     issue,
     make_authority,
 )
 from pdcluster_api.certificates.secret_reader import StoredSecret
+from pdcluster_schema.ports import WORKER_NAME
 from tests.operator.pdcluster_api.certificates.handshakes import context, handshake, talk
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)

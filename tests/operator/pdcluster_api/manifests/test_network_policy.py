@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.access import NUM_UCX_PORTS
 from pdcluster_api.manifests.render import Manifest
-from pdcluster_schema.engine import MAX_ENGINES
-from pdcluster_schema.ranks import MAX_RANKS
+from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS, NUM_UCX_PORTS
 from tests.operator.pdcluster_api.manifests.rendering import SITE, matches, pod_of, shared_of
 from tests.schema.object_cases import at
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.certificates.authority import WORKER_NAME
+from pdcluster_schema.ports import WORKER_NAME
 from pdctl.local.run_files import Certificates, make_certificates
 from tests.operator.pdcluster_api.certificates.handshakes import handshake
 

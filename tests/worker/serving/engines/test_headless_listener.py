@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.worker import DiscoveryConfig, ListenConfig, TLSConfig, WorkerConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.headless.protocol import (
     HELLO_BYTES,
-    SERVER_NAME,
     VERSION,
     HeadConnectionError,
     HeadHello,
@@ -60,7 +60,7 @@ class Line:
     async def open(cls, door: HeadlessListener, context: ssl.SSLContext) -> "Line":
         return cls(
             await asyncio.open_connection(
-                "127.0.0.1", door.port, ssl=context, server_hostname=SERVER_NAME
+                "127.0.0.1", door.port, ssl=context, server_hostname=WORKER_NAME
             )
         )
 

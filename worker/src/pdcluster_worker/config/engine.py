@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
 from pdcluster_worker.config.section import Natural, Positive, Section, Share
 from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.config.vllm import VllmConfig, pdcluster_only_fields
@@ -25,10 +26,6 @@ Threads = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 StepTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 StepSequences = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]  # each has a row of block tables
-
-MAX_RANKS = 8  # of one engine: the accelerators of one machine
-
-MAX_ENGINES = 8  # engine processes of one worker; each has KV ports from `listen.kv` on
 
 
 class ChunkScheduleConfig(Section, frozen=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
@@ -23,9 +24,9 @@ class ListenConfig(Section, frozen=True):
     """Port 0 = any free port, announced in etcd."""
 
     host: str = ALL_OF_IPV4
-    http: Port = 8000
-    grpc: Port = 9000
-    kv: Port = 9100
+    http: Port = HTTP_PORT
+    grpc: Port = GRPC_PORT
+    kv: Port = KV_PORT
     head: Port | None = None  # where headless engines join; None = none may
     api_keys: str | None = None  # folder with one key per file; None = no key needed
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.headless.protocol import (
     HELLO_BYTES,
     HELLO_SECONDS,
-    SERVER_NAME,
     SILENCE_SECONDS,
     HeadConnectionError,
     HeadHello,
@@ -124,7 +124,7 @@ class HeadClient:
     async def _greet(self, host: str, port: int, hello: HeadHello) -> HeadReply:
         context = client_context(self._tls)
         self._reader, self._writer = await asyncio.open_connection(
-            host, port, ssl=context, server_hostname=SERVER_NAME
+            host, port, ssl=context, server_hostname=WORKER_NAME
         )
         write_frame(self._writer, encode(hello))
         return decode_answer(await read_frame(self._reader, HELLO_BYTES))

@@ -15,7 +15,6 @@ HELLO_SECONDS = 5.0
 
 SILENCE_SECONDS = 60.0  # the head is gone without a frame for that long: it pings every second
 
-SERVER_NAME = "worker.pdcluster"  # in the certificate of every worker
 
 VERSION = 5  # of the hello and of all messages: head and engine may be of different releases
 _LENGTH_BYTES = 4

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pdcluster_schema.ports import NUM_KV_PORTS, NUM_UCX_PORTS
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer.carrier import Carrier, CarrierError
@@ -18,10 +19,6 @@ logger = logging.getLogger(__name__)
 
 TransportName = Literal["auto", "tcp", "nixl", "ucx"]
 
-NUM_KV_PORTS = 64
-"""Those of all ranks of all engines that a worker may have."""
-NUM_UCX_PORTS = 128
-"""One for each rank and each network device of the machine."""
 
 RETRY_SECONDS = 300.0
 MAX_UNREACHED = 1024

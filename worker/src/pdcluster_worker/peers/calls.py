@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.status import cancelled_locally, error_of
 
@@ -20,7 +21,6 @@ Options = list[tuple[str, Any]]
 
 SERVICE = "pdcluster.worker.Worker"
 
-SERVER_NAME = "worker.pdcluster"
 """The DNS name in every worker's certificate: workers are known by their CA and engine id, not by
 their address.
 """
@@ -54,7 +54,7 @@ SERVER_OPTIONS: Options = [
 
 CHANNEL_OPTIONS: Options = [
     *_COMMON,
-    ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.ssl_target_name_override", WORKER_NAME),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit an old one's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # also the bound of one connection attempt

@@ -9,8 +9,8 @@ from math import isfinite
 
 import msgspec
 
+from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.text import shortened
-from pdcluster_worker.config.engine import MAX_RANKS
 from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (

@@ -10,16 +10,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 
+from pdcluster_schema.etcd_keys import pod_of, worker_key
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.peers.etcd import Etcd, EtcdError, EtcdListing, KeyEvent
 from pdcluster_worker.peers.membership import Membership
-from pdcluster_worker.peers.records import (
-    WorkerRecord,
-    decode_record,
-    encode_record,
-    pod_of,
-    worker_key,
-)
+from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record
 from pdcluster_worker.peers.tasks import Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import EtcdCredentials
 

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pdcluster_schema.etcd_keys import pod_of
 from pdcluster_worker.config.worker import Role
 from pdcluster_worker.messages.facts import DeviceFacts
 
 logger = logging.getLogger(__name__)
 
-ROOT = "/pdcluster"
 SCHEMA: Literal[1] = 1
 
 WorkerState = Literal["starting", "ready", "draining", "drained"]
@@ -99,25 +99,3 @@ def decode_record(key: str, value: bytes) -> WorkerRecord | None:
         logger.warning("ignored worker record key=%s reason=it is of pod %s", key, record.pod)
         return None
     return record
-
-
-def workers_prefix(namespace: str, name: str, revision: str) -> str:
-    return f"{ROOT}/{namespace}/{name}/workers/{revision}/"
-
-
-def worker_key(prefix: str, role: Role, pool: str, pod: str) -> str:
-    return f"{prefix}{role}/{pool}/{pod}"
-
-
-def pod_of(key: str) -> str:
-    return key.rpartition("/")[2]
-
-
-def dtype_key(namespace: str, name: str, revision: str) -> str:
-    """Key of the meaning of `dtype: auto` in a revision, written by its first worker."""
-    return f"{ROOT}/{namespace}/{name}/dtypes/{revision}"
-
-
-def command_key(namespace: str, name: str, pod: str) -> str:
-    """The drain command of one worker: present = drain, absent = serve."""
-    return f"{ROOT}/{namespace}/{name}/commands/{pod}"

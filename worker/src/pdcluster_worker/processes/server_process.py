@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.requested_device import requested_device
@@ -21,7 +22,6 @@ from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, Devic
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.dtype import agreed_dtype, log_speed
-from pdcluster_worker.peers.records import dtype_key
 from pdcluster_worker.processes.lifecycle import (
     HTTP_DRAIN_SECONDS,
     WatchedFiles,

@@ -8,6 +8,7 @@ import grpc
 import msgspec
 
 from pdcluster_schema.addresses import join_address
+from pdcluster_schema.etcd_keys import command_key, dtype_key, workers_prefix
 from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.messages.engine import EngineReady
@@ -16,13 +17,7 @@ from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
-from pdcluster_worker.peers.records import (
-    WorkerRecord,
-    WorkerState,
-    command_key,
-    dtype_key,
-    workers_prefix,
-)
+from pdcluster_worker.peers.records import WorkerRecord, WorkerState
 from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pdcluster_schema.addresses import join_address
+from pdcluster_schema.ports import MAX_ENGINES
 from pdcluster_worker.backoff import Backoff
-from pdcluster_worker.config.engine import MAX_ENGINES
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError

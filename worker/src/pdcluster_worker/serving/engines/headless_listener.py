@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pdcluster_worker.config.engine import MAX_ENGINES
+from pdcluster_schema.ports import MAX_ENGINES
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.headless.protocol import (
