@@ -12,20 +12,23 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import tokenizers
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
-from pdcluster_worker.structured_output import grammar_cache as room
+from pdcluster_worker.structured_output import grammar_cache
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from tests.worker.equality.engines import Model, Pair, engines_over
 
 AT_ONCE = 16
+VOCAB_SIZE = 49_152
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()
 PROMPT = (
     "<|im_start|>user\nWrite a short example of this JSON: "
@@ -54,11 +57,13 @@ def main() -> None:
         for path in sorted(options.folder.glob("*.json"))
         if path.stat().st_size <= options.max_bytes
     ]
-    room.MOST_BYTES = 1 << 30  # so that each is compiled once
+    grammar_cache.MAX_BYTES = 4 << 30  # so that each is compiled once
     model = Model(MODEL, dtype="bfloat16", num_blocks=2048)
     try:
         schemas, refused, seconds = compiled(model.runner.grammars, paths, options.count)
-        report(answers(model, schemas, options.max_tokens, options.closing_bias), schemas)
+        made = answers(model, schemas, options.max_tokens, options.closing_bias)
+        report(made, schemas)
+        seconds_of_masks = sorted(mask_seconds(model.runner.grammars, schemas, made))
     finally:
         model.runner.close()
     print(
@@ -66,7 +71,11 @@ def main() -> None:
         f"{len(schemas) + sum(refused.values())}"
     )
     print(
-        f"compile seconds: median {sorted(seconds)[len(seconds) // 2]:.2f}, most {max(seconds):.2f}"
+        f"compile seconds: median {sorted(seconds)[len(seconds) // 2]:.4f}, most {max(seconds):.3f}"
+    )
+    print(
+        f"mask milliseconds of a token: median {middle(seconds_of_masks, 0.5):.3f}, "
+        f"p99 {middle(seconds_of_masks, 0.99):.3f}, most {1000 * seconds_of_masks[-1]:.1f}"
     )
     for reason, count in refused.most_common():
         print(f"  refused {count}: {reason}")
@@ -112,6 +121,32 @@ def settled(book: GrammarCache, schema: Any) -> object:
         time.sleep(0.005)
     book.forget("compile")
     return answer
+
+
+def mask_seconds(
+    cache: GrammarCache, schemas: list[Any], made: list[list[Token]]
+) -> Iterator[float]:
+    """CPU seconds of feeding each token of the answers and filling in the mask after it."""
+    words = np.empty(-(-(VOCAB_SIZE + 1) // 32), dtype=np.uint32)
+    for schema, answer in zip(schemas, made, strict=True):
+        sampling = SamplingParams(
+            max_tokens=1, seed=0, eos_token_ids=[2], constraint=constraint(schema)
+        )
+        request = EngineRequest("mask", [1], 1, sampling)
+        while cache.open(request) is False:
+            time.sleep(0.005)
+        matcher = cache.matcher(request)
+        for token in answer:
+            started = time.thread_time()
+            matcher.feed([token.token_id])
+            matcher.fill(words)
+            yield time.thread_time() - started
+        cache.forget("mask")
+
+
+def middle(ordered: list[float], share: float) -> float:
+    """Milliseconds at this share of seconds in order."""
+    return 1000 * ordered[int(share * (len(ordered) - 1))]
 
 
 def constraint(schema: Any) -> Constraint:

@@ -104,13 +104,9 @@ def test_every_package_is_installed_at_its_pin(name: str) -> None:
 @pytest.mark.parametrize(
     ("variant", "status", "chosen"),
     [
-        ("cpu", 0, "[--torch-backend=cpu] [triton]"),
+        ("cpu", 0, "[--torch-backend=cpu] []"),
         ("cuda", 0, "[] []"),
-        (
-            "server",
-            0,
-            "[] [apache-tvm-ffi numpy safetensors torch transformers triton xgrammar]",
-        ),
+        ("server", 0, "[] [llguidance numpy safetensors torch transformers triton]"),
         ("gpu", 1, ""),
         ("", 1, ""),
     ],

@@ -1,6 +1,4 @@
-"""Grammars over a vocabulary of bytes, compiled in this process; the compile process itself has
-tests of its own.
-"""
+"""Grammars over a vocabulary of bytes."""
 
 from collections.abc import Callable
 
@@ -9,24 +7,26 @@ import pytest
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
 from pdcluster_worker.structured_output.matcher import Matcher
-from pdcluster_worker.structured_output.native import library
+from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 
 END = 256
 VOCAB_SIZE = 260
+TOKENS = [bytes([n]) for n in range(256)] + 4 * [b""]
+"""Token n is byte n; 256 ends an answer, and 257 to 259 are no text."""
 
 
 @pytest.fixture(scope="session")
 def forms() -> ConstraintCompiler:
-    """Token n is byte n; 256 ends an answer, and 257 to 259 are no text."""
-    vocabulary = library().TokenizerInfo(
-        [bytes([n]) for n in range(256)] + 4 * [b""], 0, VOCAB_SIZE, [], False
-    )
-    return ConstraintCompiler(library(), vocabulary, VOCAB_SIZE)
+    return ConstraintCompiler(TOKENS)
 
 
 @pytest.fixture
 def follow(forms: ConstraintCompiler) -> Callable[[Constraint], Matcher]:
-    """A follower of a constraint, at its beginning."""
-    return lambda constraint: Matcher(
-        library().GrammarMatcher(forms.compile(constraint).compiled, [END], False, -1, None)
-    )
+    """A matcher of a constraint, at its beginning."""
+
+    def matcher(constraint: Constraint) -> Matcher:
+        form = forms.compile(constraint)
+        budget = ThinkingBudget(form.budget, TOKENS) if form.budget else None
+        return Matcher(form, [END], budget)
+
+    return matcher

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.structured_output.native import library
+from pdcluster_worker.structured_output.matcher import Matcher
 from tests.worker.structured_output.conftest import END
 
 
@@ -15,7 +15,5 @@ def of_schema(schema: Any, *, strict: bool = False) -> Constraint:
 
 def takes(forms: Any, constraint: Constraint, text: str) -> bool:
     """Return whether the text is a whole answer under the constraint."""
-    matcher = library().GrammarMatcher(forms.compile(constraint).compiled, [END], False, -1, None)
-    return all(
-        matcher.accept_token(byte, False) for byte in text.encode()
-    ) and matcher.accept_token(END, False)
+    answer = [*text.encode(), END]
+    return Matcher(forms.compile(constraint), [END]).count_fitting(answer) == len(answer)

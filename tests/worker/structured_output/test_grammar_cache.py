@@ -1,14 +1,10 @@
-"""Grammars are compiled once each by a process of their own, which may fail or hang
-without harm.
-"""
+"""Grammars are compiled once each in a thread, in bounded memory, one API key after another."""
 
-import resource
-import sys
+import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -18,11 +14,9 @@ from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.structured_output import compile_worker
-from pdcluster_worker.structured_output import grammar_cache as room
-from pdcluster_worker.structured_output.compile_ipc import CompilerReady, Wrong, encode, frame
-from pdcluster_worker.structured_output.compile_process import CompileError, CompileProcess
-from pdcluster_worker.structured_output.compiler import CompiledForm
+from pdcluster_worker.structured_output import grammar_cache
+from pdcluster_worker.structured_output.compiler import BYTES_PER_CHARACTER
+from pdcluster_worker.structured_output.errors import FormError
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.structured_output.vocabulary import read_vocabulary
 
@@ -101,17 +95,17 @@ def test_a_constraint_is_compiled_once_and_counted(cache):
     assert settled(cache, first) is settled(cache, second) is True
     assert told
 
-    follower = cache.follower(first)
-    assert follower is not cache.follower(second)
-    assert follower.count_fitting([6, 6, 7, END]) == 4
-    assert follower.count_fitting([2]) == 0
+    matcher = cache.matcher(first)
+    assert matcher is not cache.matcher(second)
+    assert matcher.count_fitting([6, 6, 7, END]) == 4
+    assert matcher.count_fitting([2]) == 0
     counts = cache.take_counts()
     assert (dict(counts.requests), counts.hits) == ({"regex": 2}, 1)
     assert [outcome for outcome, _ in counts.compiles] == ["compiled"]
     assert cache.take_counts().compiles == []
     cache.forget("first")
     with pytest.raises(KeyError):
-        cache.follower(first)
+        cache.matcher(first)
 
 
 def test_a_constraint_that_cannot_be_compiled_is_remembered(cache):
@@ -122,20 +116,20 @@ def test_a_constraint_that_cannot_be_compiled_is_remembered(cache):
     again = settled(cache, wrong)
 
     assert (error.status, error.param) == (400, "constraint")
-    assert "position 4: The parenthesis is not closed" in error.message
+    assert "position 2: unclosed group" in error.message
     assert again.message == error.message
     assert [outcome for outcome, _ in cache.take_counts().compiles] == ["failed"]
 
 
-def test_what_was_longest_not_asked_for_is_forgotten_and_its_followers_go_on(cache, monkeypatch):
-    monkeypatch.setattr(room, "MOST_ENTRIES", 2)
+def test_what_was_longest_not_asked_for_is_forgotten_and_its_matchers_go_on(cache, monkeypatch):
+    monkeypatch.setattr(grammar_cache, "MAX_ENTRIES", 2)
     held = request_of("fox", "held")
     assert settled(cache, held) is True
     for text in ("a", "b", "ab"):
         assert settled(cache, request_of(text, text)) is True
 
     assert len(cache._entries) <= 2
-    assert cache.follower(held).count_fitting([3]) == 1
+    assert cache.matcher(held).count_fitting([3]) == 1
 
 
 def test_a_model_without_an_end_token_refuses_every_constraint(cache):
@@ -160,74 +154,73 @@ def test_end_tokens_that_the_model_has_not_end_nothing(cache):
     )
 
     assert settled(cache, both) is True
-    assert cache.follower(both).count_fitting([6, END]) == 2
+    assert cache.matcher(both).count_fitting([6, END]) == 2
     assert "no token that ends an answer" in settled(cache, neither).message
 
 
-def test_a_constraint_at_which_a_process_failed_is_tried_again_later(cache, monkeypatch):
-    compiled = CompileProcess.compile
-
-    def fail(_, constraint):
-        raise CompileError("gave up", time.monotonic())
-
-    monkeypatch.setattr(CompileProcess, "compile", fail)
-    assert settled(cache, request_of("ab+", "first")).message == "gave up"
-    monkeypatch.setattr(CompileProcess, "compile", compiled)
-
-    assert settled(cache, request_of("ab+", "at once")).message == "gave up"
-    monkeypatch.setattr(room, "RETRY_SECONDS", 0.0)
-    assert settled(cache, request_of("ab+", "later")) is True
-
-
-def test_what_no_request_waits_for_any_more_is_not_compiled(monkeypatch):
+@pytest.fixture
+def gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[GrammarCache, threading.Event, list[str]]]:
+    """A cache whose compiles all wait for an event and then fail, and the texts begun."""
     gate, begun = threading.Event(), []
 
-    def compiled(_, constraint):
+    def compiled(_: GrammarCache, constraint: Constraint) -> None:
         begun.append(constraint.text)
         assert gate.wait(60)
-        raise CompileError("no")
+        raise FormError(constraint.text)
 
     monkeypatch.setattr(GrammarCache, "_compile", compiled)
-    monkeypatch.setattr(room, "NUM_PROCESSES", 1)
     cache = GrammarCache(VOCAB_SIZE)
-    try:
-        names = {"first": "a", "left": "b", "one": "ab", "other": "ab"}
-        for name, text in names.items():
-            cache.begin(request_of(text, name))
-        for name in ("left", "one"):
-            cache.forget(name)
-        gate.set()
-        for name in ("first", "other"):
-            settled(cache, request_of(names[name], name))
-    finally:
-        gate.set()
-        cache.close()
+    yield cache, gate, begun
+    gate.set()
+    cache.close()
+
+
+def test_what_no_request_waits_for_any_more_is_not_compiled(gate):
+    cache, opened, begun = gate
+    names = {"first": "a", "left": "b", "one": "ab", "other": "ab"}
+    for name, text in names.items():
+        cache.begin(request_of(text, name))
+    for name in ("left", "one"):
+        cache.forget(name)
+    opened.set()
+    for name in ("first", "other"):
+        settled(cache, request_of(names[name], name))
 
     assert begun == ["a", "ab"]
 
 
-def test_slow_constraints_of_one_key_hold_up_no_other_key(monkeypatch):
-    gate, begun = threading.Event(), []
+def test_each_api_key_has_its_turn(gate):
+    cache, opened, begun = gate
+    many = [request_of(text, text, tenant="many") for text in ("a", "b", "ab", "ba")]
+    for request in many:
+        cache.begin(request)
+    cache.begin(request_of("quick", "quick", tenant="other"))
+    cache.begin(request_of("ba", "shared", tenant="other"))
+    opened.set()
+    for request in many:
+        settled(cache, request)
 
-    def compiled(_, constraint):
-        begun.append(constraint.text)
-        assert constraint.text == "quick" or gate.wait(60)
-        raise CompileError(constraint.text)
+    assert begun == ["a", "b", "quick", "ab", "ba"]
 
-    monkeypatch.setattr(GrammarCache, "_compile", compiled)
+
+def test_nothing_is_compiled_while_requests_follow_too_many_bytes(folder, monkeypatch):
+    monkeypatch.setattr(grammar_cache, "MAX_BYTES", 200 * BYTES_PER_CHARACTER)
     cache = GrammarCache(VOCAB_SIZE)
-    slow = [request_of(text, text, tenant="slow") for text in ("a", "b", "ab", "ba")]
-    try:
-        for request in slow:
-            cache.begin(request)
-        error = settled(cache, request_of("quick", "quick", tenant="other"))
-        assert error.message == "quick"
-        assert not {"ab", "ba"} & set(begun)
-        gate.set()
-        assert [settled(cache, request).message for request in slow] == ["a", "b", "ab", "ba"]
-    finally:
-        gate.set()
-        cache.close()
+    cache.folder = folder
+    followed, waiting = request_of(80 * "fox", "followed"), request_of("a", "waiting")
+    cache.begin(followed)
+    assert settled(cache, followed) is True
+    cache.begin(waiting)
+    time.sleep(0.05)
+
+    assert cache.open(waiting) is False
+    assert len(cache._entries) == 2
+    cache.forget("followed")
+    assert settled(cache, waiting) is True
+    assert len(cache._entries) == 1
+    cache.close()
 
 
 def test_an_engine_that_knows_no_text_refuses_every_constraint():
@@ -238,76 +231,17 @@ def test_an_engine_that_knows_no_text_refuses_every_constraint():
     assert "does not know its tokens' text" in error.message
 
 
-def scripted(folder: Path, script: str, seconds: float) -> CompileProcess:
-    """A compile process whose program is another."""
-    process = CompileProcess(folder, VOCAB_SIZE, seconds)
-    process._command = [
-        sys.executable,
-        "-S",
-        "-c",
-        f"import os, time\nos.write(1, {frame(CompilerReady('{}'))!r})\n{script}",
-    ]
-    return process
+def test_a_model_whose_tokenizer_cannot_be_read_refuses_with_the_reason(tmp_path):
+    cache = GrammarCache(VOCAB_SIZE)
+    cache.folder = tmp_path
+    error = settled(cache, request_of("a"))
+    cache.close()
+
+    assert "tokenizer.json: cannot be read" in error.message
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("time.sleep(60)", "takes more than 0.2 s to compile: make it simpler"),
-        ("os.read(0, 9)", "the compiler gave up on it: make it simpler"),
-        ("os.read(0, 9); os.write(1, b'1234567')", "the compiler gave up on it"),
-        (f"os.read(0, 9); os.write(1, {frame(Wrong('no'))!r}); time.sleep(60)", "^no$"),
-    ],
-)
-def test_a_compile_that_hangs_or_dies_is_an_error_of_its_constraint(folder, script, words):
-    process = scripted(folder, script, seconds=0.2)
-    try:
-        for _ in range(2):  # started again
-            with pytest.raises(CompileError, match=words):
-                process.compile(Constraint("regex", "a"))
-            if words == "^no$":
-                break
-    finally:
-        process.close()
+def test_a_long_row_of_references_does_not_overflow_the_stack(cache):
+    chain = {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2000)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d2000": {}}}
 
-
-def test_a_process_that_does_not_begin_says_why(tmp_path):
-    process = CompileProcess(tmp_path, VOCAB_SIZE, seconds=20)
-    with pytest.raises(CompileError, match=r"tokenizer.json: cannot be read"):
-        process.compile(Constraint("regex", "a"))
-
-
-def test_a_grammar_that_is_too_large_once_compiled_is_an_error_of_its_constraint(monkeypatch):
-    monkeypatch.setattr(compile_worker, "MOST_GRAMMAR_BYTES", 2 << 20)
-    compiled = SimpleNamespace(memory_size_bytes=lambda: 3 << 20)
-    forms = SimpleNamespace(compile=lambda _: CompiledForm("", compiled))
-
-    answer = compile_worker._compiled(forms, encode(Constraint("regex", "a")))
-
-    assert answer == Wrong("is 3 MB once compiled, at most 2 are kept: make it simpler")
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
-def test_a_compile_that_takes_too_much_memory_says_so(error):
-    def fail(_):
-        raise error
-
-    answer = compile_worker._compiled(
-        SimpleNamespace(compile=fail), encode(Constraint("regex", "a"))
-    )
-
-    assert answer == Wrong("takes more than 96 MB to compile: make it simpler")
-
-
-def test_a_process_may_not_grow_beyond_its_bound(folder):
-    process = CompileProcess(folder, VOCAB_SIZE, seconds=60)
-    try:
-        process.compile(Constraint("regex", "a"))
-        child = process._process
-        assert child is not None
-        limit, _ = resource.prlimit(child.pid, resource.RLIMIT_AS)
-        pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[0])
-
-        assert limit - pages * resource.getpagesize() <= compile_worker.MOST_WORK_BYTES
-    finally:
-        process.close()
+    assert settled(cache, request_of(json.dumps(schema), kind="json_schema")) is True

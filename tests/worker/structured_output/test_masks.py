@@ -7,7 +7,7 @@ import pytest
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.structured_output import matcher as room
+from pdcluster_worker.structured_output import matcher as matcher_module
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.structured_output.masks import MaskMaker
 from tests.worker.structured_output.conftest import VOCAB_SIZE
@@ -20,7 +20,7 @@ PLAIN = Constraint("regex", "a*")
 def maker(follow):
     """Makes masks of requests "slow" and "plain"."""
     cache = GrammarCache(VOCAB_SIZE)
-    cache._followers = {"slow": follow(AMBIGUOUS), "plain": follow(PLAIN)}
+    cache._matchers = {"slow": follow(AMBIGUOUS), "plain": follow(PLAIN)}
     maker = MaskMaker(cache, VOCAB_SIZE)
     yield maker
     maker.close()
@@ -40,13 +40,13 @@ def masks(maker, num_tokens):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"MOST_SECONDS": 0.05, "SECONDS_PER_TOKEN": 0.0005}, {"MOST_AT_ONCE": 0.02}]
+    "limits", [{"MAX_SECONDS": 0.05, "SECONDS_PER_TOKEN": 0.0005}, {"MAX_STEP_SECONDS": 0.02}]
 )
 def test_a_grammar_that_takes_too_long_to_follow_fails_its_request_alone(
     maker, monkeypatch, limits
 ):
     for name, value in limits.items():
-        monkeypatch.setattr(room, name, value)
+        monkeypatch.setattr(matcher_module, name, value)
     for num_tokens in range(400):
         found = masks(maker, num_tokens)
         if found.errors:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import xgrammar
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
@@ -11,8 +11,10 @@ from pdcluster_worker.server.generation.answer_format import Reasoning, answer_c
 from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
-from pdcluster_worker.structured_output.schema import SchemaError
-from pdcluster_worker.structured_output.tags import prepared_tag
+from pdcluster_worker.structured_output.compiler import ConstraintCompiler
+from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.matcher import Matcher
+from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
 CITY = {
@@ -39,49 +41,46 @@ ANSWER = Reasoning()
 INSIDE, BEFORE = Reasoning("inside", 3), Reasoning("before", 3)
 
 
+END = 258
+
+
 class Grammar:
     """Constraints over the bytes of the tests' tokenizer; 258 ends an answer."""
 
     def __init__(self, folder: Path) -> None:
         tokenizer = Tokenizer.load(folder)
-        self._vocabulary = [tokenizer.token_bytes(i) for i in range(257)] + [
-            b"<|im_start|>",
-            b"<|im_end|>",
-        ]
-        info = xgrammar.TokenizerInfo(
-            self._vocabulary, xgrammar.VocabType.RAW, stop_token_ids=[258]
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+        self._tokens = [*(tokenizer.token_bytes(i) for i in range(257)), b"<|im_start|>", b""]
+        self._forms = ConstraintCompiler(self._tokens)
 
-    def matcher(self, constraint: Constraint | None) -> xgrammar.GrammarMatcher:
+    def matcher(self, constraint: Constraint | None) -> Matcher:
         assert constraint is not None
         assert constraint.kind == "structural_tag"
-        return xgrammar.GrammarMatcher(self._compiler.compile_structural_tag(constraint.text))
+        form = self._forms.compile(constraint)
+        budget = ThinkingBudget(form.budget, self._tokens) if form.budget else None
+        return Matcher(form, [END], budget)
 
     def takes(self, constraint: Constraint | None, text: str) -> bool:
         """Return whether an answer may be this text and end after it."""
         matcher = self.matcher(constraint)
-        return all(
-            self._allows(matcher, token_id) and matcher.accept_token(token_id)
-            for token_id in [*self.ids(text), 258]
-        )
+        for token_id in [*self.ids(text), END]:
+            if token_id not in self.allowed_ids(matcher):
+                return False
+            matcher.feed([token_id])
+        return True
 
     def ids(self, text: str) -> list[int]:
         """One token for each byte."""
-        return [self._vocabulary.index(bytes([byte])) for byte in text.encode()]
+        return [self._tokens.index(bytes([byte])) for byte in text.encode()]
 
-    def allowed(self, matcher: xgrammar.GrammarMatcher) -> list[bytes]:
+    def allowed(self, matcher: Matcher) -> list[bytes]:
         """The tokens that may come next: budgets count in the mask alone."""
-        return [
-            piece
-            for token_id, piece in enumerate(self._vocabulary)
-            if self._allows(matcher, token_id)
-        ]
+        return [self._tokens[token_id] for token_id in self.allowed_ids(matcher)]
 
-    def _allows(self, matcher: xgrammar.GrammarMatcher, token_id: int) -> bool:
-        mask = xgrammar.allocate_token_bitmask(1, len(self._vocabulary))
-        matcher.fill_next_token_bitmask(mask)
-        return bool(int(mask[0][token_id // 32]) >> (token_id % 32) & 1)
+    def allowed_ids(self, matcher: Matcher) -> list[int]:
+        words = np.empty(-(-(len(self._tokens) + 1) // 32), dtype=np.uint32)
+        assert matcher.fill(words)
+        bits = np.unpackbits(words.view(np.uint8), count=len(self._tokens), bitorder="little")
+        return [int(token_id) for token_id in np.flatnonzero(bits)]
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +153,17 @@ def test_calls_have_the_form_that_is_asked_for(
 
     assert [text for text in right if not grammar.takes(constraint, text)] == []
     assert [text for text in wrong if grammar.takes(constraint, text)] == []
+
+
+def test_a_bounded_text_of_a_call_does_not_hold_its_end(grammar) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20}}}
+    use = ToolUse("auto", {"f": Tool("f", schema, is_strict=True)})
+    constraint = answer_constraint(None, use, "qwen3_coder", ANSWER)
+    call = "<tool_call>\n<function=f>\n<parameter=a>{}</parameter>\n</function>\n</tool_call>"
+
+    assert grammar.takes(constraint, call.format("\nb c\n"))
+    assert not grammar.takes(constraint, call.format("b</parameter>c"))
+    assert not grammar.takes(constraint, call.format(23 * "b"))
 
 
 def test_a_named_call_is_its_parameters(grammar) -> None:
@@ -246,8 +256,7 @@ def test_the_form_begins_after_the_reasoning_which_has_a_budget(
 def test_a_budget_counts_tokens_that_are_fed_again(grammar) -> None:
     """As after a preemption or a move: no mask is made for them."""
     matcher = grammar.matcher(answer_constraint(None, NONE, None, INSIDE))
-    for token_id in grammar.ids("abc"):
-        assert matcher.accept_token(token_id)
+    matcher.feed(grammar.ids("abc"))
 
     assert grammar.allowed(matcher) == [b"<"]
 
@@ -262,13 +271,13 @@ def test_what_needs_no_constraint_of_ours_is_left_as_it_is() -> None:
     assert answer_constraint(None, NONE, None, Reasoning("inside")) is None
 
 
-def test_a_strict_schema_is_strict_also_after_reasoning() -> None:
+def test_a_strict_schema_is_strict_also_after_reasoning(grammar) -> None:
     strict = Constraint("json_schema", '{"uniqueItems":true}', strict=True)
     made = answer_constraint(strict, NONE, None, Reasoning("inside"))
 
     assert made is not None
-    with pytest.raises(SchemaError, match="uniqueItems: cannot be enforced"):
-        prepared_tag(made.text, 9)
+    with pytest.raises(FormError, match="uniqueItems: cannot be enforced"):
+        grammar.matcher(made)
 
 
 def test_schemas_that_are_too_large_together_are_refused() -> None:

@@ -1,3 +1,1 @@
-"""Constraints on answers: compiled by a process beside the engine, and followed token by token
-inside it.
-"""
+"""Constraints on answers, compiled by llguidance and followed token by token in the engine."""

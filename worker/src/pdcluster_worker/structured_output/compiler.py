@@ -1,166 +1,207 @@
-"""Each kind of constraint as a compiled grammar; an error says where in the constraint it lies.
-
-Runs in the compile process only.
+"""Each kind of constraint as a matcher of llguidance; an error says where in the constraint it
+lies.
 """
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.structured_output.native import compiler_over, complaint
-from pdcluster_worker.structured_output.rules import endless, simplified
-from pdcluster_worker.structured_output.schema import PreparedSchema, SchemaError, pointer, prepare
-from pdcluster_worker.structured_output.tags import prepared_tag
+from pdcluster_worker.structured_output.ebnf import lark_of
+from pdcluster_worker.structured_output.errors import FormError, Pointer, SchemaError
+from pdcluster_worker.structured_output.lark import literal, pattern, schema_rule
+from pdcluster_worker.structured_output.schema import MAX_LOOSENESS, prepare
+from pdcluster_worker.structured_output.schema_nodes import children
+from pdcluster_worker.structured_output.structural_tags import TagGrammar, TextBudget
 
-MOST_WHITE_SPACE = 20
-"""Most white space between two parts of a JSON text: a model without an answer must not fill it
-with blanks.
-"""
+MAX_GRAMMAR_SYMBOLS = 100_000
+"""About a tenth of a second of compiling; a schema of 500 properties has 10,000."""
 
-_LARK = re.compile(r"^\s*\??start\s*:(?!:=)", re.MULTILINE)
-_ANY_OBJECT = '{"type":"object"}'
-_NO_TEXT = "no text at all fits it"
-_ENDLESS = f"{_NO_TEXT}: it needs itself without end, so make that optional"
+MAX_LEXER_STATES = 50_000
+"""States of about 1.5 kB each, which a request may add as it goes on."""
 
+BYTES_PER_CHARACTER = 500
+BYTES_PER_SCHEMA = 7_000
+"""Upper bounds of a compiled grammar's memory."""
 
-class FormError(ValueError):
-    """A constraint that cannot be compiled; the message says where and why."""
+MAX_ALL_OF = 8
+"""Patterns that a lexeme must match at once: the time for it is exponential in them."""
 
+MAX_TRIES = 200
+"""Compiles that look for the place of a fault."""
 
-class EndlessError(RuntimeError):
-    """A grammar has a rule that no text can end."""
+_LARK = re.compile(r"^\s*\??start\s*(?:\[[^\]]*\]\s*)?:(?!:=)", re.MULTILINE)
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""Any split of a text into tokens is allowed, not only that of the tokenizer."""
+
+_LISTING = re.compile(r"\n\s*\d+ \| .*|<non-verbose/>.*", re.DOTALL)
+_WHERE = re.compile(r"^(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
+_REGEX = re.compile(r"regex parse error:\n    .*\n    ( *)\^.*\n(?:.*\n)*?error: (.*)")
+NO_VALUE = "no value fits it"
+MAX_REASON = 300
+"""Characters of what llguidance says of a fault, which may hold whole patterns."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """A constraint as xgrammar's Grammar, and compiled."""
+    """matcher: at the beginning, to be copied for each request.  num_bytes: at most, estimated."""
 
-    grammar: Any
-    compiled: Any
+    matcher: LLMatcher
+    num_bytes: int
+    budget: TextBudget | None = None
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance reads it; no token of it ends an answer."""
+
+    bos_token_id = None
+    special_token_ids: Sequence[int] = ()
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = [*tokens, b""]
+        self.eos_token_id = len(tokens)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return []
 
 
 class ConstraintCompiler:
-    """Compiles constraints over one vocabulary.  native: see `structured_output.native`."""
+    """Compiles constraints over one vocabulary.  tokens: the bytes of each."""
 
-    def __init__(self, native: Any, vocabulary: Any, vocab_size: int) -> None:
-        self._native = native
-        self._vocabulary = vocabulary
-        self._num_words = -(-vocab_size // 32)
-        self._compiler = compiler_over(vocabulary)
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self._tokens = tokens
+        self.tokenizer = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokens)), n_vocab=len(tokens) + 1, eos_token=[len(tokens)]
+        )
+        self._limits = LLParserLimits(
+            max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
 
     def compile(self, constraint: Constraint) -> CompiledForm:
-        """The grammar and its compiled form.  Raises FormError, and RuntimeError as xgrammar
-        does.
-        """
-        grammar = self._grammar(constraint)
-        compiled = self._compiler.compile_grammar_ebnf(grammar)
-        matcher = self._native.GrammarMatcher(compiled, [0], False, -1, None)
-        words = np.zeros((1, self._num_words), dtype=np.int32)
-        if matcher.fill_next_token_bitmask(words, 0, False) and not words.any():
-            raise FormError(f"#: {_NO_TEXT}" if constraint.kind == "json_schema" else _NO_TEXT)
-        return CompiledForm(grammar, compiled)
+        """Raises FormError."""
+        try:
+            return self._form(constraint)
+        except RecursionError as e:
+            raise FormError("is nested too deeply: make it flatter") from e
 
-    def _grammar(self, constraint: Constraint) -> Any:
+    def _form(self, constraint: Constraint) -> CompiledForm:
         text = constraint.text
         match constraint.kind:
             case "json_object":
-                grammar = self._json(_ANY_OBJECT)
+                return self._compile(f"start: {schema_rule({'type': 'object'})}")
             case "json_schema":
-                grammar = self._schema(text, strict=constraint.strict)
+                return self._loosely(self._schema, text, strict=constraint.strict)
             case "regex":
-                grammar = self._native.Grammar.from_regex(text, False)
+                return self._compile(f"start: /{pattern(text)}/")
             case "choice":
-                grammar = self._rules(f"root ::= {' | '.join(map(literal, json.loads(text)))}")
+                return self._compile(f"start: {' | '.join(map(literal, json.loads(text)))}")
             case "grammar":
-                grammar = (
-                    _with_ends(self._native.Grammar.from_lark(text, self._vocabulary, [], []))
-                    if _LARK.search(text)
-                    else self._rules(text)
-                )
+                return self._grammar(text)
             case "structural_tag":
-                grammar = self._tag(text)
-        return grammar
+                return self._loosely(self._tag, text)
 
-    def _json(self, schema: str) -> Any:
-        return self._simplified(self._native.Grammar.from_json_schema(schema, *_JSON, False))
+    def _compile(self, lark: str, others: Sequence[dict[str, str]] = ()) -> CompiledForm:
+        grammars = [{"name": "answer", "lark_grammar": lark + _NO_FORCING}, *others]
+        matcher = LLMatcher(
+            self.tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=self._limits
+        )
+        if matcher.is_error():
+            raise FormError(explain(matcher.get_error()))
+        num_characters = sum(len(grammar["lark_grammar"]) for grammar in grammars)
+        return CompiledForm(matcher, BYTES_PER_CHARACTER * num_characters)
 
-    def _simplified(self, grammar: Any) -> Any:
-        return self._rules(simplified(grammar.to_string()))
+    def _grammar(self, text: str) -> CompiledForm:
+        if not _LARK.search(text):
+            return self._compile(lark_of(text))
+        if "%json" in text or "%import" in text:
+            raise FormError("has %json or %import: send a schema as json, in a field of its own")
+        if text.count("&") > MAX_ALL_OF:
+            raise FormError(f"has more than {MAX_ALL_OF} &: join fewer patterns")
+        return self._compile(text)
 
-    def _rules(self, text: str) -> Any:
-        return _with_ends(self._native.Grammar.from_ebnf(text, "root"))
-
-    def _schema(self, text: str, *, strict: bool) -> Any:
-        try:
-            prepared = prepare(json.loads(text), strict=strict)
-        except SchemaError as e:
-            raise FormError(str(e)) from e
-        try:
-            return self._json(json.dumps(prepared.schema))
-        except RuntimeError as e:
-            raise FormError(self._place(prepared, e)) from e
-
-    def _tag(self, text: str) -> Any:
-        try:
-            prepared = prepared_tag(text, MOST_WHITE_SPACE)
-        except SchemaError as e:
-            raise FormError(f"in a schema of the structural tag: {e}") from e
-        try:
-            grammar = self._native.Grammar.from_structural_tag(prepared)
-        except RuntimeError as e:
-            if "tokenizer_info" not in str(e):
-                raise
-            # tokens by their text, which the compiler alone looks up
-            grammar = self._compiler.compile_structural_tag(prepared).grammar()
-        try:
-            return self._simplified(grammar)
-        except EndlessError as e:
-            raise FormError(f"in a schema of the structural tag: {e}") from e
-
-    def _place(self, prepared: PreparedSchema, error: RuntimeError) -> str:
-        """Describe the fault, with the innermost schema that is refused by itself."""
-        is_endless = isinstance(error, EndlessError)
-        for place, part in sorted(prepared.nodes, key=lambda node: -len(node[0])):
-            if "$ref" in part and (not is_endless or part["$ref"] == "#"):
-                continue
+    def _loosely(
+        self, compile_as: Callable[..., CompiledForm], text: str, **options: Any
+    ) -> CompiledForm:
+        """Compile a form, and where that fails looser ones."""
+        errors = []
+        for looseness in range(MAX_LOOSENESS + 1):
             try:
-                _with_ends(
-                    self._native.Grammar.from_json_schema(
-                        json.dumps(prepared.whole(part)), *_JSON, False
-                    )
-                )
-            except RuntimeError as e:
-                return f"{pointer(place)}: {complaint(e)}"
-        return f"#: {complaint(error)}" if is_endless else complaint(error)
+                return compile_as(text, looseness=looseness, **options)
+            except FormError as e:
+                errors.append(e)
+                if NO_VALUE in str(e):
+                    break  # no looser form is what was meant
+        raise errors[0]
+
+    def _schema(self, text: str, *, strict: bool, looseness: int) -> CompiledForm:
+        prepared = prepare(json.loads(text), strict=strict, looseness=looseness)
+        try:
+            form = self._compile(f"start: {schema_rule(prepared.schema)}")
+        except FormError as e:
+            raise self._located(prepared.schema, e) from e
+        return replace(form, num_bytes=form.num_bytes + BYTES_PER_SCHEMA * prepared.num_schemas)
+
+    def _tag(self, text: str, *, looseness: int) -> CompiledForm:
+        tag = TagGrammar(self._tokens, looseness=looseness)
+        try:
+            lark, others = tag.compile(text)
+        except SchemaError as e:
+            raise FormError(f"in a schema of the structural tag: {e}") from e
+        try:
+            form = self._compile(lark, others)
+        except FormError as e:
+            for prepared in tag.schemas:
+                try:
+                    self._compile(f"start: {schema_rule(prepared.schema)}")
+                except FormError as inner:
+                    located = self._located(prepared.schema, inner)
+                    raise FormError(f"in a schema of the structural tag: {located}") from e
+            raise
+        count = sum(prepared.num_schemas for prepared in tag.schemas)
+        return replace(form, num_bytes=form.num_bytes + BYTES_PER_SCHEMA * count, budget=tag.budget)
+
+    def _located(self, root: Any, error: FormError) -> SchemaError:
+        """The fault with the innermost schema that cannot be compiled by itself."""
+        definitions = {
+            name: root[name]
+            for name in ("$defs", "definitions")
+            if isinstance(root, dict) and name in root
+        }
+        place: Pointer = ()
+        due = list(children(place, root)) if isinstance(root, dict) else []
+        for _ in range(MAX_TRIES):
+            if not due:
+                break
+            inner, part = due.pop(0)
+            fault = self._fault({**definitions, **part}) if isinstance(part, dict) else None
+            if fault is not None:
+                place, error, due = inner, fault, list(children(inner, part))
+        return SchemaError(place, str(error))
+
+    def _fault(self, schema: Any) -> FormError | None:
+        """Return why a schema cannot be compiled by itself, if it refers to nothing outside."""
+        try:
+            self._compile(f"start: {schema_rule(schema)}")
+        except FormError as e:
+            return None if "does not exist" in str(e) else e
+        return None
 
 
-_JSON = (True, None, None, False, MOST_WHITE_SPACE, False)
-"""Arguments of xgrammar's functions on schemas.
+def explain(error: str) -> str:
+    """Return what llguidance says of an error, in one line.
 
-Any white space, so no indent and no separators; not its strict mode; properties in order.
-"""
-
-
-def _with_ends(grammar: Any) -> Any:
-    if endless(grammar.to_string()):
-        raise EndlessError(_ENDLESS)
-    return grammar
-
-
-def literal(text: str) -> str:
-    """A text as a literal of EBNF.
-
-    >>> print(literal('say "no"'))
-    "say \\"no\\""
+    >>> explain("regex parse error:\\n    a(\\n     ^\\nerror: open")
+    'regular expression, position 2: open'
     """
-    return '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\U{ord(character):08X}"
+    regex = _REGEX.search(error)
+    if regex is not None:
+        return f"regular expression, position {len(regex[1]) + 1}: {regex[2]}"
+    text = _WHERE.sub("", " ".join(_LISTING.sub("", error).split()))
+    text = text.replace("Unsatisfiable schema", NO_VALUE)
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."

@@ -1,10 +1,7 @@
-"""All grammars of one engine: compiled once each, beside the engine, and held for the requests that
+"""All grammars of one engine: compiled once each, in a thread, and held for the requests that
 follow them.
 
-`open` never waits: what is not compiled yet is begun, and `on_change` is called
-when it is done.  A constraint that cannot be compiled is remembered too, so that
-sending it again costs nothing; one at which a process failed is tried again later.
-A compile without a waiting request is not begun, and each API key has its turn (`queue`).
+A compile takes milliseconds, or for an adversarial form up to a second, for which no step waits.
 Every method is called from the engine's thread.
 """
 
@@ -12,47 +9,38 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
-from pdcluster_worker.structured_output.compile_process import CompileError, CompileProcess
-from pdcluster_worker.structured_output.compile_queue import CompileQueue, Key
+from pdcluster_worker.structured_output.compiler import CompiledForm, ConstraintCompiler
+from pdcluster_worker.structured_output.errors import FormError
 from pdcluster_worker.structured_output.matcher import Matcher
-from pdcluster_worker.structured_output.native import compiler_over, library
-from pdcluster_worker.structured_output.resident import Grammar, ResidentGrammars
+from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
+from pdcluster_worker.structured_output.vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
 
-COMPILE_SECONDS = 20.0
-"""Most seconds for one constraint; a schema of 500 properties takes about one."""
-
-NUM_PROCESSES = 3
-"""Two for one API key, so that one constraint that takes all its time does not hold up all others,
-and one for the other keys; each is started when it is needed.
+MAX_BYTES = 256 << 20
+"""Most bytes of compiled grammars, as estimated: of those that requests follow and those that are
+kept for later ones.  Beyond it nothing is compiled until something is freed.
 """
 
-RETRY_SECONDS = 30.0
-"""Time for which a constraint is not tried again after a compile process died or took too long at
-it.
-"""
-
-MOST_BYTES = 256 << 20
-"""Most bytes of compiled grammars, about 3 MB each: of those that requests follow and those that
-are kept for later ones.  Beyond it nothing is compiled until something is freed.
-"""
+MAX_ENTRIES = 1024
+"""Constraints that are remembered."""
 
 NICENESS = 10
-"""Niceness of the threads that compile: the engine's steps need the cores more."""
+"""Niceness of the thread that compiles: the engine's steps need the cores more."""
 
-MOST_ENTRIES = 1024
-"""Constraints that are remembered."""
+STACK_BYTES = 256 << 20
+"""Address space for the compiler's stack: it recurses once for each reference in a row."""
+
+Entry = Future[CompiledForm]
 
 
 class GrammarCache:
@@ -63,84 +51,68 @@ class GrammarCache:
             constraint can be compiled.
     """
 
-    def __init__(self, vocab_size: int, seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.folder: Path | None = None
         self._vocab_size = vocab_size
-        self._seconds = seconds
-        self._pool: ThreadPoolExecutor | None = None
-        self._of_thread = threading.local()
-        self._processes: list[CompileProcess] = []
-        self._vocabulary: Any = None
-        self._lock = threading.Lock()  # of the vocabulary
-        self._queue = CompileQueue(NUM_PROCESSES)
-        self._pending: dict[Key, Future[Grammar]] = {}  # of those in the line
-        self._is_held_up = False  # for want of room
-        self._queue_lock = threading.Lock()  # of these three
-        self._entries: OrderedDict[Key, Future[Grammar]] = OrderedDict()
-        self._waiting: dict[str, Key] = {}  # by request
-        self._followers: dict[str, Matcher] = {}
-        self._followed: dict[str, Grammar] = {}
-        self._resident = ResidentGrammars()
+        self._tokens: list[bytes] = []
+        self._compiler: ConstraintCompiler | None = None
+        self._queue = _CompileQueue(self._compile)
+        self._entries: OrderedDict[Constraint, Entry] = OrderedDict()
+        self._waiting: dict[str, Constraint] = {}  # by request
+        self._matchers: dict[str, Matcher] = {}
+        self._followed: dict[str, CompiledForm] = {}
         self._counts = GrammarCounts()
-        self._compiles: list[tuple[str, float]] = []  # appended to by the threads
+        self._compiles: list[tuple[str, float]] = []  # appended to by the thread
 
     def begin(self, request: EngineRequest) -> None:
         """See `engine.ports.Grammars`."""
         constraint = _constraint_of(request)
         self._counts.requests[constraint.kind] += 1
-        self._counts.hits += _key(constraint) in self._entries
-        self._waiting[request.request_id] = _key(constraint)
+        self._waiting[request.request_id] = constraint
+        entry = self._entries.get(constraint)
+        self._counts.hits += entry is not None
+        if entry is not None and not entry.done():  # this tenant's turn may come first
+            self._queue.add(request.tenant, constraint, entry)
         self._entry(constraint, request.tenant)
 
     def open(self, request: EngineRequest) -> bool | RequestError:
         """See `engine.ports.Grammars`."""
-        constraint = _constraint_of(request)
-        if request.request_id in self._followers:
+        if request.request_id in self._matchers:
             return True
-        ends = [
-            token_id
-            for token_id in request.sampling.eos_token_ids
-            if 0 <= token_id < self._vocab_size
-        ]
+        ends = [each for each in request.sampling.eos_token_ids if 0 <= each < self._vocab_size]
         if not ends:
             return RequestError(
                 "cannot be served: this model has no token that ends an answer",
                 param=CONSTRAINT_PARAM,
             )
-        entry = self._entry(constraint, request.tenant)
+        entry = self._entry(_constraint_of(request), request.tenant)
         if not entry.done():
             return False
         self._waiting.pop(request.request_id, None)
         error = entry.exception()
         if error is not None:
             return RequestError(str(error), param=CONSTRAINT_PARAM)
-        grammar = self._followed[request.request_id] = entry.result()
-        matcher = library().GrammarMatcher(grammar.handle, ends, False, -1, None)
-        self._followers[request.request_id] = Matcher(matcher)
+        form = self._followed[request.request_id] = entry.result()
+        budget = ThinkingBudget(form.budget, self._tokens) if form.budget else None
+        self._matchers[request.request_id] = Matcher(form, ends, budget)
         return True
 
-    def follower(self, request: EngineRequest) -> Matcher:
-        """Follower of a request that is open."""
-        return self._followers[request.request_id]
+    def matcher(self, request: EngineRequest) -> Matcher:
+        """Matcher of a request that is open."""
+        return self._matchers[request.request_id]
 
     def forget(self, request_id: str) -> None:
         """Drop where a request stands, and a compile that only it waits for and that has not begun;
         unknown ids are a no-op.
         """
-        self._followers.pop(request_id, None)
+        self._matchers.pop(request_id, None)
         self._followed.pop(request_id, None)
-        key = self._waiting.pop(request_id, None)
-        if (
-            key is not None
-            and key not in self._waiting.values()
-            and (entry := self._entries.get(key)) is not None
-            and entry.cancel()
-        ):
-            del self._entries[key]
-            with self._queue_lock:
-                self._queue.discard(key)
-                self._pending.pop(key, None)
+        constraint = self._waiting.pop(request_id, None)
+        if constraint is not None and constraint not in self._waiting.values():
+            entry = self._entries.get(constraint)
+            if entry is not None and entry.cancel():
+                del self._entries[constraint]
         self._evict()
 
     def take_counts(self) -> GrammarCounts:
@@ -150,102 +122,48 @@ class GrammarCache:
         return counts
 
     def close(self) -> None:
-        """End the compile processes."""
-        for process in self._processes:
-            process.kill()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.close()
+        """End the thread, once what it compiles is done."""
+        self._queue.close()
 
-    def _entry(self, constraint: Constraint, tenant: str) -> Future[Grammar]:
-        key = _key(constraint)
-        entry = self._entries.get(key)
-        if entry is None or _may_be_tried_again(entry):
-            entry = self._entries[key] = Future()
+    def _entry(self, constraint: Constraint, tenant: str) -> Entry:
+        entry = self._entries.get(constraint)
+        if entry is None:
+            entry = self._entries[constraint] = Future()
             entry.add_done_callback(lambda _: self.on_change())
-            self._enqueue(tenant, key, entry)
-        elif key in self._pending:
-            self._enqueue(tenant, key, entry)  # at this tenant's turn, if that comes first
-        self._entries.move_to_end(key)
+            self._queue.add(tenant, constraint, entry)
+        self._entries.move_to_end(constraint)
         self._evict()
         return entry
 
-    def _enqueue(self, tenant: str, key: Key, entry: Future[Grammar]) -> None:
-        with self._queue_lock:
-            if not self._queue.add(tenant, key):
-                return
-            self._pending[key] = entry
-        self._begin_next()
-
-    def _begin_next(self) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_PROCESSES, "grammar", _lower_priority)
-        self._pool.submit(self._compile_in_turn)
-
-    def _compile_in_turn(self) -> None:
-        """In a thread of the pool: compile until no constraint may be begun."""
-        while self._compile_next():
-            pass
-
-    def _compile_next(self) -> bool:
-        turn = self._take()
-        if turn is None:
-            return False
-        tenant, key, entry = turn
-        started = time.monotonic()
-        try:
-            if entry.set_running_or_notify_cancel():
-                entry.set_result(self._compile(Constraint(*key)))
-        except BaseException as e:
-            entry.set_exception(e)
-        finally:
-            with self._queue_lock:
-                self._queue.done(tenant, time.monotonic() - started)
-        return True
-
-    def _take(self) -> tuple[str, Key, Future[Grammar]] | None:
-        with self._queue_lock:
-            self._is_held_up = bool(self._pending) and self._is_full()
-            turn = None if self._is_held_up else self._queue.take()
-            return None if turn is None else (*turn, self._pending.pop(turn[1]))
-
-    def _is_full(self) -> bool:
-        return self._resident.num_bytes >= MOST_BYTES
-
     def _evict(self) -> None:
-        """Forget what was longest not used, but for what a request waits for; where bytes are
-        short, what a request follows stays too, as it takes them all the same.
-
-        Goes on compiling once there is room.
-        """
-        needed, kept = set(self._waiting.values()), {None, *map(id, self._followed.values())}
-        for key in list(self._entries):
-            is_long = len(self._entries) > MOST_ENTRIES
-            if not is_long and not self._is_full():
+        """Forget what was longest not used, but for what a request waits for or follows."""
+        needed = set(self._waiting.values())
+        followed = {id(form): form.num_bytes for form in self._followed.values()}
+        forms = {constraint: _form_of(entry) for constraint, entry in self._entries.items()}
+        num_bytes = sum(
+            (followed | {id(form): form.num_bytes for form in forms.values() if form}).values()
+        )
+        for constraint, form in forms.items():
+            if num_bytes <= MAX_BYTES and len(self._entries) <= MAX_ENTRIES:
                 break
-            is_idle = key not in needed and self._entries[key].done()
-            if is_idle and (is_long or _result_id(self._entries[key]) not in kept):
-                del self._entries[key]
-        with self._queue_lock:
-            may_go_on = self._is_held_up and not self._is_full()
-            self._is_held_up &= not may_go_on
-        if may_go_on:
-            self._begin_next()
+            if (
+                constraint not in needed
+                and self._entries[constraint].done()
+                and id(form) not in followed
+            ):
+                del self._entries[constraint]
+                num_bytes -= form.num_bytes if form else 0
+        self._queue.hold(is_held=num_bytes > MAX_BYTES)
 
-    def _compile(self, constraint: Constraint) -> Grammar:
-        """In a thread of the pool, which has a process of its own."""
+    def _compile(self, constraint: Constraint) -> CompiledForm:
+        """In the queue's thread.  Raises FormError."""
         started = time.monotonic()
         outcome = "failed"
         try:
-            text = self._process().compile(constraint).grammar
-            self._resident.give_back()
-            handle = compiler_over(self._read_vocabulary()).compile_grammar_ebnf(
-                library().Grammar.deserialize_json(text)
-            )
+            form = self._opened().compile(constraint)
             outcome = "compiled"
-            return self._resident.add(Grammar(handle, int(handle.memory_size_bytes())))
-        except CompileError as e:
+            return form
+        except (FormError, ModelError) as e:
             logger.info(
                 "constraint refused kind=%s characters=%d reason=%s",
                 constraint.kind,
@@ -256,24 +174,74 @@ class GrammarCache:
         finally:
             self._compiles.append((outcome, time.monotonic() - started))
 
-    def _process(self) -> CompileProcess:
-        process: CompileProcess | None = getattr(self._of_thread, "process", None)
-        if process is None:
+    def _opened(self) -> ConstraintCompiler:
+        if self._compiler is None:
             if self.folder is None:
-                raise CompileError("cannot be compiled: this engine does not know its tokens' text")
-            process = self._of_thread.process = CompileProcess(
-                self.folder, self._vocab_size, self._seconds
-            )
-            self._processes.append(process)
-        return process
+                raise FormError("cannot be compiled: this engine does not know its tokens' text")
+            self._tokens = read_vocabulary(self.folder, self._vocab_size)
+            self._compiler = ConstraintCompiler(self._tokens)
+        return self._compiler
 
-    def _read_vocabulary(self) -> Any:
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = library().TokenizerInfo.deserialize_json(
-                    self._process().vocabulary
-                )
-            return self._vocabulary
+
+class _CompileQueue:
+    """Compiles in a thread of its own, one tenant after another; tenants are API keys by name."""
+
+    def __init__(self, compile_one: Callable[[Constraint], CompiledForm]) -> None:
+        self._compile_one = compile_one
+        self._tenants: dict[str, deque[tuple[Constraint, Entry]]] = {}
+        self._is_held = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, tenant: str, constraint: Constraint, entry: Entry) -> None:
+        """Compile the constraint in its tenant's turn, unless the entry is cancelled before."""
+        with self._changed:
+            self._tenants.setdefault(tenant, deque()).append((constraint, entry))
+            self._changed.notify()
+        if self._thread is None:
+            before = threading.stack_size(STACK_BYTES)
+            self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
+            self._thread.start()
+            threading.stack_size(before)
+
+    def hold(self, *, is_held: bool) -> None:
+        """Begin no compile from now on, or go on."""
+        if is_held != self._is_held:
+            with self._changed:
+                self._is_held = is_held
+                self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (taken := self._take()) is not None:
+            constraint, entry = taken
+            if not entry.done() and entry.set_running_or_notify_cancel():
+                try:
+                    entry.set_result(self._compile_one(constraint))
+                except BaseException as e:
+                    entry.set_exception(e)
+
+    def _take(self) -> tuple[Constraint, Entry] | None:
+        """The next of the tenant whose turn it is; None = closed."""
+        with self._changed:
+            while (self._is_held or not self._tenants) and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            tenant, pending = next(iter(self._tenants.items()))
+            del self._tenants[tenant]
+            taken = pending.popleft()
+            if pending:
+                self._tenants[tenant] = pending
+            return taken
 
 
 def _constraint_of(request: EngineRequest) -> Constraint:
@@ -282,20 +250,6 @@ def _constraint_of(request: EngineRequest) -> Constraint:
     return constraint
 
 
-def _key(constraint: Constraint) -> Key:
-    return constraint.kind, constraint.text, constraint.strict
-
-
-def _may_be_tried_again(entry: Future[Grammar]) -> bool:
-    error = entry.exception() if entry.done() else None
-    failed = error.failed_seconds if isinstance(error, CompileError) else None
-    return failed is not None and time.monotonic() - failed > RETRY_SECONDS
-
-
-def _result_id(entry: Future[Grammar]) -> int | None:
-    return id(entry.result()) if entry.done() and entry.exception() is None else None
-
-
-def _lower_priority() -> None:
-    """Lower that of this thread; those that xgrammar starts from it have the same."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+def _form_of(entry: Entry) -> CompiledForm | None:
+    is_compiled = entry.done() and not entry.cancelled() and entry.exception() is None
+    return entry.result() if is_compiled else None

@@ -38,11 +38,11 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row to fill: its follower, the tokens to feed it, those to look along, and those to bar."""
+    """A row to fill: its matcher, the tokens to feed it, those to look along, and those to bar."""
 
     row: int
     request_id: str
-    follower: Matcher
+    matcher: Matcher
     new: list[int]
     guessed: list[int]
     barred: list[int]
@@ -82,12 +82,12 @@ class MaskMaker:
     def _row(
         self, row: int, place: SamplePlace, chosen: Mapping[EngineRequest, int], *, is_new: bool
     ) -> _Row:
-        """is_new: the first row of its request, which feeds its follower."""
+        """is_new: the first row of its request, which feeds its matcher."""
         request, drafts = (
             (place, ()) if isinstance(place, EngineRequest) else (place.request, place.drafts)
         )
-        follower = self._cache.follower(request)
-        new = follower.new_tokens(request) if is_new else []
+        matcher = self._cache.matcher(request)
+        new = matcher.new_tokens(request) if is_new else []
         guessed = [chosen[request], *drafts] if request in chosen else list(drafts)
         sampling = request.sampling
         is_early = request.num_output_tokens + len(guessed) < sampling.min_tokens
@@ -95,14 +95,14 @@ class MaskMaker:
         return _Row(
             row,
             request.request_id,
-            follower,
+            matcher,
             new,
             guessed,
             [*barred, *sampling.stop_token_ids] if is_early else barred,
         )
 
     def _fill(self, rows: list[_Row]) -> Masks:
-        words = np.empty(-(-self._vocab_size // BITS), dtype=np.int32)
+        words = np.empty(-(-(self._vocab_size + 1) // BITS), dtype=np.uint32)
         masked: list[int] = []
         allowed = np.empty((len(rows), self._vocab_size), dtype=np.bool_)
         errors: dict[int, RequestError] = {}
@@ -129,14 +129,14 @@ class MaskMaker:
         return Masks(np.array(masked, dtype=np.int64), allowed[: len(masked)], errors)
 
 
-def _filled(row: _Row, words: NDArray[np.int32]) -> bool:
+def _filled(row: _Row, words: NDArray[np.uint32]) -> bool:
     """See `Matcher.fill`.  Raises OutsideError, SlowError."""
     started = time.thread_time()
-    row.follower.feed(row.new)
+    row.matcher.feed(row.new)
     fed = time.thread_time()
-    is_filled = row.follower.fill(words, row.guessed)
+    is_filled = row.matcher.fill(words, row.guessed)
     ended = time.thread_time()
-    row.follower.spend(ended - started, ended - fed + (fed - started) / max(1, len(row.new)))
+    row.matcher.spend(ended - started, ended - fed + (fed - started) / max(1, len(row.new)))
     return is_filled
 
 

@@ -1,30 +1,28 @@
 """Position of one answer in its grammar: fed its tokens, it returns those that may come next.
 
-A follower goes by the output alone: it catches up with whatever tokens a request
-has, made here or elsewhere, once or again after a preemption or a move, and it
-can look ahead along tokens that are only guessed and come back.
+It goes by the output alone: it catches up with whatever tokens a request has, made here or
+elsewhere, once or again after a preemption or a migration, and looks ahead along drafts on a copy.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from pdcluster_worker.engine.request import EngineRequest
+from pdcluster_worker.structured_output.compiler import CompiledForm, explain
+from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 
-MOST_SECONDS = 2.0
+MAX_SECONDS = 2.0
 """Most core seconds of an answer, beside those of each token."""
 
 SECONDS_PER_TOKEN = 0.1
-"""Core seconds per token; most grammars take less than a thousandth of a second, long repetitions
-of characters up to 0.07.
-"""
+"""Core seconds per token; most grammars take less than a thousandth of a second."""
 
-MOST_AT_ONCE = 0.2
-"""Seconds of a core for one token; a grammar that can be read in many ways takes more with each."""
-
-_ALL = np.int32(-1)  # a word of a mask that lets all its tokens pass
+MAX_STEP_SECONDS = 0.2
+"""Core seconds for one token; a grammar that can be read in many ways takes more with each."""
 
 
 class OutsideError(Exception):
@@ -36,12 +34,18 @@ class SlowError(Exception):
 
 
 class Matcher:
-    """One request's.  matcher: xgrammar's, at the beginning."""
+    """One request's.  ends: the tokens that end its answer."""
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(
+        self, form: CompiledForm, ends: Sequence[int], budget: ThinkingBudget | None = None
+    ) -> None:
+        self._form = form
+        self._ends = frozenset(ends)
+        self._budget = budget
         self._seconds = 0.0
-        self._matcher = matcher
+        self._matcher = form.matcher.deep_copy()
         self._fed: list[int] = []
+        self._is_ended = False
 
     @property
     def num_fed(self) -> int:
@@ -56,71 +60,88 @@ class Matcher:
         if num_fed > request.num_output_tokens or (
             num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]
         ):
-            self._matcher.reset()
-            self._fed.clear()
+            self._restart()
             num_fed = 0
         return request.tokens[first + num_fed :]
 
     def feed(self, token_ids: Sequence[int]) -> None:
-        """Go on by tokens that the answer has.  Raises OutsideError."""
+        """Go on by tokens that the answer has.  Raises OutsideError, SlowError."""
         for token_id in token_ids:
             self._fed.append(token_id)
-            if not self._matcher.is_terminated() and not self._matcher.accept_token(
-                token_id, False
-            ):
+            if self._is_ended:
+                continue
+            if not self._take(self._matcher, token_id):
+                _raise_slow(self._matcher)
                 raise OutsideError(
                     f"token {token_id} at place {len(self._fed) - 1} of the output is not in the "
                     "grammar"
                 )
+            self._is_ended = token_id in self._ends
 
-    def fill(self, words: NDArray[np.int32], guessed: Sequence[int] = ()) -> bool:
-        """Fill in the tokens that may follow what was fed and these guessed ones; return whether
-        any are barred.
+    def fill(self, words: NDArray[np.uint32], drafts: Sequence[int] = ()) -> bool:
+        """Fill in the tokens that may follow what was fed and these drafts; return whether any are
+        barred.
 
-        words: a bit for each token, the first in the lowest; filled where this returns True.
-        Guessed tokens that the grammar does not have, or that come after its end, bar nothing: what
-        follows them counts for nothing.
+        words: a bit for each token and one more, the first in the lowest.  Drafts that the grammar
+        does not have, or that come after its end, bar nothing: what follows them is discarded.
+        Raises SlowError.
         """
-        if self._matcher.is_terminated():
+        matcher = self._matcher.deep_copy() if drafts else self._matcher
+        if self._is_ended or self._num_taken(matcher, drafts) < len(drafts):
             return False
-        num_taken = 0
-        try:
-            for token_id in guessed:
-                if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):
-                    return False
-                num_taken += 1
-            if self._matcher.is_terminated():
-                return False
-            words.fill(_ALL)
-            return bool(self._matcher.fill_next_token_bitmask(words[None, :], 0, False))
-        finally:
-            if num_taken:
-                self._matcher.rollback(num_taken)
+        if not self._ends.isdisjoint(drafts):
+            return False
+        fill_next_token_bitmask(matcher, words[None, :].view(np.int32))
+        _raise_slow(matcher)
+        if self._budget is not None:
+            self._budget.bar(words, [*self._fed, *drafts])
+        if matcher.is_accepting():
+            for token_id in self._ends:
+                words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+        return True
 
-    def spend(self, seconds: float, at_once: float) -> None:
+    def spend(self, seconds: float, step_seconds: float) -> None:
         """Add the time that following took just now, in all and for one token.
 
         Raises SlowError once it is too long.
         """
         self._seconds += seconds
-        if at_once > MOST_AT_ONCE or self._seconds > MOST_SECONDS + SECONDS_PER_TOKEN * len(
+        if step_seconds > MAX_STEP_SECONDS or self._seconds > MAX_SECONDS + SECONDS_PER_TOKEN * len(
             self._fed
         ):
             raise SlowError(
                 f"takes too long to follow, {self._seconds:.1f} s up to token {len(self._fed)}: "
-                "make it simpler, with fewer repetitions in one another and fewer ways to read one "
-                "text"
+                f"{_SIMPLER}"
             )
 
-    def count_fitting(self, guessed: Sequence[int]) -> int:
-        """Count how many of these guessed tokens the grammar takes, one after another; changes
-        nothing.
-        """
-        num_taken = 0
-        for token_id in guessed:
-            if self._matcher.is_terminated() or not self._matcher.accept_token(token_id, False):
-                break
-            num_taken += 1
-        if num_taken:
-            self._matcher.rollback(num_taken)
-        return num_taken
+    def count_fitting(self, drafts: Sequence[int]) -> int:
+        """Count how many of these drafts the grammar takes, one after another; changes nothing."""
+        return 0 if self._is_ended else self._num_taken(self._matcher.deep_copy(), drafts)
+
+    def _restart(self) -> None:
+        self._matcher = self._form.matcher.deep_copy()
+        self._fed = []
+        self._is_ended = False
+
+    def _num_taken(self, matcher: LLMatcher, token_ids: Sequence[int]) -> int:
+        for index, token_id in enumerate(token_ids):
+            if not self._take(matcher, token_id):
+                return index
+            if token_id in self._ends:
+                return index + 1
+        return len(token_ids)
+
+    def _take(self, matcher: LLMatcher, token_id: int) -> bool:
+        if token_id in self._ends:
+            return bool(matcher.is_accepting())
+        return matcher.try_consume_tokens([token_id]) == 1
+
+
+_SIMPLER = "make it simpler, with fewer repetitions in one another and fewer ways to read one text"
+
+
+def _raise_slow(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise SlowError(
+            f"takes too much work to follow ({explain(matcher.get_error())}): {_SIMPLER}"
+        )

@@ -1,354 +1,323 @@
-"""A JSON schema as xgrammar enforces it: references gathered, what it cannot enforce left out or
-refused.
+"""A JSON schema as llguidance compiles it: checked, closed, and without what cannot be enforced.
 
-Every fault is said with its place, a JSON pointer into the schema as it was sent.
-An answer under the result is valid under the schema but for what was left out.
-The differences that matter: what stands beside a reference or an `anyOf`, `oneOf` or
-`allOf` is joined with it (`combining`), an object with `properties` has no others where
-the schema does not say so (`finishing`), lists of `items` become `prefixItems`, and every
-reference goes to a definition under a plain name.
+Every fault is said with its place in the schema as it was sent.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote
 
-from pdcluster_worker.structured_output.combining import Combining
-from pdcluster_worker.structured_output.finishing import finished
-from pdcluster_worker.structured_output.intersection import Node, Pointer
-from pdcluster_worker.structured_output.listed import settle
-from pdcluster_worker.structured_output.patterns import looks_around
+from pdcluster_worker.structured_output.errors import Pointer, SchemaError, pointer
+from pdcluster_worker.structured_output.patterns import looks_around, of_rust
+from pdcluster_worker.structured_output.schema_nodes import (
+    LISTS,
+    MAPS,
+    NO_ANCHORS,
+    SINGLES,
+    Node,
+    anchors_of,
+    children,
+    nodes,
+    resolve,
+)
+from pdcluster_worker.structured_output.schema_size import is_join, num_schemas
 
-MOST_COUNTED = 10_000
+MAX_COUNT = 10_000
 """Characters, items and properties: a larger upper bound is as good as none, a larger lower one is
 refused.
 """
 
-MOST_NODES = 10_000
-"""Schemas in a schema."""
+MAX_MULTIPLE = 1_000
+MAX_MULTIPLES = 20
+"""Bounds of `multipleOf`: compiling takes time with their sum and the square of their number."""
+
+MAX_LOOSENESS = 2
 
 TYPES = ("string", "number", "integer", "boolean", "null", "object", "array")
-_MAPS = ("properties", "patternProperties")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLES = (
-    "items",
-    "additionalProperties",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "propertyNames",
+_FORMATS = tuple(
+    "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()  # noqa: SIM905
 )
 _UPPER = ("maxLength", "maxItems", "maxProperties")
 _LOWER = ("minLength", "minItems", "minProperties")
-_VALUES = ("type", "enum", "const", "format", "pattern", "required", *_UPPER, *_LOWER)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# fmt: off
 _NOT_ENFORCED = (
-    *(
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "uniqueItems",
-        "multipleOf",
-    ),
-    *("dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef"),
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems",
+    "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef",
+    "unevaluatedProperties", "unevaluatedItems", "propertyNames",
 )
-_RULES = (*_VALUES, *_NUMBERS, *_MAPS, *_LISTS, *_SINGLES, *_NOT_ENFORCED)
-_BOUNDS = ("pattern", "format", *_UPPER, *_LOWER, *_NUMBERS)
-_TYPED = ("type", "enum", "const", "properties", "additionalProperties", "items", "prefixItems")
+# fmt: on
+_OPENERS = ("additionalProperties", "patternProperties", "propertyNames")
+_DIALECT = ("$schema", "$id", "id")
 
 
-class SchemaError(ValueError):
-    """A schema that cannot be enforced; the message begins with the place."""
-
-    def __init__(self, place: Pointer, what: str) -> None:
-        super().__init__(f"{pointer(place)}: {what}")
-
-
-def pointer(place: Pointer) -> str:
-    """A place as a JSON pointer.
-
-    >>> pointer(("properties", "a/b", "anyOf", 0))
-    '#/properties/a~1b/anyOf/0'
-    """
-    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in place)
-    return "/".join(("#", *parts))
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PreparedSchema:
-    """A schema to compile.  nodes: its parts and their places in what was sent, the outer ones
-    first.
-    """
+    """num_schemas: that llguidance makes of it."""
 
     schema: Any
-    definitions: Node
-    nodes: list[tuple[Pointer, Node]] = field(default_factory=list)
-    is_json: bool = True
-
-    def whole(self, part: Any) -> Any:
-        """A part of it that can stand alone."""
-        made = finished(part, is_json=self.is_json)
-        return (
-            {**made, "$defs": self.definitions}
-            if isinstance(made, dict) and self.definitions
-            else made
-        )
+    num_schemas: int
 
 
-def prepare(schema: Any, *, strict: bool, is_json: bool = True) -> PreparedSchema:
-    """strict: refuse what cannot be enforced, instead of leaving it out.  is_json: of JSON, not
-    another style.  Raises SchemaError.
+def prepare(root: Any, *, strict: bool, looseness: int = 0) -> PreparedSchema:
+    """strict: refuse what cannot be enforced, in place of leaving it out.
+
+    looseness: what else is left out, up to MAX_LOOSENESS: 1 = what stands beside references, and
+               patterns of names beside one another; 2 = all that would be joined with something.
+    Raises SchemaError.
     """
-    read = _Reading(schema, strict=strict).run()
-
-    def leave_out(place: Pointer, combinator: str, why: str) -> None:
-        if strict:
-            raise SchemaError(
-                (*place, combinator) if combinator in _at(schema, place) else place,
-                f"cannot be enforced with all that must hold beside it, as {why}: write them as "
-                "one schema, or set strict to false to go without it",
-            )
-
-    places = {id(node): place for place, node in read.nodes}
-    combining = Combining(read.schema, read.definitions, places, leave_out)
-    combined = combining.run()
-    definitions = {
-        name: finished(part, is_json=is_json) for name, part in combining.definitions.items()
-    }
-    prepared = PreparedSchema(None, definitions, read.nodes, is_json)
-    prepared.schema = prepared.whole(combined)
-    return prepared
+    return _Preparation(_loosened(root, 0 if strict else looseness), strict=strict).run()
 
 
-class _Reading:
-    """Checks one schema, and keeps what can be enforced.
-
-    names: of definitions, by the place of what they are.
-    """
-
+class _Preparation:
     def __init__(self, root: Any, *, strict: bool) -> None:
         self._root = root
         self._strict = strict
-        self._names: dict[Pointer, str] = {}
-        self._due: list[Pointer] = []
-        self._prepared = PreparedSchema(None, {})
+        self._anchors = NO_ANCHORS
+        self._multiples: set[float] = set()
+        self._joined: set[int] = set()  # schemas that are parts of another, by id
 
     def run(self) -> PreparedSchema:
-        prepared = self._prepared
-        prepared.schema = self._part(self._root, ())
-        while self._due:
-            place = self._due.pop()
-            prepared.definitions[self._names[place]] = self._part(_at(self._root, place), place)
-        return prepared
+        if self._root is False:
+            raise SchemaError((), "is false, which no value fits")
+        self._anchors = anchors_of(self._root)
+        self._check((), self._root)
+        count = num_schemas(self._root, lambda reference: self._resolve(reference)[1])
+        for _, node in nodes(self._root):
+            if is_join(node):
+                self._mark_parts(node)
+        return PreparedSchema(self._part(self._root), count)
 
-    def _part(self, part: Any, place: Pointer) -> Any:
-        if isinstance(part, bool):
-            return part
-        if not isinstance(part, dict):
-            raise SchemaError(place, "must be a schema: an object, true or false")
-        if len(self._prepared.nodes) >= MOST_NODES:
-            raise SchemaError((), f"has more than {MOST_NODES} schemas in it: make it smaller")
-        made: Node = {}
-        self._prepared.nodes.append((place, made))
-        self._check_enforced(part, place)
-        if "$ref" in part:
-            made["$ref"] = self._reference(part["$ref"], place)
-        made.update(self._values(part, place))
-        made.update(self._inner(part, place))
-        keyword = settle(made)
-        if keyword is not None:
+    def _check(self, place: Pointer, part: Any) -> None:
+        """Check this schema and all below it, before anything is made of them."""
+        due = [(place, part)]
+        while due:
+            place, part = due.pop()
+            if not isinstance(part, bool | dict):
+                raise SchemaError(place, "must be a schema: an object, true or false")
+            if isinstance(part, dict):
+                self._check_node(place, part)
+                due += children(place, part)
+
+    def _check_node(self, place: Pointer, node: Node) -> None:
+        check_values(place, node)
+        if "multipleOf" in node and not self._is_multiple(node["multipleOf"]) and self._strict:
             raise SchemaError(
-                (*place, keyword), "has no value that fits what stands beside it in this schema"
+                (*place, "multipleOf"),
+                f"must be a number up to {MAX_MULTIPLE}, of at most {MAX_MULTIPLES} in one schema",
             )
-        return made
-
-    def _inner(self, part: Node, place: Pointer) -> Node:
-        """The schemas in a schema."""
-        made: Node = {}
-        for name in _MAPS:
-            if name in part:
-                made[name] = {
-                    key: self._part(value, (*place, name, key))
-                    for key, value in _items(part[name], (*place, name))
-                }
-        for name in _LISTS:
-            if name in part:
-                made[name] = self._parts(part[name], (*place, name))
-        for name in _SINGLES:
-            if name in part and not isinstance(part[name], list):
-                made[name] = self._part(part[name], (*place, name))
-        # before 2020: the first items, and those after them
-        if isinstance(part.get("items"), list):
-            made["prefixItems"] = self._parts(part["items"], (*place, "items"))
-            made["items"] = self._part(
-                part.get("additionalItems", True), (*place, "additionalItems")
-            )
-        return made
-
-    def _parts(self, parts: Any, place: Pointer) -> list[Any]:
-        if not isinstance(parts, list) or (not parts and place[-1] not in ("prefixItems", "items")):
-            raise SchemaError(place, "must be a list of schemas that is not empty")
-        return [self._part(part, (*place, index)) for index, part in enumerate(parts)]
-
-    def _values(self, part: Node, place: Pointer) -> Node:
-        found = {name: part[name] for name in (*_VALUES, *_NUMBERS) if name in part}
-        for name in _NUMBERS:
-            if isinstance(found.get(name), bool):  # draft 4: a word about the bound beside it
-                found.pop(name)
-        for name in (*_UPPER, *_LOWER):
-            if name not in found:
-                continue
-            bound = found[name]
-            if isinstance(bound, bool) or not isinstance(bound, int | float) or bound < 0:
-                raise SchemaError((*place, name), "must be a number that is not negative")
-            if bound > MOST_COUNTED and name in _LOWER:
-                raise SchemaError((*place, name), f"can be at most {MOST_COUNTED} here")
-            if bound > MOST_COUNTED:
-                found.pop(name)
-        _check_values(found, place)
-        return found
-
-    def _check_enforced(self, part: Node, place: Pointer) -> None:
-        if not self._strict:
-            return
-        for name in _NOT_ENFORCED:
-            if name in part and part[name] is not False:
+        if "$ref" in node:
+            self._target(place, node["$ref"])
+        for name in _NOT_ENFORCED if self._strict else ():
+            is_enforced = name == "propertyNames" and _name_pattern(node) is not None
+            if name in node and node[name] is not False and not is_enforced:
                 raise SchemaError(
-                    (*place, name),
-                    "cannot be enforced: leave it out, or set strict to false to go without it",
+                    (*place, name), f"cannot be enforced: leave it out, or {_LENIENT}"
                 )
-        for name, where in _of_no_effect(part):
-            raise SchemaError(
-                (*place, name),
-                f"cannot be enforced {where}: leave it out, or set strict to false to go "
-                "without it",
-            )
+        if self._strict and node.get("format", "uri") not in _FORMATS:
+            raise SchemaError((*place, "format"), f"is not enforced: {_KNOWN}, or {_LENIENT}")
+        for name in ("pattern", "patternProperties") if self._strict else ():
+            if any(map(looks_around, _texts(node.get(name)))):
+                raise SchemaError(
+                    (*place, name), f"has a lookahead or lookbehind: leave it out, or {_LENIENT}"
+                )
 
-    def _reference(self, reference: Any, place: Pointer) -> str:
-        place = (*place, "$ref")
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            raise SchemaError(
-                place, "must point into this schema, as #/$defs/name does: others are not fetched"
-            )
-        target = self._target(reference, place)
-        if target == ():
-            return "#"
-        if target not in self._names:
-            self._names[target] = f"d{len(self._names)}"
-            self._due.append(target)
-        return f"#/$defs/{self._names[target]}"
+    def _is_multiple(self, value: Any) -> bool:
+        """Return whether a `multipleOf` is enforced, as one of a few."""
+        if not isinstance(value, int | float) or not 0 < value <= MAX_MULTIPLE:
+            return False
+        if len(self._multiples) < MAX_MULTIPLES:
+            self._multiples.add(value)
+        return value in self._multiples
 
-    def _target(self, reference: str, place: Pointer) -> Pointer:
-        """The place that a reference points to."""
-        if reference in ("#", "#/"):
-            return ()
-        if not reference.startswith("#/"):
-            anchored = _anchored(self._root, reference[1:])
-            if anchored is None:
-                raise SchemaError(place, f"{reference!r} is nowhere in the schema")
-            return anchored
-        found: list[str | int] = []
-        part = self._root
-        for written in reference[2:].split("/"):
-            key = unquote(written).replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
-                found.append(int(key))
-                part = part[int(key)]
-            elif isinstance(part, dict) and key in part:
-                found.append(key)
-                part = part[key]
-            else:
-                raise SchemaError(place, f"{reference!r} is nowhere in the schema")
-        return tuple(found)
+    def _resolve(self, reference: Any) -> tuple[Pointer, Any]:
+        return resolve(self._root, reference, self._anchors)
+
+    def _target(self, place: Pointer, reference: Any) -> Any:
+        try:
+            return self._resolve(reference)[1]
+        except ValueError as e:
+            raise SchemaError((*place, "$ref"), str(e)) from e
+
+    def _mark_parts(self, node: Node) -> None:
+        for part in self._parts(node):
+            if id(part) not in self._joined:
+                self._joined.add(id(part))
+                self._mark_parts(part)
+
+    def _parts(self, node: Node) -> Iterator[Node]:
+        """Schemas that hold together with this one, or whose branches do."""
+        found = [part for name in ("allOf", "anyOf", "oneOf") for part in node.get(name, ())]
+        if "$ref" in node:
+            found.append(self._resolve(node["$ref"])[1])
+        yield from (part for part in found if isinstance(part, dict))
+
+    def _part(self, part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        made = {name: value for name, value in part.items() if name not in _DIALECT}
+        for name in _NOT_ENFORCED:
+            made.pop(name, None)
+        if "$ref" in made:
+            made["$ref"] = _reference(self._resolve(made["$ref"])[0])
+        if not self._is_multiple(made.get("multipleOf")):
+            made.pop("multipleOf", None)
+        _drop_bounds(made)
+        self._drop_formats(made)
+        for name in MAPS:
+            if name in part:
+                written = of_rust if name == "patternProperties" else str
+                made[name] = {written(key): self._part(value) for key, value in part[name].items()}
+        for name in (*LISTS, *SINGLES):
+            if isinstance(part.get(name), list):
+                made[name] = [self._part(each) for each in part[name]]
+            elif name in part:
+                made[name] = self._part(part[name])
+        if isinstance(made.get("items"), list):  # before 2020: the first items, and the others
+            made["prefixItems"] = made.pop("items")
+            made["items"] = made.pop("additionalItems", True)
+        _exclude(made)
+        pattern = _name_pattern(part)
+        if pattern is not None and part.get("additionalProperties") is not False:
+            made["patternProperties"] = {pattern: made.get("additionalProperties", True)}
+            made["additionalProperties"] = False
+        self._close(made, part)
+        return made
+
+    def _drop_formats(self, made: Node) -> None:
+        if made.get("format", "uri") not in _FORMATS:
+            del made["format"]
+        if "pattern" in made:
+            made["pattern"] = of_rust(made["pattern"])
+
+    def _close(self, made: Node, part: Node) -> None:
+        """An object with `properties` has no others, where its schema does not say so."""
+        if id(part) in self._joined:
+            return
+        parts = [part, *self._all_parts(part)] if is_join(part) else [part]
+        rest = part.get("unevaluatedProperties", False)
+        names = [name for each in parts for name in _names(each)]
+        is_open = any(
+            name in each and each[name] is not False for each in parts for name in _OPENERS
+        )
+        has_names = any("properties" in each for each in parts)
+        if is_open or not (has_names or "unevaluatedProperties" in part):
+            return
+        if len(parts) > 1:
+            made["properties"] = dict.fromkeys(names, True) | made.get("properties", {})
+        elif not set(names) <= made.get("properties", {}).keys():
+            return  # a required name that may be of any schema
+        made["additionalProperties"] = self._part(rest)
+
+    def _all_parts(self, node: Node) -> list[Node]:
+        found: dict[int, Node] = {}
+        due = [node]
+        while due:
+            for part in self._parts(due.pop()):
+                if id(part) not in found:
+                    found[id(part)] = part
+                    due.append(part)
+        return list(found.values())
 
 
-def _of_no_effect(part: Node) -> Iterator[tuple[str, str]]:
-    """Names of a schema that xgrammar passes over, and where they stand so."""
-    if "$ref" in part:
-        yield from ((name, "beside $ref") for name in _RULES if name in part)
-        return
-    if "pattern" in part and "format" in part:
-        yield "format", "beside pattern"
-    for name in ("pattern", "format"):
-        if name in part:
-            yield from (
-                (length, f"beside {name}")
-                for length in ("minLength", "maxLength")
-                if length in part
-            )
-    for name in ("pattern", "patternProperties"):
-        if any(map(looks_around, _texts(part.get(name, ())))):
-            yield name, "with a lookahead or lookbehind"
-    if not any(name in part for name in _TYPED):
-        yield from ((name, "without a type") for name in _BOUNDS if name in part)
-    properties, required = part.get("properties", {}), part.get("required", [])
-    if (
-        isinstance(properties, dict)
-        and isinstance(required, list)
-        and any(name not in properties for name in required)
-        and ("patternProperties" in part or part.get("additionalProperties") is False)
+_LENIENT = "set strict to false to go without it"
+_KNOWN = f"use one of {', '.join(_FORMATS)}"
+
+
+def check_values(place: Pointer, node: Node) -> None:
+    """Check the keywords that hold no schema.  Raises SchemaError."""
+    kinds = node.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in TYPES:
+            raise SchemaError((*place, "type"), f"{kind!r} is no type: use {', '.join(TYPES)}")
+    if "enum" in node and (not isinstance(node["enum"], list) or not node["enum"]):
+        raise SchemaError((*place, "enum"), "must be a list that is not empty")
+    required = node.get("required", [])
+    if not isinstance(required, bool) and (  # a boolean is draft 3
+        not isinstance(required, list) or not all(isinstance(name, str) for name in required)
     ):
-        yield "required", "for a name that is not among the properties"
+        raise SchemaError((*place, "required"), "must be a list of names")
+    for name in ("pattern", "format"):
+        if not isinstance(node.get(name, ""), str):
+            raise SchemaError((*place, name), "must be text")
+    for name in (*_UPPER, *_LOWER):
+        bound = node.get(name, 0)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or bound < 0:
+            raise SchemaError((*place, name), "must be a number that is not negative")
+        if bound > MAX_COUNT and name in _LOWER:
+            raise SchemaError((*place, name), f"can be at most {MAX_COUNT} here")
+
+
+def _drop_bounds(made: Node) -> None:
+    for name in _UPPER:
+        if made.get(name, 0) > MAX_COUNT:
+            del made[name]
+    for name in (*_NUMBERS, "required"):
+        if isinstance(made.get(name), bool):  # drafts 3 and 4
+            del made[name]
+
+
+def _exclude(made: Node) -> None:
+    """Branches of `oneOf` that each require one name exclude those of the others."""
+    branches = made.get("oneOf", ())
+    if len(branches) < 2 or not all(
+        isinstance(each, dict) and each.keys() == {"required"} and len(each["required"]) == 1
+        for each in branches
+    ):
+        return
+    names = [each["required"][0] for each in branches]
+    made["oneOf"] = [
+        {"required": [name], "properties": {other: False for other in names if other != name}}
+        for name in names
+    ]
+
+
+def _name_pattern(node: Node) -> str | None:
+    """The pattern that `propertyNames` asks of the names of an object's further properties."""
+    names = node.get("propertyNames")
+    if not isinstance(names, dict) or "patternProperties" in node:
+        return None
+    if "minLength" in names or "maxLength" in names:
+        return f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$"
+    pattern = names.get("pattern")
+    return pattern if isinstance(pattern, str) and not looks_around(pattern) else None
+
+
+def _names(node: Node) -> list[str]:
+    required = node.get("required", ())
+    return [*node.get("properties", ()), *([] if isinstance(required, bool) else required)]
+
+
+def _loosened(root: Any, looseness: int) -> Any:
+    if isinstance(root, list):
+        return [_loosened(each, looseness) for each in root]
+    if not isinstance(root, dict) or not looseness:
+        return root
+    made = {name: _loosened(value, looseness) for name, value in root.items()}
+    if isinstance(made.get("$ref"), str):
+        kept = ("$ref", "$defs", "definitions")
+        return {name: value for name, value in made.items() if name in kept}
+    if isinstance(made.get("patternProperties"), dict) and len(made["patternProperties"]) > 1:
+        del made["patternProperties"]
+        made["additionalProperties"] = True
+    if looseness == MAX_LOOSENESS and isinstance(made.get("allOf"), list):
+        made["allOf"] = made["allOf"][:1]
+    for name in ("allOf", "anyOf", "oneOf") if looseness == MAX_LOOSENESS else ():
+        if isinstance(made.get(name), list) and is_join(made):
+            del made[name]
+    return made
+
+
+def _reference(place: Pointer) -> str:
+    """A reference to what is at a place, once lists of `items` are `prefixItems`."""
+    below = (*place[1:], "") if place else ()
+    parts = tuple(
+        "prefixItems" if part == "items" and isinstance(next_part, int) else part
+        for part, next_part in zip(place, below, strict=True)
+    )
+    return quote(pointer(parts), safe="#/~$@:!'()*+,;=&?")
 
 
 def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*value] if isinstance(value, dict) else []
-
-
-def _at(root: Any, place: Pointer) -> Any:
-    for key in place:
-        root = root[key]
-    return root
-
-
-def _items(value: Any, place: Pointer) -> list[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        raise SchemaError(place, "must be an object whose values are schemas")
-    return list(value.items())
-
-
-def _check_values(found: Node, place: Pointer) -> None:
-    kinds = found.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if kind not in TYPES:
-            raise SchemaError((*place, "type"), f"{kind!r} is no type: use {', '.join(TYPES)}")
-    if "enum" in found and (not isinstance(found["enum"], list) or not found["enum"]):
-        raise SchemaError((*place, "enum"), "must be a list that is not empty")
-    required = found.get("required", [])
-    if isinstance(required, bool):  # draft 3
-        found.pop("required")
-    elif not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise SchemaError((*place, "required"), "must be a list of names")
-    for name in ("pattern", "format"):
-        if not isinstance(found.get(name, ""), str):
-            raise SchemaError((*place, name), "must be text")
-
-
-def _anchored(part: Any, name: str, place: Pointer = ()) -> Pointer | None:
-    """The place of the schema that is called so."""
-    return next(
-        (
-            found
-            for found, node in _nodes(part, place)
-            if node.get("$anchor") == name or node.get("$id") == f"#{name}"
-        ),
-        None,
-    )
-
-
-def _nodes(part: Any, place: Pointer) -> Iterator[tuple[Pointer, Node]]:
-    if isinstance(part, dict):
-        yield place, part
-    pairs = (
-        part.items()
-        if isinstance(part, dict)
-        else enumerate(part)
-        if isinstance(part, list)
-        else ()
-    )
-    for key, value in pairs:
-        yield from _nodes(value, (*place, key))

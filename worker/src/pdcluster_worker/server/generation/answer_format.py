@@ -82,7 +82,7 @@ def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
     if parser in _MARKED:
         return _row([_tag(tool, parser) for tool in use.tools.values()], "\n", use)
     if parser == "llama3_json":
-        return _row([_json_call(tool) for tool in use.tools.values()], "; ", use)
+        return _row([_whole_call(tool) for tool in use.tools.values()], "; ", use)
     return None
 
 
@@ -130,6 +130,38 @@ def _json_call(tool: Tool) -> Format:
         "content": _arguments(tool.parameters),
         "end": "}",
     }
+
+
+def _whole_call(tool: Tool) -> Format:
+    """A call as one schema: an answer that is JSON too may begin as it does."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.name},
+            "parameters": _moved(tool.parameters, "#/properties/parameters"),
+        },
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "tag",
+        "begin": "",
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "",
+    }
+
+
+def _moved(part: Any, place: str) -> Any:
+    """A schema at another place, with its references."""
+    if isinstance(part, list):
+        return [_moved(each, place) for each in part]
+    if not isinstance(part, dict):
+        return part
+    moved = {name: _moved(value, place) for name, value in part.items()}
+    reference = part.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = f"{place}{reference[1:]}"
+    return moved
 
 
 def _row(tags: Iterable[Format], separator: str, use: ToolUse) -> Format:
