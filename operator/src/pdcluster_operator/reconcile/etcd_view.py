@@ -48,7 +48,7 @@ class ReadLimits:
 
 @dataclass
 class EtcdReader:
-    """Reads one etcd, behind the reconciles once at a time; see `etcd_view.EtcdView`."""
+    """Reads one etcd, behind the reconciles once at a time."""
 
     requests: EtcdRequests
     enqueue: Callable[[], None]

@@ -30,7 +30,7 @@ class Pool:
     facts: PoolFacts
     order: int  # its place in the role
     price: float = 1.0  # of one accelerator, relative
-    weight: float = 1.0  # capacity of one worker, relative; see `ratio`
+    weight: float = 1.0  # capacity of one worker, relative
     low: int = 0  # bounds of its replicas now, low at most high
     high: int = MAX_REPLICAS
     source: str = "minReplicas and maxReplicas"  # where the bounds come from, as text
