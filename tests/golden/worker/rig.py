@@ -36,7 +36,7 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import serve

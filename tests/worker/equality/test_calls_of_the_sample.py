@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
 from pdcluster_worker.server.generation.choice import Choice, TextRules
-from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.generation.sampling import ModelLimits, specs_for
 from pdcluster_worker.server.openai.chat import prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest

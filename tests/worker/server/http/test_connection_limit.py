@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pdcluster_worker.server.http.connection_limit import OpenConnections
+from pdcluster_worker.server.http.limits import OpenConnections
 from pdcluster_worker.system.open_files import fitting
 
 

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 import pytest
 
 from pdcluster_worker.server.http.connection import HttpConnection
-from pdcluster_worker.server.http.direct_writer import DirectWriter
+from pdcluster_worker.server.http.raw_http import DirectWriter
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}

@@ -11,7 +11,7 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.conftest import Rig

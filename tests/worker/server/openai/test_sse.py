@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.server.generation.formatter import event
-from pdcluster_worker.server.openai.chat_formatter import ChatFormatter
+from pdcluster_worker.server.openai.chat import ChatFormatter
 from pdcluster_worker.server.openai.completion import CompletionFormatter
 from pdcluster_worker.server.openai.formatter import OpenAIFormatter
 from pdcluster_worker.server.openai.logprobs import TokenNames

@@ -16,7 +16,7 @@ from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.responses.protocol import shown_items
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of

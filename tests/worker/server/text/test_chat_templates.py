@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.server.generation.model_parsers import (
+from pdcluster_worker.server.generation.chat_answer import (
     NO_PARSERS,
     ModelParsers,
     ParserNames,

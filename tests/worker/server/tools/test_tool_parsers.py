@@ -18,9 +18,8 @@ from pdcluster_worker.server.text.events import (
     assembled,
 )
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS
-from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
 from pdcluster_worker.server.tools.registry import FORMS, CallParser, parser_for
-from pdcluster_worker.server.tools.streamed_call import Numbering
+from pdcluster_worker.server.tools.streamed_call import NamedCall, Numbering, RequiredCalls
 from tests.worker.server.recorded_calls import (
     HERMES_NOW,
     HERMES_PARIS,

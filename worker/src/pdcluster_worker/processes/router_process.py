@@ -22,7 +22,7 @@ from pdcluster_worker.processes.lifecycle import (
 from pdcluster_worker.proxy.client_connection import proxy_protocol
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
 from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer

@@ -32,7 +32,7 @@ from pdcluster_worker.processes.lifecycle import (
     unless,
 )
 from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.generation.model_parsers import ParserNames
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.http.verify_route import VerifyHandler

@@ -21,17 +21,15 @@ from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
 from pdcluster_worker.server.errors.anthropic import PATH as MESSAGES
 from pdcluster_worker.server.errors.handlers import error_handlers
 from pdcluster_worker.server.generation.backend import Backend, WorkerView
+from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.model_parsers import ParserNames, model_parsers
 from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.cors import Cors
 from pdcluster_worker.server.http.early_response import EarlyResponse
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
-from pdcluster_worker.server.http.openapi import document
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
-from pdcluster_worker.server.http.routes import JsonRoute, with_errors
-from pdcluster_worker.server.http.trace_route import trace_route
+from pdcluster_worker.server.http.routes import JsonRoute, document, with_errors
 from pdcluster_worker.server.http.verify_route import VerifyHandler, verify_route
 from pdcluster_worker.server.openai import chat, completion
 from pdcluster_worker.server.openai.protocol import ChatReply, CompletionReply
@@ -43,7 +41,7 @@ from pdcluster_worker.server.openai.tokenize_route import (
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
-from pdcluster_worker.server.state_routes import model_routes, state_routes
+from pdcluster_worker.server.state_routes import model_routes, state_routes, trace_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.tracing.recent_traces import RecentTraces
 

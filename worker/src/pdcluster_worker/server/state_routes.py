@@ -1,4 +1,6 @@
-"""Routes of a worker's identity and state: /v1/models, /health, /ready, /version, /metrics."""
+"""Routes of a worker's identity and state: /v1/models, /health, /ready, /version, /metrics, and the
+traces of ended requests, for `pdctl why --request`.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,14 +9,17 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker import __version__
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics, vllm_names
 from pdcluster_worker.server.errors.openai import ErrorReply
 from pdcluster_worker.server.generation.backend import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
+from pdcluster_worker.server.http.authorization import TenantOfKey, presented_key
 from pdcluster_worker.server.http.routes import Answers, ApiRoute
 from pdcluster_worker.server.openai.protocol import (
     DeviceState,
@@ -23,6 +28,7 @@ from pdcluster_worker.server.openai.protocol import (
     ModelList,
     VersionReply,
 )
+from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
 
 _HEALTH: Answers = {200: HealthState, 503: HealthState}
 
@@ -112,3 +118,28 @@ def _state(reason: str | None, shortfall: str | None) -> Response:
     if reason is None:
         return json_response(HealthState(status="ok", reason=shortfall))
     return json_response(HealthState(status="unavailable", reason=reason), 503)
+
+
+def trace_route(traces: RecentTraces, tenant_of: TenantOfKey) -> Route:
+    async def trace(request: Request) -> Response:
+        if not _is_allowed(request, tenant_of):
+            message = "an API key is asked for: send the header Authorization: Bearer KEY"
+            raise RequestError(message, status=401, code="invalid_api_key")
+        request_id = request.path_params["request_id"]
+        found = traces.find(request_id)
+        if not found:
+            message = (
+                f"no request {quoted(request_id)} has ended here recently: ask the worker that "
+                "answered it, which keeps the last ones"
+            )
+            raise RequestError(message, status=404, code="request_not_found")
+        return JSONResponse({"journeys": [as_json(each) for each in found]})
+
+    return Route("/debug/requests/{request_id}", trace)
+
+
+def _is_allowed(request: Request, tenant_of: TenantOfKey) -> bool:
+    if tenant_of is None:
+        return True
+    key = presented_key(request.scope)
+    return key is not None and tenant_of(key) is not None

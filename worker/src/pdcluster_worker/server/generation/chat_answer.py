@@ -7,19 +7,62 @@ import string
 import uuid
 from dataclasses import dataclass
 
+from pdcluster_worker.config.model import ModelConfig, ReasoningParserName, ToolParserName
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.answer_format import Reasoning
 from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
-from pdcluster_worker.server.generation.model_parsers import ModelParsers
 from pdcluster_worker.server.generation.structured import constraint_param
 from pdcluster_worker.server.generation.tool_choice import ToolUse
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.requests import ChatRequest
+from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.events import NewParser, PlainText
-from pdcluster_worker.server.text.reasoning import Start, ThinkTags, start_for, start_within
-from pdcluster_worker.server.tools.forced import NamedCall, RequiredCalls
+from pdcluster_worker.server.text.reasoning import (
+    ReasoningName,
+    Start,
+    ThinkTags,
+    reasoning_parser_for,
+    start_for,
+    start_within,
+)
+from pdcluster_worker.server.tools import registry as tools_registry
 from pdcluster_worker.server.tools.registry import FORMS, CallParser
-from pdcluster_worker.server.tools.streamed_call import NewId, Numbering
+from pdcluster_worker.server.tools.streamed_call import NamedCall, NewId, Numbering, RequiredCalls
+
+
+@dataclass(frozen=True, slots=True)
+class ParserNames:
+    tools: ToolParserName = "auto"
+    reasoning: ReasoningParserName = "auto"
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "ParserNames":
+        return cls(model.tool_parser, model.reasoning_parser)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParsers:
+    """None = unknown, or none is configured.  leaves_calls: calls are to stay text."""
+
+    tools: tools_registry.ParserName | None = None
+    reasoning: ReasoningName | None = None
+    takes_tools: bool = False
+    leaves_calls: bool = False
+
+
+NO_PARSERS = ModelParsers()
+
+
+def model_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelParsers:
+    if template is None:
+        return NO_PARSERS
+    return ModelParsers(
+        tools_registry.parser_for(names.tools, template.tool_source),
+        reasoning_parser_for(names.reasoning, template.source),
+        template.takes_tools,
+        names.tools == "none",
+    )
+
 
 _LETTERS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARACTERS = 9

@@ -19,14 +19,13 @@ from pdcluster_worker.routing.qos.slo import aged, slo_of
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants, tenant_policy
 from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.server.generation.backend import Backend
-from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.generation.chat_answer import NO_PARSERS, ModelParsers
+from pdcluster_worker.server.generation.choice import Choice, ChoiceTimer, TextRules
 from pdcluster_worker.server.generation.formatter import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
-from pdcluster_worker.server.generation.model_parsers import NO_PARSERS, ModelParsers
-from pdcluster_worker.server.generation.request_metrics import ChoiceTimer
 from pdcluster_worker.server.generation.sampling import ModelLimits
 from pdcluster_worker.server.generation.structured import with_field
 from pdcluster_worker.server.text.events import Delta, NewParser, PlainText

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
 from pdcluster_worker.server.generation.generation import Generation
-from pdcluster_worker.server.http.direct_writer import DIRECT_WRITER
+from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.streams import Mapped, Reader
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors.handlers import reason, response_for
-from pdcluster_worker.server.http.connection_limit import TOO_MANY_CONNECTIONS
+from pdcluster_worker.server.http.limits import TOO_MANY_CONNECTIONS
 from pdcluster_worker.server.http.request_context import note_key
 
 _API = "/v1"

@@ -14,12 +14,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import unacked_responses
-from pdcluster_worker.server.http.connection_limit import TOO_MANY_CONNECTIONS, OpenConnections
-from pdcluster_worker.server.http.direct_writer import DIRECT_WRITER, DirectWriter
 from pdcluster_worker.server.http.early_response import ANSWERED
 from pdcluster_worker.server.http.half_closed import HalfClosed
-from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
-from pdcluster_worker.server.http.raw_http import date_header, error_answer, without_offer
+from pdcluster_worker.server.http.limits import (
+    TOO_MANY_CONNECTIONS,
+    HttpLimits,
+    LimitsNow,
+    OpenConnections,
+)
+from pdcluster_worker.server.http.raw_http import (
+    DIRECT_WRITER,
+    DirectWriter,
+    date_header,
+    error_answer,
+    without_offer,
+)
 
 logger = logging.getLogger(__name__)
 

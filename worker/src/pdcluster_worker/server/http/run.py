@@ -14,8 +14,7 @@ from starlette.types import ASGIApp
 
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.http.connection import HttpConnection
-from pdcluster_worker.server.http.connection_limit import OpenConnections
-from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow
+from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow, OpenConnections
 from pdcluster_worker.server.http.unacked_responses import UnackedResponses
 from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
 
