@@ -132,7 +132,7 @@ class NixlCarrier:
         self._agent.releaseXferReq(request)
 
     def close(self) -> None:
-        """See carrier.Carrier; NIXL ends its thread with its agent."""
+        """NIXL ends its thread with its agent."""
         self._agent = None
 
     def _load(self, name: str, known: bytes) -> None:

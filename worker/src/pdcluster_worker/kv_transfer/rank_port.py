@@ -43,7 +43,7 @@ class Listen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """See `ShardPort`, as the messages below."""
+    """Messages of `ShardPort`, as those below."""
 
     epoch: bytes
     block_ids: list[int]
@@ -195,7 +195,7 @@ class RankPort:
         threading.Thread(target=self._read, name=f"kv-rank-{heads.start}", daemon=True).start()
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See ShardPort; waits until the rank has done it."""
+        """Waits until the rank has done it."""
         self._send(Open(epoch, list(block_ids), verify))
         if not self._opened.get():
             raise self._gone()

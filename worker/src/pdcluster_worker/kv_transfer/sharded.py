@@ -209,7 +209,7 @@ class ShardedTransport:
         return [port.port for port in self._ports]
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See ports.Transport; blocks must be written in this order.
+        """Blocks must be written in this order.
 
         Raises ValueError on a block that another epoch has open.
         """
@@ -238,7 +238,7 @@ class ShardedTransport:
         *,
         verify: bool = False,
     ) -> None:
-        """See ports.Transport; after the epoch has ended blocks are dropped unread: its `SendEnded`
+        """After the epoch has ended blocks are dropped unread: its `SendEnded`
         speaks for them too.
         """
         peer = engine_id, tuple(addresses)
@@ -259,14 +259,14 @@ class ShardedTransport:
             one.port.write(one.part, engine_id, one.address, pairs, verify=verify)
 
     def checksum(self, epoch: bytes) -> int | None:
-        """See ports.Transport; complete once the last `BlocksSent` has come."""
+        """Complete once the last `BlocksSent` has come."""
         sending = self._sendings.get(epoch)
         return (
             None if sending is None else combined(one.checksum for one in sending.slices.values())
         )
 
     def forget(self, epoch: bytes) -> None:
-        """See ports.Transport; raises ValueError while writes are unacknowledged."""
+        """Raises ValueError while writes are unacknowledged."""
         sending = self._sendings.get(epoch)
         if sending is None:
             return
@@ -279,7 +279,7 @@ class ShardedTransport:
             one.port.forget(one.part)
 
     def cancel(self, epoch: bytes) -> None:
-        """See ports.Transport; writes already on the wire may still arrive."""
+        """Writes already on the wire may still arrive."""
         sending = self._sendings.get(epoch)
         if sending is None:
             self._add(SendEnded(epoch, "cancelled"))

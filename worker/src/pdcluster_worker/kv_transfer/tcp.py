@@ -26,7 +26,6 @@ from pdcluster_worker.kv_transfer.sharded import (
     EventQueue,
     HeadShard,
     ShardedTransport,
-    ShardEvent,
     ShardPort,
 )
 from pdcluster_worker.kv_transfer.tcp_link import Link, LinkSettings, Stopped
@@ -37,20 +36,97 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 5.0
 
 
-class TcpSender:
-    """The engine thread's side of the links."""
+DEFAULT_LIMITS = PortLimits()
+PACED_FRAMES_PER_SECOND = 20
+"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the
+flow is even.
+"""
 
-    def __init__(self, outbox: Outbox, memory: KVMemory, settings: LinkSettings) -> None:
-        self._outbox = outbox
+
+@dataclass(frozen=True, slots=True)
+class TcpSettings:
+    """Settings of a port and its connections."""
+
+    verify: bool = False
+    bandwidth: int = 0  # most bytes per second that all connections together send; 0 = no cap
+    transport: TransportName = "tcp"  # that is asked for, see `kv_transfer.carriers`
+    connect_seconds: float = 5.0
+    stall_seconds: float = 30.0
+    # Monotonic seconds, of the sending side: the engine's.
+    clock: Callable[[], float] = time.monotonic
+    limits: PortLimits = DEFAULT_LIMITS  # what the KV port bears
+
+
+class TcpPort:
+    """`ShardPort`.  Raises ConfigError if it cannot be bound, or the transport is missing."""
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        engine_id: str,
+        listen: tuple[str, int],
+        wake: Callable[[], None],
+        settings: TcpSettings,
+    ) -> None:
+        """listen: host and port, 0 for any free one."""
+        self.heads = memory.heads
+        self.block_bytes = memory.head_bytes * len(memory.heads)
         self._memory = memory
-        self._settings = settings
         self._lock = threading.Lock()
         self._links: dict[PeerAddress, tuple[Link, threading.Thread]] = {}
+        events = EventQueue(wake)
+        self._carriers = open_carriers(
+            settings.transport,
+            f"{engine_id}-{self.heads.start}",
+            wire.frame_bytes(self.block_bytes),
+            memory,
+        )
+        inbox = Inbox(memory, settings.verify, events.put)
+        self._outbox = Outbox(settings.verify, events.put, settings.clock)
+        self._link_settings = LinkSettings(
+            bucket=TokenBucket(settings.bandwidth),
+            frame_blocks=frame_blocks(self.block_bytes, settings.bandwidth),
+            carriers=self._carriers,
+            connect_seconds=settings.connect_seconds,
+            stall_seconds=settings.stall_seconds,
+            clock=settings.clock,
+        )
+        self._receiver = TcpReceiver(
+            inbox,
+            memory,
+            engine_id,
+            listen,
+            ReceiverSettings(settings.limits, self._carriers),
+        )
+        self.port = self._receiver.port
+        # The rest of `ShardPort` is the rules of epochs on either side.
+        self.open, self.fence = inbox.open, inbox.fence
+        self.forget, self.cancel = self._outbox.forget, self._outbox.cancel
+        self.poll = events.poll
+
+    @property
+    def num_bad_connections(self) -> int:
+        """Connections to the KV port that were closed because their bytes were not the protocol."""
+        return self._receiver.num_bad_connections
+
+    @property
+    def transport(self) -> str:
+        return self._carriers.requested or "tcp"
 
     def write(
-        self, part: HeadShard, peer: PeerAddress, pairs: Sequence[tuple[int, int]], *, verify: bool
+        self,
+        part: HeadShard,
+        engine_id: str,
+        address: str,
+        pairs: Sequence[tuple[int, int]],
+        *,
+        verify: bool = False,
     ) -> None:
-        """Queue, and wake or start the peer's thread."""
+        """Queue, and wake or start the peer's thread.
+
+        address: "host:port", an IPv6 host in brackets.
+        """
+        peer = engine_id, address
         with self._lock:
             self._outbox.write(part, peer, pairs, verify=verify)
             if not self._outbox.has_work(peer):
@@ -61,7 +137,7 @@ class TcpSender:
                 self._start(peer)
 
     def close(self) -> None:
-        """End all threads, at most about JOIN_SECONDS; no event follows."""
+        """End all threads, in a bounded time; no event follows."""
         deadline = time.monotonic() + JOIN_SECONDS
         with self._lock:
             links = list(self._links.values())
@@ -69,9 +145,11 @@ class TcpSender:
                 link.stop()
         for _, thread in links:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._receiver.close()
+        self._carriers.close()
 
     def _start(self, peer: PeerAddress) -> None:
-        link = Link(peer, self._outbox, self._memory, self._settings)
+        link = Link(peer, self._outbox, self._memory, self._link_settings)
         thread = threading.Thread(
             target=self._serve, args=(link,), name=f"kv-to-{peer[1]}", daemon=True
         )
@@ -111,117 +189,6 @@ class TcpSender:
             if reason is not None:
                 self._outbox.fail(link.peer, reason)
             return False
-
-
-DEFAULT_LIMITS = PortLimits()
-PACED_FRAMES_PER_SECOND = 20
-"""Frames per second under a bandwidth cap: frames shrink to this share of a second, so that the
-flow is even.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class TcpSettings:
-    """Settings of a port and its connections."""
-
-    verify: bool = False
-    bandwidth: int = 0  # most bytes per second that all connections together send; 0 = no cap
-    transport: TransportName = "tcp"  # that is asked for, see `kv_transfer.carriers`
-    connect_seconds: float = 5.0
-    stall_seconds: float = 30.0
-    # Monotonic seconds, of the sending side: the engine's.
-    clock: Callable[[], float] = time.monotonic
-    limits: PortLimits = DEFAULT_LIMITS  # what the KV port bears
-
-
-class TcpPort:
-    """`ShardPort`.  Raises ConfigError if it cannot be bound, or the transport is missing."""
-
-    def __init__(
-        self,
-        memory: KVMemory,
-        engine_id: str,
-        listen: tuple[str, int],
-        wake: Callable[[], None],
-        settings: TcpSettings,
-    ) -> None:
-        """listen: host and port, 0 for any free one."""
-        self.heads = memory.heads
-        self.block_bytes = memory.head_bytes * len(memory.heads)
-        self._events = EventQueue(wake)
-        self._carriers = open_carriers(
-            settings.transport,
-            f"{engine_id}-{self.heads.start}",
-            wire.frame_bytes(self.block_bytes),
-            memory,
-        )
-        self._inbox = Inbox(memory, settings.verify, self._events.put)
-        self._outbox = Outbox(settings.verify, self._events.put, settings.clock)
-        links = LinkSettings(
-            bucket=TokenBucket(settings.bandwidth),
-            frame_blocks=frame_blocks(self.block_bytes, settings.bandwidth),
-            carriers=self._carriers,
-            connect_seconds=settings.connect_seconds,
-            stall_seconds=settings.stall_seconds,
-            clock=settings.clock,
-        )
-        self._sender = TcpSender(self._outbox, memory, links)
-        self._receiver = TcpReceiver(
-            self._inbox,
-            memory,
-            engine_id,
-            listen,
-            ReceiverSettings(settings.limits, self._carriers),
-        )
-        self.port = self._receiver.port
-
-    @property
-    def num_bad_connections(self) -> int:
-        """Connections to the KV port that were closed because their bytes were not the protocol."""
-        return self._receiver.num_bad_connections
-
-    @property
-    def transport(self) -> str:
-        return self._carriers.requested or "tcp"
-
-    def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """See ShardPort; blocks must be written in this order.
-
-        Raises ValueError on a block that another epoch has open.
-        """
-        self._inbox.open(epoch, block_ids, verify=verify)
-
-    def fence(self, epoch: bytes) -> None:
-        """See ShardPort; never waits for a peer: bytes that still arrive go."""
-        self._inbox.fence(epoch)
-
-    def write(
-        self,
-        part: HeadShard,
-        engine_id: str,
-        address: str,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        verify: bool = False,
-    ) -> None:
-        """See ShardPort; address is "host:port", an IPv6 host in brackets."""
-        self._sender.write(part, (engine_id, address), pairs, verify=verify)
-
-    def forget(self, part: HeadShard) -> None:
-        self._outbox.forget(part)
-
-    def cancel(self, part: HeadShard) -> None:
-        """A frame that is half sent is finished first, in its own thread."""
-        self._outbox.cancel(part)
-
-    def poll(self) -> list[ShardEvent]:
-        return self._events.poll()
-
-    def close(self) -> None:
-        """See ShardPort; joins the threads, in a bounded time."""
-        self._sender.close()
-        self._receiver.close()
-        self._carriers.close()
 
 
 def frame_blocks(block_bytes: int, bandwidth: int) -> int:

@@ -27,7 +27,7 @@ class DraftSizes:
 
 
 class ModelDrafter:
-    """See `engine.ports.Drafter`.  runner: of the draft model."""
+    """`engine.ports.Drafter`.  runner: of the draft model."""
 
     def __init__(self, runner: ModelRunner, sizes: DraftSizes) -> None:
         self.pool = BlockPool(sizes.num_blocks)
@@ -45,7 +45,7 @@ class ModelDrafter:
         )
 
     def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
-        """See `engine.ports.Drafter`.  A step of the draft model that fails gives no drafts."""
+        """A step of the draft model that fails gives no drafts."""
         num_requested = {request.request_id for request, _ in requested}
         goals: dict[EngineRequest, int] = {}
         shadows: list[EngineRequest | None] = []
