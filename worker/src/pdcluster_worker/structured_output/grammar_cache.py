@@ -66,7 +66,6 @@ class GrammarCache:
         self._compiles: list[tuple[str, float]] = []  # appended to by the thread
 
     def begin(self, request: EngineRequest) -> None:
-        """See `engine.ports.Grammars`."""
         constraint = _constraint_of(request)
         self._counts.requests[constraint.kind] += 1
         self._waiting[request.request_id] = constraint
@@ -77,7 +76,6 @@ class GrammarCache:
         self._entry(constraint, request.tenant)
 
     def open(self, request: EngineRequest) -> bool | RequestError:
-        """See `engine.ports.Grammars`."""
         if request.request_id in self._matchers:
             return True
         ends = [each for each in request.sampling.eos_token_ids if 0 <= each < self._vocab_size]
@@ -99,7 +97,6 @@ class GrammarCache:
         return True
 
     def matcher(self, request: EngineRequest) -> Matcher:
-        """Matcher of a request that is open."""
         return self._matchers[request.request_id]
 
     def forget(self, request_id: str) -> None:
@@ -116,13 +113,11 @@ class GrammarCache:
         self._evict()
 
     def take_counts(self) -> GrammarCounts:
-        """Counts since the last call."""
         counts, self._counts = self._counts, GrammarCounts()
         counts.compiles, self._compiles = self._compiles, []
         return counts
 
     def close(self) -> None:
-        """End the thread, once what it compiles is done."""
         self._queue.close()
 
     def _entry(self, constraint: Constraint, tenant: str) -> Entry:
@@ -206,7 +201,6 @@ class _CompileQueue:
             threading.stack_size(before)
 
     def hold(self, *, is_held: bool) -> None:
-        """Begin no compile from now on, or go on."""
         if is_held != self._is_held:
             with self._changed:
                 self._is_held = is_held

@@ -12,7 +12,6 @@ with blanks.
 
 
 def literal(text: str) -> str:
-    """A text as one lexeme."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -47,11 +47,6 @@ class Matcher:
         self._fed: list[int] = []
         self._is_ended = False
 
-    @property
-    def num_fed(self) -> int:
-        """Output tokens that it has been fed."""
-        return len(self._fed)
-
     def new_tokens(self, request: EngineRequest) -> list[int]:
         """The tokens of its output that it has not been fed; all of them where it was fed others,
         and it begins again.

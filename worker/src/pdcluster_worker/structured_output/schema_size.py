@@ -50,7 +50,7 @@ class _Counter:
             self.add([self._due.pop()])
 
     def add(self, parts: list[Any]) -> None:
-        """Count what these schemas become where they must hold together."""
+        """Count what schemas that hold together become."""
         parts = [part for part in parts if isinstance(part, dict)]
         if not parts:
             return
