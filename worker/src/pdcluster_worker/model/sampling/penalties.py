@@ -42,7 +42,7 @@ class TokenCounts:
         """[N] counts in the output."""
         return self._occurrences[: len(self._place)]
 
-    def follows(self, request: EngineRequest) -> bool:
+    def is_prefix_of(self, request: EngineRequest) -> bool:
         """Return whether the counted tokens begin the request's, by length and last token."""
         if self.num_counted == 0:
             return True
@@ -89,7 +89,7 @@ class PenaltyState:
     def counts(self, request: EngineRequest) -> TokenCounts:
         """Up-to-date counts of this request."""
         counts = self._counts.get(request.request_id)
-        if counts is None or not counts.follows(request):
+        if counts is None or not counts.is_prefix_of(request):
             is_prompt_seen = request.sampling.repetition_penalty != 1.0
             counts = TokenCounts(0 if is_prompt_seen else request.num_prompt_tokens)
             self._counts[request.request_id] = counts
