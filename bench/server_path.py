@@ -26,8 +26,9 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp, Message
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineReady, Submit, Tokens
 from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
@@ -152,7 +153,7 @@ def make_backend(client: EngineClient, metrics: Metrics, policy: PolicyConfig) -
     )
     worker = WorkerContext("mixed", Engines(Engine(client, facts, "127.0.0.1:1")), metrics, policy)
     worker.state = "ready"
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
     return Backend(
         Ingress(worker, DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list), list)
     )
@@ -274,7 +275,7 @@ async def ask(engine: PlayedEngine, port: int, requests: int) -> None:
 
 
 async def main(options: argparse.Namespace) -> None:
-    policy = PolicyConfig(admission=AdmissionPolicy(max_queued_requests=4096))
+    policy = PolicyConfig(admission=AdmissionSpec(max_queued_requests=4096))
     engine, metrics = PlayedEngine(), Metrics()
     client = EngineClient(engine)
     moving = asyncio.create_task(client.run())

@@ -29,11 +29,12 @@ from pdcluster_schema import values
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load, parse
 from pdcluster_schema.model import ModelSpec
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.vllm_engine import VLLM_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.policy import PolicyConfig, load_policy
+from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     EtcdTLSConfig,
@@ -166,7 +167,7 @@ def test_rendered_files_load_in_the_worker(example: str, role: str, tmp_path: Pa
     assert of_both(loaded.engine) == load(ROOT / "examples" / example).spec.engine_of(
         role
     ).model_dump(by_alias=True, exclude=STOCK)
-    assert msgspec.to_builtins(load_policy(tmp_path / "policy.yaml")) == policy
+    assert load_policy(tmp_path / "policy.yaml").model_dump(mode="json", by_alias=True) == policy
 
 
 def test_rendered_files_set_every_field_of_the_worker() -> None:
@@ -181,7 +182,7 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     only = {"discovery.leaseSeconds", "listen.head"}
 
     assert found | only == set(fields(WorkerConfig))
-    assert set(paths(policy)) == set(fields(PolicyConfig))
+    assert set(policy) == {str(field.alias) for field in PolicyConfig.model_fields.values()}
 
 
 def test_the_file_of_a_stock_engine_loads_in_the_worker(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_defaults_are_equal_on_both_sides() -> None:
     ours, theirs = EtcdTls(ca="/ca"), EtcdTLSConfig(ca="/ca")
     assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)
     _, policy = rendered("mixed.yaml", "mixed")
-    assert policy == msgspec.to_builtins(PolicyConfig())
+    assert policy == PolicyConfig().model_dump(mode="json", by_alias=True)
 
 
 def test_worker_records_are_read_by_the_operator() -> None:

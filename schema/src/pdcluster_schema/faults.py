@@ -2,14 +2,15 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.errors import Fault, InvalidObjectError
 from pdcluster_schema.text import shortened
 
 Location = tuple[int | str, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 UNKNOWN_FIELD = "extra_forbidden"
 """pydantic's type of that error."""
@@ -42,6 +43,38 @@ _EXPLANATIONS = {
     "too_short": ("must have at least {min_length} entries", "add some, or leave it out"),
     "too_long": ("must have at most {max_length} entries", "remove some"),
 }
+
+
+def validated(kind: type[ModelT], document: object) -> ModelT:
+    """Read a document.  Raises InvalidObjectError with every fault."""
+    try:
+        return kind.model_validate(document, by_name=False)
+    except ValidationError as e:
+        raise InvalidObjectError(faults_of(e, kind)) from e
+
+
+def validated_known(kind: type[ModelT], document: object) -> tuple[ModelT, list[str]]:
+    """Read a document that may have fields of another version: what it says without them, and
+    their paths.  Raises InvalidObjectError with every other fault.
+    """
+    unknown = unknown_fields(kind, document)
+    if not unknown:
+        return validated(kind, document), []
+    try:
+        value = kind.model_validate(document, by_name=False, extra="ignore")
+    except ValidationError as e:
+        raise InvalidObjectError(faults_of(e, kind)) from e
+    return value, [".".join(map(str, location)) for location in unknown]
+
+
+def unknown_fields(kind: type[BaseModel], document: object) -> list[Location]:
+    """Locations of fields that are unknown here."""
+    try:
+        kind.model_validate(document, by_name=False)
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+        return [item["loc"] for item in errors if item["type"] == UNKNOWN_FIELD]
+    return []
 
 
 def faults_of(error: ValidationError, root: type[BaseModel]) -> list[Fault]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from pdcluster_schema.errors import Fault, InvalidObjectError
-from pdcluster_schema.faults import UNKNOWN_FIELD, Location, faults_of
+from pdcluster_schema.faults import Location, unknown_fields, validated
 from pdcluster_schema.pdcluster import KIND, PDCluster
 from pdcluster_schema.rules import json_size, too_long
 from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
@@ -62,10 +61,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def parse(document: dict[str, Any]) -> PDCluster:
     """Validate one object.  Raises InvalidObjectError with every fault."""
-    try:
-        return PDCluster.model_validate(_without_server_fields(document))
-    except ValidationError as e:
-        raise InvalidObjectError(faults_of(e, PDCluster)) from e
+    return validated(PDCluster, _without_server_fields(document))
 
 
 def parse_applied(document: dict[str, Any]) -> PDCluster:
@@ -131,22 +127,11 @@ def parse_stored(document: Mapping[str, Any]) -> tuple[PDCluster, list[str]]:
     try:
         return parse_applied(stored), []
     except InvalidObjectError:
-        unknown = _unknown(stored)
+        unknown = unknown_fields(PDCluster, _without_server_fields(stored))
         if not unknown:
             raise
     cluster = parse_applied(_without(stored, unknown))
     return cluster, [".".join(map(str, location)) for location in unknown]
-
-
-def _unknown(document: dict[str, Any]) -> list[Location]:
-    """Locations of fields that are unknown here."""
-    try:
-        PDCluster.model_validate(_without_server_fields(document))
-    except ValidationError as e:
-        return [
-            item["loc"] for item in e.errors(include_url=False) if item["type"] == UNKNOWN_FIELD
-        ]
-    return []
 
 
 def _without(value: Any, locations: Iterable[Location]) -> Any:

@@ -23,6 +23,11 @@ SloMilliseconds = Annotated[float, Field(gt=0.0, le=600_000.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
+OffloadPolicyName = Literal[
+    "rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
+]
+
+
 class OffloadScoreSpec(SpecSection):
     """Weights of the policy score. A prompt goes when their sum is over minScore; each counts while
     its metric is over its threshold.
@@ -93,9 +98,7 @@ class OffloadSpec(SpecSection):
     has at least minOffloadLength of them.
     """
 
-    policy: Literal[
-        "rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
-    ] = "rule"
+    policy: OffloadPolicyName = "rule"
     """rule is described above; measured is the rule, but avoids a side that is measured to be
     slower to the first token; score adds up weights; islBounding keeps prompts that are short and
     mostly cached; prefillLoad keeps them while every prefill worker is busy; islOrLoad keeps them
@@ -241,6 +244,9 @@ class RacingSpec(SpecSection):
     """Largest share of all requests that race."""
 
 
+RelayingPolicyName = Literal["leastRequest", "roundRobin", "textPrefix"]
+
+
 class RelayingSpec(SpecSection):
     """Routers hand the bytes of plain requests to a decode or mixed worker's HTTP port, and its
     answer's bytes back, in place of tokenizing. That worker is the ingress. An answer that has
@@ -249,7 +255,7 @@ class RelayingSpec(SpecSection):
 
     enabled: bool = False
     """Routers relay."""
-    policy: Literal["leastRequest", "roundRobin", "textPrefix"] = "leastRequest"
+    policy: RelayingPolicyName = "leastRequest"
     """Choice of the worker: the fewest requests, one after the other, or the one that had the
     beginning of this prompt's text. A session goes first (decodeScore.sessionAffinity).
     """

@@ -12,5 +12,11 @@ class SpecSection(BaseModel):
     """Base of all sections."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, alias_generator=to_camel
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,  # for values that are made here; files are read by alias alone
     )

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 from tokenizers import Tokenizer as Encoder
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import (

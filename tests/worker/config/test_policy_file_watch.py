@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config import policy_file
-from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 
 

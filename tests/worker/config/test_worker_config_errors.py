@@ -251,17 +251,6 @@ def test_policy_empty_file_is_the_default_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
-    [("1.0e+308", "<= 1000.0"), ("1001", "<= 1000.0"), (".inf", "<= 1000.0"), ("0", "> 0.0")],
-)
-def test_policy_batches_ahead_is_bounded(tmp_path: Path, value: str, reason: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"Expected `float` {reason} - at `\$\.credits\.batchesAhead`"
-    ):
-        load_policy(write(tmp_path, f"credits: {{batchesAhead: {value}}}"))
-
-
-@pytest.mark.parametrize(
     ("document", "field"),
     [
         ("credits: {batchesAhead: .nan}", r"\$\.credits\.batchesAhead"),
@@ -305,46 +294,45 @@ def test_policy_names_unknown_fields_of_each_tenant_and_of_a_section_that_may_be
     )
 
     assert load_policy(path).tenants.keys() == {"alice"}
-    assert (
-        caplog.records[0]
-        .getMessage()
-        .endswith("fields=tenants.alice.newer,degradation.smallerModel.newer")
-    )
+    assert set(caplog.records[0].getMessage().rpartition("=")[2].split(",")) == {
+        "tenants.alice.newer",
+        "degradation.smallerModel.newer",
+    }
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "fault"),
     [
-        ("slo: {ttftMilliseconds: 0}", r"> 0.0 - at `\$\.slo\.ttftMilliseconds`"),
-        ("lowPriority: {thresholdMilliseconds: -5}", "> 0.0"),
-        ("lowPriority: {prefillWorkers: never}", "Invalid enum value 'never'"),
-        ("degradation: {maxTokens: 0}", ">= 1"),
-        ("tenantDefaults: {requestsPerSecond: 0}", "> 0.0"),
-        (
-            "tenants: {alice: {tokensPerMinute: 0}}",
-            r">= 1 - at `\$\.tenants\[...\]\.tokensPerMinute`",
-        ),
+        ("slo: {ttftMilliseconds: 0}", "slo.ttftMilliseconds: must be more than 0, not 0"),
+        ("credits: {batchesAhead: 1001}", "credits.batchesAhead: must be at most 1000"),
+        ("credits: {batchesAhead: .inf}", "credits.batchesAhead: must be a finite number"),
+        ("degradation: {maxTokens: 0}", "degradation.maxTokens: must be at least 1, not 0"),
         (
             "tenants: {alice: {priority: urgent}}",
-            r"Invalid enum value 'urgent' .*: write one of .*high",
+            "tenants.alice.priority: must be 'high', 'normal' or 'low', not 'urgent'",
         ),
+        (
+            "offload: {newer: 1, prefillQueueMax: -1}",
+            "offload.prefillQueueMax: must be at least 0, not -1; raise it",
+        ),
+        (
+            "offload: {sloFeedback: {minThreshold: 9, maxThreshold: 8}}",
+            "offload.sloFeedback.minThreshold: must be at most maxThreshold (8), not 9; lower",
+        ),
+        ("offload: [1]", "offload: must be a section of fields, not [1]"),
+        ("[1]", "must be a section of fields, not [1]"),
+        ("offload: null", "offload: is empty; give it a value or remove the key"),
     ],
 )
-def test_policy_refuses_limits_that_let_nothing_through(
-    tmp_path: Path, text: str, reason: str
-) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        load_policy(write(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    "text", ["offload: {newer: 1, prefillQueueMax: -1}", "offload: [1]", "[1]", "offload: null"]
-)
 def test_policy_with_a_wrong_value_is_refused_whatever_else_it_has(
-    tmp_path: Path, text: str
+    tmp_path: Path, text: str, fault: str
 ) -> None:
-    with pytest.raises(ConfigError, match="Expected"):
-        load_policy(write(tmp_path, text))
+    path = write(tmp_path, text)
+
+    with pytest.raises(ConfigError) as refused:
+        load_policy(path)
+
+    assert str(refused.value).startswith(f"{path}: {fault}")
 
 
 @pytest.mark.parametrize(

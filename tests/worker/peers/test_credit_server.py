@@ -4,13 +4,13 @@ it is due.
 
 import asyncio
 
-from pdcluster_worker.config.routing import LatencyClass, PrefillQueuePolicy
+from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
 from pdcluster_worker.peers.credit_server import Answers, CreditServer
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.fair_queue import Grant
 
-WINDOW = PrefillQueuePolicy(
-    mode="throughputFirst", latency_classes=[LatencyClass(priority=0, window_milliseconds=20)]
+WINDOW = PrefillQueueSpec(
+    mode="throughputFirst", latency_classes=[LatencyClassSpec(priority=0, window_milliseconds=20)]
 )
 
 
@@ -44,7 +44,7 @@ async def test_desk_tells_each_peer_of_its_part_of_a_group_when_it_is_due() -> N
 async def test_desk_tells_others_of_the_group_that_a_want_completes() -> None:
     credit_server, ledger = busy_desk()
     ledger.set_policy(
-        PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_window_milliseconds=1000), 100
+        PrefillQueueSpec(mode="throughputFirst", min_prompts=2, max_window_milliseconds=1000), 100
     )
     first, second = credit_server.open("d0"), credit_server.open("d1")
     credit_server.claim("d0", "a", 10, 0)

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdcluster_worker.config.http import HttpLimitsPolicy
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.config.proxy import RelayingPolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_schema.routing import RelayingSpec
+from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.client_connection import proxy_protocol
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
@@ -27,9 +28,9 @@ async def rig() -> AsyncIterator[Rig]:
         await worker.start()
     metrics, found = Metrics(), []
     policy = PolicyConfig(
-        relaying=RelayingPolicy(enabled=True, policy="roundRobin"),
-        admission=AdmissionPolicy(max_body_bytes=1 << 20),
-        http_limits=HttpLimitsPolicy(max_header_bytes=4096, max_headers=16),
+        relaying=RelayingSpec(enabled=True, policy="roundRobin"),
+        admission=AdmissionSpec(max_body_bytes=1 << 20),
+        http_limits=HttpLimitsSpec(max_header_bytes=4096, max_headers=16),
     )
 
     async def own(scope, receive, send):

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace as with_fields
-
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.proxy import RelayingPolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.routing import RelayingSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
 from pdcluster_worker.server.http.run import HttpServer
@@ -139,8 +137,8 @@ class Rig:
 
     def set_policy(self, **relaying: object) -> None:
         """Change the policy of relaying."""
-        self.policy = with_fields(
-            self.policy, relaying=RelayingPolicy(**{"enabled": True, **relaying})
+        self.policy = self.policy.model_copy(
+            update={"relaying": RelayingSpec(**{"enabled": True, **relaying})}
         )
         self.relay.take_policy()
 

@@ -5,7 +5,6 @@ import resource
 from collections.abc import Iterator
 
 import pytest
-from msgspec.structs import replace as with_fields
 
 from pdcluster_worker.proxy import reverse_proxy
 from pdcluster_worker.server.http.limits import HttpLimits
@@ -30,8 +29,8 @@ async def test_none_is_used_that_its_worker_may_be_closing(rig: Rig) -> None:
     rig.stand(rig.workers[0], takes=False)
     client = await rig.connect()
     await client.send(post())
-    limits = with_fields(rig.policy.http_limits, keep_alive_seconds=1)
-    rig.policy = with_fields(rig.policy, http_limits=limits)
+    limits = rig.policy.http_limits.model_copy(update={"keep_alive_seconds": 1})
+    rig.policy = rig.policy.model_copy(update={"http_limits": limits})
     rig.relay.take_policy()
     await client.send(post())
     assert rig.workers[1].num_connections == 1

@@ -2,14 +2,13 @@
 
 import pytest
 
-from pdcluster_worker.config.proxy import RelayingPolicy
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
 from pdcluster_worker.proxy.affinity import affinity_of
 from pdcluster_worker.proxy.picker import Candidate, Picker
 
-LEAST, TURNS = RelayingPolicy(), RelayingPolicy(policy="roundRobin")
-TEXT = RelayingPolicy(policy="textPrefix")
-SCORE = DecodeScorePolicy()
+LEAST, TURNS = RelayingSpec(), RelayingSpec(policy="roundRobin")
+TEXT = RelayingSpec(policy="textPrefix")
+SCORE = DecodeScoreSpec()
 
 
 def chooser_of(*pods: str) -> tuple[Picker[Candidate], list[Candidate]]:
@@ -19,7 +18,7 @@ def chooser_of(*pods: str) -> tuple[Picker[Candidate], list[Candidate]]:
     return picker, members
 
 
-def chosen(picker: Picker[Candidate], policy: RelayingPolicy, number: int) -> list[str]:
+def chosen(picker: Picker[Candidate], policy: RelayingSpec, number: int) -> list[str]:
     """The next so many, each of which stays under way."""
     pods = []
     for _ in range(number):
@@ -63,7 +62,7 @@ def test_equals_take_turns() -> None:
 
 
 @pytest.mark.parametrize("policy", [LEAST, TURNS, TEXT])
-def test_a_worker_that_was_tried_is_not_chosen_again(policy: RelayingPolicy) -> None:
+def test_a_worker_that_was_tried_is_not_chosen_again(policy: RelayingSpec) -> None:
     picker, (a, b) = chooser_of("a", "b")
 
     assert picker.choose(policy, SCORE, b"x", [a]) is b
@@ -71,7 +70,7 @@ def test_a_worker_that_was_tried_is_not_chosen_again(policy: RelayingPolicy) -> 
 
 
 @pytest.mark.parametrize("policy", [LEAST, TURNS, TEXT])
-def test_without_workers_there_is_none(policy: RelayingPolicy) -> None:
+def test_without_workers_there_is_none(policy: RelayingSpec) -> None:
     assert chooser_of()[0].choose(policy, SCORE, b"x", ()) is None
 
 
@@ -126,11 +125,11 @@ def test_text_draws_no_more_than_a_share_to_one_worker() -> None:
 )
 def test_a_session_goes_before_the_policy(body: bytes, affinity: bytes) -> None:
     assert affinity_of(LEAST, SCORE, body) == affinity
-    assert affinity_of(LEAST, DecodeScorePolicy(session_affinity=False), body) == b""
+    assert affinity_of(LEAST, DecodeScoreSpec(session_affinity=False), body) == b""
 
 
 def test_text_begins_at_the_prompt_and_is_cut() -> None:
-    policy = RelayingPolicy(policy="textPrefix", prefix_bytes=64)
+    policy = RelayingSpec(policy="textPrefix", prefix_bytes=64)
     prompt = b'"prompt": "' + b"x" * 200
     one, other = b'{"model": "m", ' + prompt + b'1"}', b'{"seed": 3, ' + prompt + b'2"}'
 

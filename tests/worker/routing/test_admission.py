@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.config.policy import AdmissionPolicy
+from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.routing.admission import full
 
 
@@ -33,7 +33,7 @@ def test_queue_is_bounded_in_requests_and_in_tokens(
 ) -> None:
     num_queued, limit = queued
     found = full(
-        AdmissionPolicy(max_queued_requests=4, max_queued_tokens=limit), num_queued, tokens, more
+        AdmissionSpec(max_queued_requests=4, max_queued_tokens=limit), num_queued, tokens, more
     )
 
     assert found == reason if reason is None else found is not None and found.startswith(reason)

@@ -13,7 +13,8 @@ from statistics import mean
 
 import pytest
 
-from pdcluster_worker.config.routing import OffloadPolicy, OffloadPolicyName
+from pdcluster_schema.policy import OffloadPolicy
+from pdcluster_schema.routing import OffloadPolicyName
 from pdcluster_worker.routing.offload import OffloadFacts, decide
 from pdcluster_worker.routing.slo_feedback import SloFeedback
 from pdcluster_worker.routing.ttft_estimates import Side, TtftEstimates

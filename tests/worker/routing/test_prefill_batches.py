@@ -2,27 +2,23 @@
 of the peers.
 """
 
-from typing import Any
-
-import msgspec
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import LatencyClass, PrefillQueuePolicy
+from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
 from pdcluster_worker.routing.batching import FAST_IN_A_ROW
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.fair_queue import Grant
 from pdcluster_worker.testing import FakeClock
 
-LATENCY = PrefillQueuePolicy(mode="latencyFirst")
-THROUGHPUT = PrefillQueuePolicy(mode="throughputFirst")
+LATENCY = PrefillQueueSpec(mode="latencyFirst")
+THROUGHPUT = PrefillQueueSpec(mode="throughputFirst")
 
 
 class Queue:
     """A ledger with a clock; wants are named by what comes."""
 
     def __init__(
-        self, policy: PrefillQueuePolicy, limit: int = 1000, batch_tokens: int = 500
+        self, policy: PrefillQueueSpec, limit: int = 1000, batch_tokens: int = 500
     ) -> None:
         self.clock = FakeClock()
         self.ledger = CreditLedger(limit, self.clock)
@@ -159,14 +155,14 @@ def test_priority_goes_before_shares() -> None:
 
 
 def test_without_a_window_each_is_granted_as_it_comes() -> None:
-    queue = Queue(PrefillQueuePolicy())
+    queue = Queue(PrefillQueueSpec())
 
     assert queue.claim("a", "b") == ["a", "b"]
     assert (queue.groups, queue.ledger.due) == ([1, 1], None)
 
 
 @pytest.mark.parametrize("policy", [LATENCY, THROUGHPUT], ids=lambda policy: policy.mode)
-def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueuePolicy) -> None:
+def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueueSpec) -> None:
     queue = Queue(policy)
     assert queue.claim("a") == ["a"]
     queue.ledger.release("d0", "a")
@@ -184,7 +180,7 @@ def test_lone_prompt_at_low_load_does_not_wait(policy: PrefillQueuePolicy) -> No
     ],
 )
 def test_prompts_of_one_window_are_granted_together(
-    policy: PrefillQueuePolicy, window: float
+    policy: PrefillQueueSpec, window: float
 ) -> None:
     """On an idle worker that expects company: the least window, or the greatest."""
     queue = Queue(policy)
@@ -233,7 +229,7 @@ def test_a_group_has_a_full_batch_at_most_to_wait_for() -> None:
 
 def test_a_group_has_no_more_than_the_most_prompts() -> None:
     queue = Queue(
-        PrefillQueuePolicy(mode="throughputFirst", min_prompts=2, max_prompts=3), limit=1000
+        PrefillQueueSpec(mode="throughputFirst", min_prompts=2, max_prompts=3), limit=1000
     )
     queue.ledger.stop()
     queue.claim(*"abcdefg")
@@ -268,7 +264,7 @@ def test_prompts_of_one_bucket_are_granted_together() -> None:
 
 
 def test_buckets_are_those_of_the_policy() -> None:
-    queue = Queue(msgspec.structs.replace(LATENCY, length_buckets=[20]))
+    queue = Queue(LATENCY.model_copy(update={"length_buckets": [20]}))
     queue.open_connections()
     queue.claim("short", tokens=20)
     queue.claim("long", tokens=21)
@@ -279,10 +275,10 @@ def test_buckets_are_those_of_the_policy() -> None:
 
 def test_latency_classes_have_a_window_each() -> None:
     classes = [
-        LatencyClass(priority=-10, window_milliseconds=0),
-        LatencyClass(priority=0, window_milliseconds=50),
+        LatencyClassSpec(priority=-10, window_milliseconds=0),
+        LatencyClassSpec(priority=0, window_milliseconds=50),
     ]
-    queue = Queue(msgspec.structs.replace(LATENCY, latency_classes=classes))
+    queue = Queue(LATENCY.model_copy(update={"latency_classes": classes}))
     queue.open_connections()
     now = queue.clock()
     assert queue.claim("urgent", priority=-10) == ["urgent"]
@@ -296,7 +292,7 @@ def test_latency_classes_have_a_window_each() -> None:
 
 
 def test_fast_lane_waits_for_nothing_and_goes_first() -> None:
-    queue = Queue(msgspec.structs.replace(THROUGHPUT, fast_lane_tokens=16), limit=100)
+    queue = Queue(THROUGHPUT.model_copy(update={"fast_lane_tokens": 16}), limit=100)
     queue.open_connections()
     assert queue.claim("fast", tokens=16) == ["fast"]
     assert queue.claim("long", tokens=17) == []
@@ -308,7 +304,7 @@ def test_fast_lane_waits_for_nothing_and_goes_first() -> None:
 
 
 def test_fast_lane_does_not_starve_the_other() -> None:
-    queue = Queue(PrefillQueuePolicy(fast_lane_tokens=1), limit=1000)
+    queue = Queue(PrefillQueueSpec(fast_lane_tokens=1), limit=1000)
     queue.ledger.stop()
     queue.claim("long", tokens=2)
     queue.claim(*[f"fast{number}" for number in range(20)], tokens=1)
@@ -352,36 +348,5 @@ def test_another_policy_holds_for_those_that_wait() -> None:
     queue.open_connections()
     queue.claim("a", "b")
 
-    assert ids(queue.ledger.set_policy(PrefillQueuePolicy(), 500)) == ["a", "b"]
+    assert ids(queue.ledger.set_policy(PrefillQueueSpec(), 500)) == ["a", "b"]
     assert queue.ledger.set_policy(THROUGHPUT, 500) == []
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"mode": "batch"}, "Invalid enum value 'batch'"),
-        (
-            {"minWindowMilliseconds": 11},
-            "minWindowMilliseconds \\(11\\) must be at most maxWindowMilliseconds \\(10\\)",
-        ),
-        ({"minPrompts": 33}, "minPrompts \\(33\\) must be at most maxPrompts \\(32\\)"),
-        ({"lengthBuckets": [1024, 512]}, "lengthBuckets must ascend"),
-        ({"lengthBuckets": [512, 512]}, "lengthBuckets must ascend"),
-        (
-            {
-                "latencyClasses": [
-                    {"priority": 1, "windowMilliseconds": 1},
-                    {"priority": 0, "windowMilliseconds": 2},
-                ]
-            },
-            "latencyClasses must ascend",
-        ),
-        ({"latencyClasses": [{"priority": 1}]}, "missing required field `windowMilliseconds`"),
-        ({"maxWindowMilliseconds": 1001}, "Expected `float` <= 1000.0"),
-    ],
-)
-def test_prefill_queue_that_makes_no_sense_is_refused(
-    content: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(msgspec.ValidationError, match=message):
-        msgspec.convert({"prefillQueue": content}, PolicyConfig)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
 
 SIZES = st.integers(0, 3).map(lambda n: 64 * n)
@@ -25,7 +25,7 @@ PREFILL = st.lists(
     unique_by=lambda c: c.key,
 )
 POLICIES = st.builds(
-    PrefillScorePolicy,
+    PrefillScoreSpec,
     prefix_weight=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     load_weight=st.sampled_from([0.0, 1.0, 1.5]),
 )
@@ -40,7 +40,7 @@ def test_prefill_choice_weighs_prefix_against_load(
 ) -> None:
     cached = PrefillCandidate("cached", matched_tokens=512, queued_tokens=600)
     idle = PrefillCandidate("idle", matched_tokens=0, queued_tokens=0)
-    policy = PrefillScorePolicy(prefix_weight=prefix_weight, load_weight=load_weight)
+    policy = PrefillScoreSpec(prefix_weight=prefix_weight, load_weight=load_weight)
 
     assert expected == choose_prefill(policy, [cached, idle], Random(0))
 
@@ -49,7 +49,7 @@ def test_prefill_choice_spreads_ties_uniformly() -> None:
     prefill = [PrefillCandidate(key, 0, 0) for key in "abcd"]
     tie = Random(7)
 
-    counts = Counter(choose_prefill(PrefillScorePolicy(), prefill, tie) for _ in range(4000))
+    counts = Counter(choose_prefill(PrefillScoreSpec(), prefill, tie) for _ in range(4000))
 
     # 1000 each expected; 150 is over five standard deviations (27)
     assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
@@ -57,12 +57,12 @@ def test_prefill_choice_spreads_ties_uniformly() -> None:
 
 def test_prefill_choice_without_candidates_raises() -> None:
     with pytest.raises(ValueError, match="no candidate"):
-        choose_prefill(PrefillScorePolicy(), [], Random(0))
+        choose_prefill(PrefillScoreSpec(), [], Random(0))
 
 
 @given(policy=POLICIES, candidates=PREFILL, seed=st.integers(0, 9), data=st.data())
 def test_prefill_choice_is_cheapest_and_ignores_order(
-    policy: PrefillScorePolicy, candidates: list[PrefillCandidate], seed: int, data: st.DataObject
+    policy: PrefillScoreSpec, candidates: list[PrefillCandidate], seed: int, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(candidates))
     costs = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.config.routing import SloFeedbackPolicy
+from pdcluster_schema.routing import SloFeedbackSpec
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.routing.link_rates import MAX_PAIRS, LinkRates, kv_bytes_per_token
 from pdcluster_worker.routing.slo_feedback import (
@@ -13,7 +13,7 @@ from pdcluster_worker.routing.slo_feedback import (
     SloFeedback,
 )
 
-POLICY = SloFeedbackPolicy()
+POLICY = SloFeedbackSpec()
 START = 256
 
 
@@ -35,10 +35,10 @@ class World:
             base, per_token = self.cost["remote"]
             self.feedback.first_token("remote", tokens, base + per_token * tokens, self.now)
 
-    def threshold(self, policy: SloFeedbackPolicy = POLICY) -> int:
+    def threshold(self, policy: SloFeedbackSpec = POLICY) -> int:
         return self.feedback.threshold(policy, START, self.now)
 
-    def settle(self, seconds: int = 60, policy: SloFeedbackPolicy = POLICY) -> int:
+    def settle(self, seconds: int = 60, policy: SloFeedbackSpec = POLICY) -> int:
         """Serve prompts around the threshold, each where it belongs, for so many seconds."""
         for _ in range(seconds):
             self.now += ADJUST_SECONDS
@@ -182,8 +182,8 @@ def test_new_bounds_hold_at_once() -> None:
     world = World(local=(0.0, 0.0001), remote=(0.5, 0.001))
     assert world.settle() == POLICY.max_threshold
 
-    assert world.threshold(SloFeedbackPolicy(max_threshold=1000)) == 1000
-    assert World((0, 0), (0, 0)).threshold(SloFeedbackPolicy(min_threshold=500)) == 500
+    assert world.threshold(SloFeedbackSpec(max_threshold=1000)) == 1000
+    assert World((0, 0), (0, 0)).threshold(SloFeedbackSpec(min_threshold=500)) == 500
 
 
 def test_pair_rates_follow_a_link_that_becomes_slow() -> None:

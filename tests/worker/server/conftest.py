@@ -21,7 +21,8 @@ import tokenizers
 from starlette.applications import Starlette
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
@@ -261,7 +262,7 @@ def make_rig(model_folder: Path) -> Rig:
     """An application that says hello."""
     tokenizer = Tokenizer.load(model_folder)
     metrics = Metrics()
-    policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=20_000))
+    policy = PolicyConfig(admission=AdmissionSpec(max_body_bytes=20_000))
     backend = ScriptedBackend(lambda spec: [258])
     rig = Rig(backend, tokenizer, metrics, policy)
     rig.say("Hello, world!")

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.processes.lifecycle import settle_memory
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS
 from tests.worker.server.conftest import Rig
 
 MAX_HOLD_SECONDS = 0.05
 TRIES = 12
-MAX_BODY_BYTES = AdmissionPolicy().max_body_bytes
+MAX_BODY_BYTES = AdmissionSpec().max_body_bytes
 ROOM = MAX_BODY_BYTES - 1000
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "/v1/chat/completions",

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker import __version__
-from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.engines import Engine, Engines

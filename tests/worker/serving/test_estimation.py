@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.qos import EarlyRejectionPolicy, EstimationPolicy
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import EarlyRejectionSpec, EstimationSpec
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.metrics import Metrics
@@ -25,7 +25,7 @@ from tests.worker.serving.ingress.ingresses import two_tokens
 class Bench:
     """An estimation on a clock that tests move."""
 
-    def __init__(self, policy: EstimationPolicy) -> None:
+    def __init__(self, policy: EstimationSpec) -> None:
         self.now = 100.0
         self.policy = policy
         self.metrics = Metrics()
@@ -83,7 +83,7 @@ def spec(deadline: float | None = None, max_tokens: int = 101) -> RequestSpec:
 
 @pytest.mark.parametrize("name", ["rwt", "loadAware"])
 def test_estimates_come_from_completions_of_this_worker(name) -> None:
-    bench = Bench(EstimationPolicy(estimator=name))
+    bench = Bench(EstimationSpec(estimator=name))
     for _ in range(5):
         assert bench.completion() is None
         bench.serve()
@@ -93,7 +93,7 @@ def test_estimates_come_from_completions_of_this_worker(name) -> None:
 
 
 def test_the_default_estimates_nothing_here() -> None:
-    bench = Bench(EstimationPolicy())
+    bench = Bench(EstimationSpec())
     for _ in range(9):
         bench.serve()
 
@@ -103,27 +103,29 @@ def test_the_default_estimates_nothing_here() -> None:
 
 
 def test_a_preset_is_gone_by_at_once_and_another_policy_starts_over() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0))
+    bench = Bench(EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0))
     assert bench.completion() == pytest.approx(101 * 0.02)
     for _ in range(5):
         bench.serve()
-    bench.policy = EstimationPolicy(estimator="loadAware")
+    bench.policy = EstimationSpec(estimator="loadAware")
 
     assert bench.completion() is None
 
 
 def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
-    bench = Bench(EstimationPolicy(estimator="loadAware"))
+    bench = Bench(EstimationSpec(estimator="loadAware"))
     for _ in range(5):
         bench.serve()
-    bench.policy = replace(bench.policy, allow_client_deadline=True, reject_unmeetable=True)
+    bench.policy = bench.policy.model_copy(
+        update={"allow_client_deadline": True, "reject_unmeetable": True}
+    )
 
     assert bench.completion() is not None
 
 
 def test_requests_that_decode_together_are_one_batch() -> None:
     """Two at a time take twice as long; one that comes when nothing runs is alone."""
-    bench = Bench(EstimationPolicy(estimator="loadAware"))
+    bench = Bench(EstimationSpec(estimator="loadAware"))
     for _ in range(5):
         bench.serve(token_seconds=0.01)
         with ExitStack() as stack:
@@ -144,7 +146,7 @@ def test_requests_that_decode_together_are_one_batch() -> None:
 
 
 def test_a_request_that_was_cut_short_teaches_nothing() -> None:
-    bench = Bench(EstimationPolicy(estimator="rwt"))
+    bench = Bench(EstimationSpec(estimator="rwt"))
     for _ in range(9):
         with bench.estimation.tracking(spec()) as tracked:
             bench.feed(tracked, 60, 0.01, is_last=False)
@@ -154,7 +156,7 @@ def test_a_request_that_was_cut_short_teaches_nothing() -> None:
 
 def test_the_error_of_estimates_is_exported_by_group() -> None:
     bench = Bench(
-        EstimationPolicy(
+        EstimationSpec(
             estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=10.0
         )
     )
@@ -167,16 +169,14 @@ def test_the_error_of_estimates_is_exported_by_group() -> None:
 
 @pytest.mark.parametrize(("waited", "group"), [(0.0, "200s"), (0.01, "200s"), (50.0, "100s")])
 def test_the_way_to_a_worker_takes_no_request_out_of_its_group(waited: float, group: str) -> None:
-    bench = Bench(EstimationPolicy(slo_granularity_seconds=100.0))
+    bench = Bench(EstimationSpec(slo_granularity_seconds=100.0))
 
     assert bench.estimation.request_of(aged(spec(deadline=200.0), waited)).group == group
 
 
 def test_group_labels_of_the_error_are_bounded() -> None:
     bench = Bench(
-        EstimationPolicy(
-            estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=1.0
-        )
+        EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=1.0)
     )
     for deadline in range(1, 40):
         bench.serve(count=2, deadline=float(deadline))
@@ -192,9 +192,7 @@ def test_group_labels_of_the_error_are_bounded() -> None:
 
 
 def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
-    policy = EstimationPolicy(
-        estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True
-    )
+    policy = EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     bench = Bench(policy)
     with pytest.raises(RequestError) as refused, bench.estimation.tracking(spec(deadline=0.5)):
         pass
@@ -210,14 +208,14 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
     )
     with bench.estimation.tracking(spec(deadline=3.0)), bench.estimation.tracking(spec()):
         pass
-    bench.policy = replace(policy, reject_unmeetable=False)
+    bench.policy = policy.model_copy(update={"reject_unmeetable": False})
     with bench.estimation.tracking(spec(deadline=0.5)):
         pass
 
 
 def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
     bench = Bench(
-        EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
+        EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     )
 
     with bench.estimation.tracking(replace(spec(deadline=0.5), output=[7])):
@@ -226,7 +224,7 @@ def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
 
 def test_a_refused_request_is_not_in_the_line() -> None:
     bench = Bench(
-        EstimationPolicy(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
+        EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     )
     before = bench.ttft()
     for _ in range(9):
@@ -240,13 +238,13 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
     engine.answer = two_tokens
-    estimation = EstimationPolicy(
+    estimation = EstimationSpec(
         estimator="loadAware", preset_token_milliseconds=5.0, reject_unmeetable=True
     )
-    worker.policy = replace(PolicyConfig(), estimation=estimation)
+    worker.policy = PolicyConfig().model_copy(update={"estimation": estimation})
     local = DecodeDispatcher(
         worker,
-        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)),
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScoreSpec, 4)),
         list,
         list,
     )
@@ -266,13 +264,13 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
 async def test_the_estimator_of_the_policy_feeds_early_rejection(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
-    estimation = EstimationPolicy(estimator="rwt", preset_token_milliseconds=60_000.0)
-    worker.policy = replace(
-        PolicyConfig(), estimation=estimation, early_rejection=EarlyRejectionPolicy(enabled=True)
+    estimation = EstimationSpec(estimator="rwt", preset_token_milliseconds=60_000.0)
+    worker.policy = PolicyConfig().model_copy(
+        update={"estimation": estimation, "early_rejection": EarlyRejectionSpec(enabled=True)}
     )
     local = DecodeDispatcher(
         worker,
-        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, 4)),
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScoreSpec, 4)),
         list,
         list,
     )
@@ -281,5 +279,5 @@ async def test_the_estimator_of_the_policy_feeds_early_rejection(
     with pytest.raises(RequestError, match=r"the first token would take about 60.0 s") as refused:
         local.admit([low])
     assert refused.value.status == 429
-    worker.policy = replace(worker.policy, estimation=EstimationPolicy())
+    worker.policy = worker.policy.model_copy(update={"estimation": EstimationSpec()})
     local.admit([low])

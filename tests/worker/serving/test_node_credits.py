@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.routing import PrefillQueueSpec
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import PrefillQueuePolicy
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     Identity,
@@ -151,7 +151,7 @@ async def test_another_policy_of_the_prefill_queue_holds_at_once(scene: Scene) -
     value = scene.worker.metrics.registry.get_sample_value
     scene.node.set_policy(
         PolicyConfig(
-            prefill_queue=PrefillQueuePolicy(mode="throughputFirst", max_window_milliseconds=1000)
+            prefill_queue=PrefillQueueSpec(mode="throughputFirst", max_window_milliseconds=1000)
         )
     )
     scene.credit_server.claim("decode-engine", "first", 10, 0)

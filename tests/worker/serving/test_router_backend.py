@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
@@ -63,7 +64,7 @@ def make(
     wait_seconds: float = 0.0, max_queued_requests: int = 1024
 ) -> tuple[PlayedNode, RouterBackend]:
     policy = PolicyConfig(
-        admission=AdmissionPolicy(
+        admission=AdmissionSpec(
             worker_wait_seconds=wait_seconds, max_queued_requests=max_queued_requests
         )
     )

@@ -2,11 +2,11 @@
 
 from random import Random
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.routing import KvAwarePolicy
+from pdcluster_schema.faults import validated
+from pdcluster_schema.routing import KvAwareSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.kv_aware import cost, decay, kv_aware
 from pdcluster_worker.routing.decode_score.policies import select
@@ -25,14 +25,14 @@ def test_y8_old_cost_is_overlap_weight_times_prefill_blocks_plus_active_blocks()
         for key, (m, d) in found.items()
     ]
 
-    assert kv_aware(KvAwarePolicy(), TEN_BLOCKS, candidates) == {"w1": 18.0, "w2": 10.0, "w3": 11.0}
-    assert select(kv_aware(KvAwarePolicy(), TEN_BLOCKS, candidates), 0, Random(0)) == "w2"
+    assert kv_aware(KvAwareSpec(), TEN_BLOCKS, candidates) == {"w1": 18.0, "w2": 10.0, "w3": 11.0}
+    assert select(kv_aware(KvAwareSpec(), TEN_BLOCKS, candidates), 0, Random(0)) == "w2"
 
 
 def test_y8_overlap_weight_scales_the_prefill_part() -> None:
     worker = DecodeCandidate("w", matched_blocks=2, decode_blocks=3)
 
-    assert kv_aware(KvAwarePolicy(prefill_load_scale=2.5), TEN_BLOCKS, [worker]) == {
+    assert kv_aware(KvAwareSpec(prefill_load_scale=2.5), TEN_BLOCKS, [worker]) == {
         "w": 2.5 * 8 + 13
     }
 
@@ -40,8 +40,8 @@ def test_y8_overlap_weight_scales_the_prefill_part() -> None:
 def test_y9_credit_is_a_share_of_the_cached_blocks() -> None:
     worker = DecodeCandidate("w", matched_blocks=8)
 
-    assert kv_aware(KvAwarePolicy(overlap_credit=0.5), TEN_BLOCKS, [worker]) == {"w": 6 + 10}
-    assert kv_aware(KvAwarePolicy(overlap_credit=0.0), TEN_BLOCKS, [worker]) == {"w": 10 + 10}
+    assert kv_aware(KvAwareSpec(overlap_credit=0.5), TEN_BLOCKS, [worker]) == {"w": 6 + 10}
+    assert kv_aware(KvAwareSpec(overlap_credit=0.0), TEN_BLOCKS, [worker]) == {"w": 10 + 10}
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def test_y9_credit_is_a_share_of_the_cached_blocks() -> None:
 def test_y9_decay_is_by_blocks_ahead_over_blocks_of_the_request(
     k: float, ahead_tokens: int, expected: float
 ) -> None:
-    assert decay(
-        KvAwarePolicy(prefill_decay=k), TEN_BLOCKS, 64 + ahead_tokens, 64
-    ) == pytest.approx(expected)
+    assert decay(KvAwareSpec(prefill_decay=k), TEN_BLOCKS, 64 + ahead_tokens, 64) == pytest.approx(
+        expected
+    )
 
 
 def test_y9_decay_is_relative_to_the_shortest_queue() -> None:
     near = DecodeCandidate("near", matched_blocks=10, prefill_tokens=320)
     far = replace(near, key="far", prefill_tokens=160)
-    costs = kv_aware(KvAwarePolicy(prefill_decay=1.0), TEN_BLOCKS, [near, far])
+    costs = kv_aware(KvAwareSpec(prefill_decay=1.0), TEN_BLOCKS, [near, far])
 
     assert costs == {"near": (30 - 10 * 0.5) + 10, "far": (20 - 10) + 10}
 
 
 def test_y9_cost_has_prefill_decode_and_active_parts() -> None:
     worker = DecodeCandidate("w", num_requests=3, prefill_tokens=32, decode_blocks=7)
-    policy = KvAwarePolicy(prefill_load_scale=2.0, active_request_weight=0.5)
+    policy = KvAwareSpec(prefill_load_scale=2.0, active_request_weight=0.5)
 
     assert cost(policy, TEN_BLOCKS, worker, credit_blocks=4.0) == 2.0 * (12 - 4) + 17 + 1.5
 
 
 def test_y9_credit_beyond_the_prefill_blocks_is_no_gain() -> None:
-    assert cost(KvAwarePolicy(), TEN_BLOCKS, DecodeCandidate("w"), credit_blocks=99.0) == 10.0
+    assert cost(KvAwareSpec(), TEN_BLOCKS, DecodeCandidate("w"), credit_blocks=99.0) == 10.0
 
 
 def test_y9_without_prefill_tracking_credit_lessens_what_decodes() -> None:
     worker = DecodeCandidate("w", num_requests=3, prefill_tokens=1600, decode_blocks=7)
-    policy = KvAwarePolicy(track_prefill=False, active_request_weight=1.0)
+    policy = KvAwareSpec(track_prefill=False, active_request_weight=1.0)
 
     assert cost(policy, TEN_BLOCKS, worker, credit_blocks=4.0) == (17 - 4) + 3
     assert cost(policy, TEN_BLOCKS, worker, credit_blocks=40.0) == 3
@@ -92,7 +92,7 @@ def test_y9_without_prefill_tracking_credit_lessens_what_decodes() -> None:
 def test_y14_weight_0_balances_load_and_a_huge_one_sticks_to_the_cache(
     weights: dict[str, float], expected: str
 ) -> None:
-    policy = msgspec.convert(weights, KvAwarePolicy)
+    policy = validated(KvAwareSpec, weights)
     cached = DecodeCandidate("cached", num_requests=50, matched_blocks=10, decode_blocks=500)
     idle = DecodeCandidate("idle")
 
@@ -102,4 +102,4 @@ def test_y14_weight_0_balances_load_and_a_huge_one_sticks_to_the_cache(
 def test_y12_queued_prefill_tokens_count_against_a_worker() -> None:
     busy, idle = DecodeCandidate("busy", prefill_tokens=160), DecodeCandidate("idle")
 
-    assert kv_aware(KvAwarePolicy(), TEN_BLOCKS, [busy, idle]) == {"busy": 30.0, "idle": 20.0}
+    assert kv_aware(KvAwareSpec(), TEN_BLOCKS, [busy, idle]) == {"busy": 30.0, "idle": 20.0}

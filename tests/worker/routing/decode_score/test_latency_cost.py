@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
+from pdcluster_schema.routing import CapacityAwareSpec, LatencyAwareSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.latency import (
     capacity_aware,
@@ -25,7 +25,7 @@ def test_o5_simple_cost_weighs_occupancy_percent_and_active_requests(
     busy_ratio: float, active: int, expected: float
 ) -> None:
     assert simple_cost(
-        CapacityAwarePolicy(), DecodeCandidate("a", active, busy_ratio=busy_ratio)
+        CapacityAwareSpec(), DecodeCandidate("a", active, busy_ratio=busy_ratio)
     ) == pytest.approx(expected)
 
 
@@ -46,7 +46,7 @@ def test_o5_simple_cost_weighs_occupancy_percent_and_active_requests(
 def test_o5_extended_cost_has_the_factors_of_table_17_3(
     worker: DecodeCandidate, expected: float
 ) -> None:
-    assert extended_cost(LatencyAwarePolicy(), worker) == pytest.approx(expected)
+    assert extended_cost(LatencyAwareSpec(), worker) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("kv_percent", "expected"), [(3, "cached"), (4, "idle")])
@@ -56,7 +56,7 @@ def test_o5_percent_is_0_to_100_so_that_a_match_wins_over_3_percent_only(
     cached = DecodeCandidate("cached", matched_blocks=5, decode_blocks=kv_percent, total_blocks=100)
     idle = DecodeCandidate("idle", total_blocks=100)
 
-    assert select(latency_aware(LatencyAwarePolicy(), [cached, idle]), 0, Random(0)) == expected
+    assert select(latency_aware(LatencyAwareSpec(), [cached, idle]), 0, Random(0)) == expected
 
 
 def test_o5_lowest_simple_cost_wins() -> None:
@@ -66,7 +66,7 @@ def test_o5_lowest_simple_cost_wins() -> None:
     )
 
     assert (
-        select(capacity_aware(CapacityAwarePolicy(), ASKED, [busy, crowded]), 0, Random(0))
+        select(capacity_aware(CapacityAwareSpec(), ASKED, [busy, crowded]), 0, Random(0))
         == "crowded"
     )
 
@@ -78,7 +78,7 @@ def test_capacity_aware_takes_a_worker_without_room_only_where_none_has_it() -> 
     unknown = DecodeCandidate("unknown", 90, busy_ratio=1.0)
 
     def chosen(*candidates: DecodeCandidate) -> str:
-        return select(capacity_aware(CapacityAwarePolicy(), ASKED, candidates), 0, Random(0))
+        return select(capacity_aware(CapacityAwareSpec(), ASKED, candidates), 0, Random(0))
 
     assert chosen(full, roomy) == "roomy"
     assert chosen(full, unknown) == "unknown"
@@ -88,7 +88,7 @@ def test_capacity_aware_takes_a_worker_without_room_only_where_none_has_it() -> 
 def test_weights_are_the_policys() -> None:
     worker = DecodeCandidate("a", 4, matched_blocks=1, busy_ratio=0.5)
 
-    assert simple_cost(CapacityAwarePolicy(occupancy_weight=0.0, active_weight=2.0), worker) == 8.0
+    assert simple_cost(CapacityAwareSpec(occupancy_weight=0.0, active_weight=2.0), worker) == 8.0
     assert (
-        extended_cost(LatencyAwarePolicy(active_weight=0.0, cache_match_weight=2.0), worker) == -2.0
+        extended_cost(LatencyAwareSpec(active_weight=0.0, cache_match_weight=2.0), worker) == -2.0
     )

@@ -6,10 +6,10 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.faults import validated
+from pdcluster_schema.routing import DecodeScoreSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
 from pdcluster_worker.routing.decode_score.policies import DecodeChooser, home_of
@@ -18,18 +18,18 @@ ASKED = RequestSize(prompt_tokens=160, block_size=16)
 NO_PREVENTION = {"hotspotPrevention": False}
 
 
-def policy(name: str, **others: Any) -> DecodeScorePolicy:
-    return msgspec.convert({"policy": name, **others}, DecodeScorePolicy)
+def policy(name: str, **others: Any) -> DecodeScoreSpec:
+    return validated(DecodeScoreSpec, {"policy": name, **others})
 
 
-def chosen(policy: DecodeScorePolicy, *candidates: DecodeCandidate, **rules: str) -> str:
+def chosen(policy: DecodeScoreSpec, *candidates: DecodeCandidate, **rules: str) -> str:
     return DecodeChooser(Random(0)).choose(policy, ASKED, candidates, **rules).key
 
 
 def test_least_request_is_the_default_and_takes_the_fewest_requests() -> None:
-    assert DecodeScorePolicy().policy == "leastRequest"
+    assert DecodeScoreSpec().policy == "leastRequest"
     assert (
-        chosen(DecodeScorePolicy(), DecodeCandidate("a", 3, is_self=True), DecodeCandidate("b", 2))
+        chosen(DecodeScoreSpec(), DecodeCandidate("a", 3, is_self=True), DecodeCandidate("b", 2))
         == "b"
     )
 
@@ -38,15 +38,13 @@ def test_least_request_is_the_default_and_takes_the_fewest_requests() -> None:
 def test_least_request_stays_here_in_a_tie(seed: int) -> None:
     candidates = [DecodeCandidate(key, 2, is_self=key == "m") for key in "amz"]
 
-    assert DecodeChooser(Random(seed)).choose(DecodeScorePolicy(), ASKED, candidates).key == "m"
+    assert DecodeChooser(Random(seed)).choose(DecodeScoreSpec(), ASKED, candidates).key == "m"
 
 
 def test_least_request_spreads_ties_of_others_uniformly() -> None:
     chooser = DecodeChooser(Random(7))
     candidates = [DecodeCandidate(key) for key in "abcd"]
-    counts = Counter(
-        chooser.choose(DecodeScorePolicy(), ASKED, candidates).key for _ in range(4000)
-    )
+    counts = Counter(chooser.choose(DecodeScoreSpec(), ASKED, candidates).key for _ in range(4000))
 
     assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
 
@@ -72,7 +70,7 @@ def test_round_robin_takes_each_worker_in_turn_whatever_its_load_and_order() -> 
 def test_round_robin_keeps_its_turn_through_requests_of_other_policies() -> None:
     chooser, workers = DecodeChooser(Random(0)), [DecodeCandidate(key) for key in "abc"]
     chooser.choose(policy("roundRobin"), ASKED, workers)
-    chooser.choose(DecodeScorePolicy(), ASKED, [DecodeCandidate("c")])
+    chooser.choose(DecodeScoreSpec(), ASKED, [DecodeCandidate("c")])
 
     assert chooser.choose(policy("roundRobin"), ASKED, workers).key == "b"
 
@@ -144,7 +142,7 @@ def test_latency_and_capacity_aware_are_chosen_by_name() -> None:
 def test_pinned_worker_short_circuits_policy_and_session() -> None:
     workers = [DecodeCandidate("a", 99), DecodeCandidate("b")]
     decision = DecodeChooser(Random(0)).choose(
-        DecodeScorePolicy(), ASKED, workers, pinned="a", session="s"
+        DecodeScoreSpec(), ASKED, workers, pinned="a", session="s"
     )
 
     assert (decision.key, decision.rule) == ("a", "pinned")
@@ -152,20 +150,20 @@ def test_pinned_worker_short_circuits_policy_and_session() -> None:
 
 def test_pinned_worker_that_is_no_candidate_raises() -> None:
     with pytest.raises(ValueError, match="worker gone is no candidate"):
-        chosen(DecodeScorePolicy(), DecodeCandidate("a"), pinned="gone")
+        chosen(DecodeScoreSpec(), DecodeCandidate("a"), pinned="gone")
 
 
 def test_choice_without_candidates_raises() -> None:
     with pytest.raises(ValueError, match="no candidate"):
-        chosen(DecodeScorePolicy())
+        chosen(DecodeScoreSpec())
 
 
 def test_session_goes_to_one_worker_at_every_ingress() -> None:
     workers = [DecodeCandidate(key) for key in "abcd"]
-    homes = {f"s{n}": chosen(DecodeScorePolicy(), *workers, session=f"s{n}") for n in range(200)}
+    homes = {f"s{n}": chosen(DecodeScoreSpec(), *workers, session=f"s{n}") for n in range(200)}
 
     assert all(
-        chosen(DecodeScorePolicy(), *reversed(workers), session=session) == home
+        chosen(DecodeScoreSpec(), *reversed(workers), session=session) == home
         for session, home in homes.items()
     )
     assert all(30 <= count <= 70 for count in Counter(homes.values()).values())  # 50 each expected
@@ -185,7 +183,7 @@ def test_session_is_no_reason_to_take_more_than_a_share() -> None:
     other = "b" if home == "a" else "a"
     workers = [DecodeCandidate(home, 9), DecodeCandidate(other, 1)]
 
-    assert chosen(DecodeScorePolicy(), *workers, session="s") == other
+    assert chosen(DecodeScoreSpec(), *workers, session="s") == other
     assert chosen(policy("leastRequest", **NO_PREVENTION), *workers, session="s") == home
     assert chosen(policy("leastRequest", sessionAffinity=False), *workers, session="s") == other
 
@@ -240,7 +238,7 @@ def test_within_share_is_never_empty() -> None:
 def test_failure_taint_moves_requests_elsewhere() -> None:
     failed, other = DecodeCandidate("failed", 4, taint=2.0), DecodeCandidate("other", 6)
 
-    assert chosen(DecodeScorePolicy(), failed, other) == "other"
+    assert chosen(DecodeScoreSpec(), failed, other) == "other"
 
 
 def test_temperature_draws_others_than_the_lowest() -> None:

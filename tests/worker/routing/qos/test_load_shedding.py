@@ -4,13 +4,14 @@ from math import inf
 
 import pytest
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.config.qos import (
-    DegradationPolicy,
-    EarlyRejectionPolicy,
-    HighPriorityPolicy,
-    LowPriorityPolicy,
-    SmallerModelPolicy,
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import (
+    AdmissionSpec,
+    DegradationSpec,
+    EarlyRejectionSpec,
+    HighPrioritySpec,
+    LowPrioritySpec,
+    SmallerModelSpec,
     Tier,
 )
 from pdcluster_worker.routing.admission import seconds_until_capacity
@@ -28,7 +29,7 @@ from pdcluster_worker.routing.qos.load_shedding import (
 from pdcluster_worker.routing.qos.slo import LatencySlo
 
 SLO = LatencySlo(0.5, 0.04)
-EARLY = PolicyConfig(early_rejection=EarlyRejectionPolicy(enabled=True))
+EARLY = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_low_priority_is_refused_iff_its_first_token_would_be_late(
         (PolicyConfig(), None),
         (
             PolicyConfig(
-                early_rejection=EarlyRejectionPolicy(enabled=True, reject_on_slo_violation=False)
+                early_rejection=EarlyRejectionSpec(enabled=True, reject_on_slo_violation=False)
             ),
             None,
         ),
@@ -88,7 +89,7 @@ def test_refusal_says_the_figures_and_when_to_come_back() -> None:
 
 
 def test_refusal_names_a_smaller_model_where_there_is_one() -> None:
-    smaller = DegradationPolicy(smaller_model=SmallerModelPolicy(name="tiny", url="http://tiny/v1"))
+    smaller = DegradationSpec(smaller_model=SmallerModelSpec(name="tiny", url="http://tiny/v1"))
     refused = refusal(
         PolicyConfig(early_rejection=EARLY.early_rejection, degradation=smaller),
         "low",
@@ -113,7 +114,7 @@ def test_refusal_names_a_smaller_model_where_there_is_one() -> None:
 def test_long_prompts_of_low_priority_are_refused_under_load(
     tier: Tier, prompt: int, ttft: float, is_refused: bool
 ) -> None:
-    policy = PolicyConfig(degradation=DegradationPolicy(max_prompt_tokens=100))
+    policy = PolicyConfig(degradation=DegradationSpec(max_prompt_tokens=100))
     refused = refusal(policy, tier, prompt, SLO, LoadEstimate(ttft))
 
     assert (refused is not None and refused.code == "prompt_limit") == is_refused
@@ -151,8 +152,8 @@ def test_low_priority_loses_tokens_and_prefill_workers(
     workers, tier: Tier, load: float, expected: Degradation
 ) -> None:
     policy = PolicyConfig(
-        degradation=DegradationPolicy(max_tokens=200),
-        low_priority=LowPriorityPolicy(prefill_workers=workers),
+        degradation=DegradationSpec(max_tokens=200),
+        low_priority=LowPrioritySpec(prefill_workers=workers),
     )
 
     assert degradation(policy, tier, load) == expected
@@ -172,7 +173,7 @@ def test_high_priority_may_go_to_a_prefill_worker_at_once(
 ) -> None:
     assert (
         offloads_at_once(
-            PolicyConfig(high_priority=HighPriorityPolicy(offload_at_once=at_once)), tier, uncached
+            PolicyConfig(high_priority=HighPrioritySpec(offload_at_once=at_once)), tier, uncached
         )
         == goes
     )
@@ -180,7 +181,7 @@ def test_high_priority_may_go_to_a_prefill_worker_at_once(
 
 def test_a_cached_prompt_goes_nowhere_at_once() -> None:
     policy = PolicyConfig(
-        high_priority=HighPriorityPolicy(offload_at_once=True),
+        high_priority=HighPrioritySpec(offload_at_once=True),
         offload=OffloadPolicy(min_offload_length=0),
     )
 
@@ -213,6 +214,6 @@ def test_a_full_queue_has_room_again_at_its_recent_pace(
     token_seconds: float | None,
     expected: float | None,
 ) -> None:
-    policy = AdmissionPolicy(max_queued_requests=4, max_queued_tokens=100)
+    policy = AdmissionSpec(max_queued_requests=4, max_queued_tokens=100)
 
     assert seconds_until_capacity(policy, num_queued, num_tokens, rate, token_seconds) == expected

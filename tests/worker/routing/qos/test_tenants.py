@@ -1,9 +1,8 @@
 """Limits of a tenant: requests a second, requests at once, tokens a minute."""
 
 import pytest
-from msgspec.structs import replace
 
-from pdcluster_worker.config.qos import TenantPolicy
+from pdcluster_schema.qos import TenantSpec
 from pdcluster_worker.routing.qos.load_shedding import LoadRefusal
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants
 from pdcluster_worker.testing import FakeClock
@@ -27,7 +26,7 @@ def said(refusal: LoadRefusal | None) -> tuple[str, int]:
 def test_requests_a_second_are_an_average_with_a_second_at_once(
     tenants: Tenants, clock: FakeClock
 ) -> None:
-    limits = TenantPolicy(requests_per_second=2.0)
+    limits = TenantSpec(requests_per_second=2.0)
     assert [tenants.begin("a", limits, Demand(1)) is None for _ in range(3)] == [True, True, False]
     assert tenants.begin("b", limits, Demand(1)) is None  # another tenant has a bucket of its own
     clock.advance(0.5)
@@ -38,7 +37,7 @@ def test_requests_a_second_are_an_average_with_a_second_at_once(
 def test_less_than_one_request_a_second_says_how_long_to_wait(
     tenants: Tenants, clock: FakeClock
 ) -> None:
-    limits = TenantPolicy(requests_per_second=0.1)
+    limits = TenantSpec(requests_per_second=0.1)
     assert tenants.begin("a", limits, Demand(1)) is None
     clock.advance(2.5)
     refusal = tenants.begin("a", limits, Demand(1))
@@ -53,7 +52,7 @@ def test_less_than_one_request_a_second_says_how_long_to_wait(
 
 
 def test_requests_at_once_wait_for_one_to_end(tenants: Tenants) -> None:
-    limits = TenantPolicy(max_concurrent_requests=2)
+    limits = TenantSpec(max_concurrent_requests=2)
     for _ in range(2):
         assert tenants.begin("", limits, Demand(1)) is None
     tenants.end("", Demand(0), 5, seconds=30.0)
@@ -66,7 +65,7 @@ def test_requests_at_once_wait_for_one_to_end(tenants: Tenants) -> None:
 
 
 def test_tokens_a_minute_are_prompts_and_answers(tenants: Tenants, clock: FakeClock) -> None:
-    limits = TenantPolicy(tokens_per_minute=600)
+    limits = TenantSpec(tokens_per_minute=600)
     assert tenants.begin("a", limits, Demand(500)) is None
     assert said(tenants.begin("a", limits, Demand(200))) == ("tenant_tokens", 10)
     tenants.end("a", Demand(0), 300, seconds=1.0)  # the answer was longer than what was left
@@ -79,7 +78,7 @@ def test_tokens_a_minute_are_prompts_and_answers(tenants: Tenants, clock: FakeCl
 def test_prompt_beyond_the_tokens_of_a_minute_waits_for_a_full_bucket(
     tenants: Tenants, clock: FakeClock
 ) -> None:
-    limits = TenantPolicy(tokens_per_minute=60)
+    limits = TenantSpec(tokens_per_minute=60)
     assert tenants.begin("a", limits, Demand(100)) is None
     assert said(tenants.begin("a", limits, Demand(100))) == ("tenant_tokens", 100)
     clock.advance(100)
@@ -90,17 +89,17 @@ def test_prompt_beyond_the_tokens_of_a_minute_waits_for_a_full_bucket(
 def test_refused_request_uses_nothing_and_a_limit_that_is_lifted_is_forgotten(
     tenants: Tenants,
 ) -> None:
-    limits = TenantPolicy(requests_per_second=1.0, tokens_per_minute=60)
+    limits = TenantSpec(requests_per_second=1.0, tokens_per_minute=60)
     assert tenants.begin("a", limits, Demand(60)) is None
     for _ in range(50):
         assert tenants.begin("a", limits, Demand(60)) is not None
-    assert all(tenants.begin("a", TenantPolicy(), Demand(10_000)) is None for _ in range(100))
+    assert all(tenants.begin("a", TenantSpec(), Demand(10_000)) is None for _ in range(100))
 
     assert tenants.begin("a", limits, Demand(60)) is None
 
 
 def test_each_choice_of_each_prompt_is_a_request(tenants: Tenants, clock: FakeClock) -> None:
-    limits = TenantPolicy(requests_per_second=4.0)
+    limits = TenantSpec(requests_per_second=4.0)
     assert tenants.begin("a", limits, Demand(1, num_sequences=3)) is None
     assert said(tenants.begin("a", limits, Demand(1, num_sequences=2))) == ("tenant_requests", 1)
     assert tenants.begin("a", limits, Demand(1)) is None
@@ -113,7 +112,7 @@ def test_each_choice_of_each_prompt_is_a_request(tenants: Tenants, clock: FakeCl
 
 
 def test_each_choice_holds_a_seat(tenants: Tenants) -> None:
-    limits, three = TenantPolicy(max_concurrent_requests=4), Demand(1, num_sequences=3)
+    limits, three = TenantSpec(max_concurrent_requests=4), Demand(1, num_sequences=3)
     assert tenants.begin("a", limits, three) is None
     assert said(tenants.begin("a", limits, Demand(1, num_sequences=2)))[0] == "tenant_concurrency"
     assert tenants.begin("a", limits, Demand(1)) is None
@@ -126,33 +125,35 @@ def test_ingresses_share_the_limits_evenly(clock: FakeClock) -> None:
     """All of them together never let through more than the limit."""
     live = [4]
     ingresses = [Tenants(clock, lambda: live[0]) for _ in range(4)]
-    limits = TenantPolicy(requests_per_second=8.0, max_concurrent_requests=9, tokens_per_minute=400)
+    limits = TenantSpec(requests_per_second=8.0, max_concurrent_requests=9, tokens_per_minute=400)
 
-    def taken(limits: TenantPolicy, demand: Demand) -> int:
+    def taken(limits: TenantSpec, demand: Demand) -> int:
         return sum(each.begin("a", limits, demand) is None for each in ingresses for _ in range(20))
 
-    assert taken(TenantPolicy(requests_per_second=8.0), Demand(1)) == 8
-    assert taken(TenantPolicy(tokens_per_minute=400), Demand(50)) == 8
+    assert taken(TenantSpec(requests_per_second=8.0), Demand(1)) == 8
+    assert taken(TenantSpec(tokens_per_minute=400), Demand(50)) == 8
     fresh = ingresses[0] = Tenants(clock, lambda: live[0])
     assert [fresh.begin("a", limits, Demand(1)) is None for _ in range(3)] == [True, True, False]
-    refusal = fresh.begin("a", replace(limits, requests_per_second=None), Demand(1))
+    refusal = fresh.begin("a", limits.model_copy(update={"requests_per_second": None}), Demand(1))
     assert refusal is not None
     assert "at most 2 may be" in refusal.message
     assert "at this one of 4 ingress workers" in refusal.message
     live[0] = 1  # the others have gone: it has the whole
 
-    assert fresh.begin("a", replace(limits, requests_per_second=None), Demand(1)) is None
+    assert (
+        fresh.begin("a", limits.model_copy(update={"requests_per_second": None}), Demand(1)) is None
+    )
 
 
 def test_request_of_more_choices_than_a_share_is_taken_alone(clock: FakeClock) -> None:
-    tenants, limits = Tenants(clock, lambda: 4), TenantPolicy(max_concurrent_requests=8)
+    tenants, limits = Tenants(clock, lambda: 4), TenantSpec(max_concurrent_requests=8)
     assert tenants.begin("a", limits, Demand(1, num_sequences=8)) is None
 
     assert said(tenants.begin("a", limits, Demand(1)))[0] == "tenant_concurrency"
 
 
 def test_duration_of_requests_is_forgotten_by_time(tenants: Tenants, clock: FakeClock) -> None:
-    limits = TenantPolicy(max_concurrent_requests=1)
+    limits = TenantSpec(max_concurrent_requests=1)
     for seconds, pause in ((500.0, 4 * 3600.0), (1.5, 0.0)):
         assert tenants.begin("a", limits, Demand(1)) is None
         tenants.end("a", Demand(1), 0, seconds)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.config.qos import SloPolicy, Tier
+from pdcluster_schema.qos import SloSpec, Tier
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.routing.qos.slo import LatencySlo, slo_of
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
@@ -49,8 +49,8 @@ def test_objectives_of_a_request_go_before_those_of_the_policy() -> None:
     own = RequestSpec(
         "r", [1], SamplingParams(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03
     )
-    policy = SloPolicy(tpot_milliseconds=40.0)
+    policy = SloSpec(tpot_milliseconds=40.0)
 
-    assert slo_of(plain, SloPolicy()) == LatencySlo(0.5, None)
+    assert slo_of(plain, SloSpec()) == LatencySlo(0.5, None)
     assert slo_of(plain, policy) == LatencySlo(0.5, 0.04)
     assert slo_of(own, policy) == LatencySlo(0.2, 0.03)

@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation import respond as module
 from pdcluster_worker.server.generation.respond import cache_salt
@@ -54,7 +53,8 @@ async def requested(rig, tmp_path: Path) -> AsyncIterator[Asked]:
     for name in ("alice", "bob"):
         (tmp_path / name).write_text(f"sk-{name}")
     policies = {
-        shared: replace(PolicyConfig(), shared_prefix_cache=shared) for shared in (False, True)
+        shared: PolicyConfig().model_copy(update={"shared_prefix_cache": shared})
+        for shared in (False, True)
     }
     in_force = policies[False]
     app = create_app(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.qos import EstimationPolicy, SloPolicy, TenantPolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import EstimationSpec, SloSpec, TenantSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http.api_keys import ApiKeys
 
@@ -21,7 +20,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     ("requested", "number"), [("high", -100), ("normal", 0), ("low", 100), (-7, -7), (None, 0)]
 )
 async def test_priority_is_a_name_or_a_number(rig, http, requested, number):
-    rig.policy = replace(rig.policy, allow_client_priority=True)
+    rig.policy = rig.policy.model_copy(update={"allow_client_priority": True})
     response = await http.post(CHAT, json=BODY | {"priority": requested})
 
     assert response.status_code == 200
@@ -73,7 +72,9 @@ async def test_wrong_values_are_refused_with_the_field_and_the_limit(
 
 
 async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_its_arrival(rig):
-    rig.policy = replace(rig.policy, estimation=EstimationPolicy(allow_client_deadline=True))
+    rig.policy = rig.policy.model_copy(
+        update={"estimation": EstimationSpec(allow_client_deadline=True)}
+    )
     times = iter([100.0])  # of the arrival
     app = rig.make_app(clock=lambda: next(times, 100.125))
     async with httpx.AsyncClient(
@@ -94,8 +95,8 @@ async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_
 
 
 async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
-    rig.policy = replace(
-        rig.policy, allow_client_priority=True, slo=SloPolicy(tpot_milliseconds=60_000.0)
+    rig.policy = rig.policy.model_copy(
+        update={"allow_client_priority": True, "slo": SloSpec(tpot_milliseconds=60_000.0)}
     )
     await http.post(CHAT, json=BODY | {"priority": "high"})
     await http.post(CHAT, json=BODY | {"priority": "low", "pdcluster": {"ttft_slo_ms": 1e-6}})
@@ -112,9 +113,7 @@ async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):
 async def test_key_gives_a_priority_and_a_ceiling(rig, tmp_path: Path):
     (tmp_path / "batch").write_text("sk-batch")
     (tmp_path / "chat").write_text("sk-chat")
-    policy = PolicyConfig(
-        allow_client_priority=True, tenants={"batch": TenantPolicy(priority="low")}
-    )
+    policy = PolicyConfig(allow_client_priority=True, tenants={"batch": TenantSpec(priority="low")})
     rig.policy = policy
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
@@ -182,7 +181,9 @@ async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_p
     """A place that was taken is given back however the request ends."""
     (tmp_path / "batch").write_text("sk-batch")
     (tmp_path / "chat").write_text("sk-chat")
-    rig.policy = replace(rig.policy, tenants={"batch": TenantPolicy(max_concurrent_requests=1)})
+    rig.policy = rig.policy.model_copy(
+        update={"tenants": {"batch": TenantSpec(max_concurrent_requests=1)}}
+    )
     rig.backend.hold_after = 0
     app = rig.make_app(tenant_of=ApiKeys(tmp_path).tenant_of)
 
@@ -221,8 +222,8 @@ async def test_tenant_beyond_its_limits_is_refused_and_others_are_not(rig, tmp_p
 
 
 async def test_each_choice_counts_against_the_limits_of_a_tenant(rig, http):
-    rig.policy = replace(
-        rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0, max_concurrent_requests=4)
+    rig.policy = rig.policy.model_copy(
+        update={"tenant_defaults": TenantSpec(requests_per_second=4.0, max_concurrent_requests=4)}
     )
     taken = await http.post(
         "/v1/completions", json={"model": "tiny", "prompt": ["Hi", "Ho"], "n": 2}
@@ -240,7 +241,9 @@ async def test_each_choice_counts_against_the_limits_of_a_tenant(rig, http):
 
 
 async def test_tenant_gets_its_share_at_one_of_several_ingresses(rig, http):
-    rig.policy = replace(rig.policy, tenant_defaults=TenantPolicy(requests_per_second=4.0))
+    rig.policy = rig.policy.model_copy(
+        update={"tenant_defaults": TenantSpec(requests_per_second=4.0)}
+    )
     rig.backend.ingresses = 4
     statuses = [(await http.post(CHAT, json=BODY)).status_code for _ in range(2)]
 

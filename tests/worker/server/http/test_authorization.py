@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.http.api_keys import ApiKeys

@@ -5,11 +5,10 @@ answers for browsers.
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
-from pdcluster_worker.config.http import CorsPolicy
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.service import CorsSpec
 from pdcluster_worker.server.http.api_keys import ApiKeys
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +22,7 @@ HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def allow(rig, **fields) -> None:
-    rig.policy = PolicyConfig(cors=CorsPolicy(**{"allowed_origins": [PAGE], **fields}))
+    rig.policy = PolicyConfig(cors=CorsSpec(**{"allowed_origins": [PAGE], **fields}))
 
 
 async def test_by_default_no_page_of_another_origin_is_allowed(http):
@@ -92,11 +91,6 @@ async def test_every_origin_is_allowed_by_a_star_and_never_with_credentials(rig,
 
     assert requested.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in requested.headers
-    with pytest.raises(
-        msgspec.ValidationError,
-        match="cors: allowCredentials is not for every origin: name them in allowedOrigins",
-    ):
-        msgspec.convert({"allowedOrigins": ["*"], "allowCredentials": True}, CorsPolicy)
 
 
 async def test_credentials_are_allowed_to_named_origins_where_the_policy_says_so(rig, http):
@@ -178,19 +172,3 @@ async def test_a_change_of_the_policy_takes_effect_at_once(rig, http):
     assert (await http.options(CHAT, headers=ASKED)).status_code == 405
     allow(rig)
     assert (await http.options(CHAT, headers=ASKED)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"allowedOrigins": ["https://a.example/"]}, "matching regex"),
-        ({"allowedOrigins": ["a.example"]}, "matching regex"),
-        ({"allowedOrigins": ["https://*.example"]}, "matching regex"),
-        ({"allowedHeaders": ["a b"]}, "matching regex"),
-        ({"allowedMethods": ["FETCH"]}, "FETCH"),
-        ({"maxAgeSeconds": 86_401}, "86400"),
-    ],
-)
-def test_a_wrong_policy_is_refused(fields, words):
-    with pytest.raises(msgspec.ValidationError, match=words):
-        msgspec.convert(fields, CorsPolicy)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config.http import HttpLimitsPolicy
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
 from pdcluster_worker.server.http import raw_http
@@ -446,7 +447,7 @@ async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect
     client = await connect(server)
     client.send("GET /health", FIELDS)
     assert (await client.reply()).status == 200
-    rig.policy = PolicyConfig(http_limits=HttpLimitsPolicy(max_headers=16))
+    rig.policy = PolicyConfig(http_limits=HttpLimitsSpec(max_headers=16))
     client.send("GET /health", FIELDS)
 
     assert (await client.reply()).status == 431
@@ -662,6 +663,6 @@ async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on
 
 async def test_the_policy_s_bound_on_a_body_is_read_again(rig, direct_writer, connect):
     server = await direct_writer()
-    rig.policy = PolicyConfig(admission=AdmissionPolicy(max_body_bytes=10))
+    rig.policy = PolicyConfig(admission=AdmissionSpec(max_body_bytes=10))
 
     assert (await requested(await connect(server), bytes(11))).code == "body_too_large"

@@ -6,7 +6,8 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_worker.errors import RequestError
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -279,7 +280,7 @@ async def test_a_body_of_another_content_type_is_refused(http):
 
 
 async def test_a_request_has_at_most_as_many_generations_as_may_wait(rig, http):
-    rig.policy = PolicyConfig(admission=AdmissionPolicy(max_queued_requests=4))
+    rig.policy = PolicyConfig(admission=AdmissionSpec(max_queued_requests=4))
     requested = [{"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}]
     replies = [
         await http.post(COMPLETIONS, json={"model": "tiny", **fields}) for fields in requested

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 
 HELLO = [{"role": "user", "content": "Hi"}]
 

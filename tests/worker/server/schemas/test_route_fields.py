@@ -3,9 +3,8 @@
 """
 
 import pytest
-from msgspec.structs import replace
 
-from pdcluster_worker.config.routing import DecodeScorePolicy, KvAwarePolicy
+from pdcluster_schema.routing import DecodeScoreSpec, KvAwareSpec
 from pdcluster_worker.routing.hints import RouteHints
 
 CHAT = "/v1/chat/completions"
@@ -15,10 +14,10 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture
 def allowing(rig):
     """A policy under which requests may say how they are routed."""
-    score = DecodeScorePolicy(
-        policy="kvAware", kv_aware=KvAwarePolicy(overlap_credit=2.0), allow_request_overrides=True
+    score = DecodeScoreSpec(
+        policy="kvAware", kv_aware=KvAwareSpec(overlap_credit=2.0), allow_request_overrides=True
     )
-    rig.policy = replace(rig.policy, decode_score=score)
+    rig.policy = rig.policy.model_copy(update={"decode_score": score})
     return score
 
 
@@ -43,11 +42,12 @@ async def test_route_names_a_worker_a_policy_and_weights(rig, http, allowing):
         "active_request_weight": 3,
     }
     hints = await hints_of(rig, http, session="s", route=route)
-    expected = replace(
-        allowing,
-        policy="roundRobin",
-        temperature=1.0,
-        kv_aware=KvAwarePolicy(overlap_credit=0.5, active_request_weight=3.0),
+    expected = allowing.model_copy(
+        update={
+            "policy": "roundRobin",
+            "temperature": 1.0,
+            "kv_aware": KvAwareSpec(overlap_credit=0.5, active_request_weight=3.0),
+        }
     )
 
     assert hints == RouteHints("s", "chat-decode-0", expected)
@@ -59,8 +59,8 @@ async def test_y9_all_four_weights_are_overridable(rig, http, allowing):
         rig, http, route={name: number + 5.0 for number, name in enumerate(names)}
     )
 
-    assert hints.decode_score == replace(
-        allowing, kv_aware=KvAwarePolicy(**{name: n + 5.0 for n, name in enumerate(names)})
+    assert hints.decode_score == allowing.model_copy(
+        update={"kv_aware": KvAwareSpec(**{name: n + 5.0 for n, name in enumerate(names)})}
     )
 
 

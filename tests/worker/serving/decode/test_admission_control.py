@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.config.qos import (
-    DegradationPolicy,
-    EarlyRejectionPolicy,
-    HighPriorityPolicy,
-    LowPriorityPolicy,
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import (
+    AdmissionSpec,
+    DegradationSpec,
+    EarlyRejectionSpec,
+    HighPrioritySpec,
+    LowPrioritySpec,
 )
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
@@ -61,7 +62,7 @@ def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, peers: list[RecordingPeer]
 ) -> DecodeDispatcher:
     engine.answer = two_tokens
-    broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, lambda: peers, PrefillScoreSpec, worker.block_size)
     return DecodeDispatcher(worker, RemotePrefill(worker, broker), lambda: peers, list)
 
 
@@ -102,7 +103,7 @@ async def test_low_priority_is_refused_before_the_engine_gets_it(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
     """[O6]: others are taken at the same moment."""
-    worker.policy = PolicyConfig(early_rejection=EarlyRejectionPolicy(enabled=True))
+    worker.policy = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
     heard = list(engine.inputs)
@@ -133,7 +134,7 @@ async def test_low_priority_is_refused_before_the_engine_gets_it(
 async def test_own_objective_of_a_request_goes_before_the_policy(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    worker.policy = PolicyConfig(early_rejection=EarlyRejectionPolicy(enabled=True))
+    worker.policy = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
 
@@ -145,7 +146,7 @@ async def test_own_objective_of_a_request_goes_before_the_policy(
 async def test_retry_after_of_a_full_queue_is_computed(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    worker.policy = PolicyConfig(admission=AdmissionPolicy(max_queued_tokens=60))
+    worker.policy = PolicyConfig(admission=AdmissionSpec(max_queued_tokens=60))
     tasks = await waiting(dispatcher, engine, spec("w", num_tokens=60))
     busy(dispatcher)
     with pytest.raises(RequestError, match="maxQueuedTokens") as caught:
@@ -163,9 +164,9 @@ async def test_retry_after_of_a_full_queue_is_computed(
 async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    early = EarlyRejectionPolicy(enabled=True)
+    early = EarlyRejectionSpec(enabled=True)
     worker.policy = PolicyConfig(
-        early_rejection=early, admission=AdmissionPolicy(max_queued_requests=3)
+        early_rejection=early, admission=AdmissionSpec(max_queued_requests=3)
     )
     tasks = await waiting(dispatcher, engine, spec("a"), spec("b"), spec("c", NORMAL))
     with pytest.raises(RequestError, match="maxQueuedRequests"):
@@ -183,7 +184,7 @@ async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
 async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    worker.policy = PolicyConfig(degradation=DegradationPolicy(max_tokens=1))
+    worker.policy = PolicyConfig(degradation=DegradationSpec(max_tokens=1))
     assert [generated.degraded for generated in await collect(dispatcher, spec("calm"))] == [(), ()]
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
@@ -210,7 +211,7 @@ async def test_low_priority_may_be_barred_from_prefill_workers(
     peers: list[RecordingPeer],
 ) -> None:
     peers.append(RecordingPeer("p"))
-    worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(prefill_workers="Barred"))
+    worker.policy = PolicyConfig(low_priority=LowPrioritySpec(prefill_workers="Barred"))
     low = await collect(dispatcher, spec("low", num_tokens=200), "auto")
     long = await collect(dispatcher, spec("long", num_tokens=256), "auto")
     with pytest.raises(RequestError, match="prefill workers are barred now") as caught:
@@ -226,7 +227,7 @@ async def test_high_priority_goes_to_a_prefill_worker_at_once_even_from_an_idle_
 ) -> None:
     peers.append(RecordingPeer("p"))
     peers[0].load = replace_load(peers[0], num_waiting=99)
-    worker.policy = PolicyConfig(high_priority=HighPriorityPolicy(offload_at_once=True))
+    worker.policy = PolicyConfig(high_priority=HighPrioritySpec(offload_at_once=True))
     task = asyncio.create_task(collect(dispatcher, spec("high", HIGH, num_tokens=64), "auto"))
     async with asyncio.timeout(5):
         while not peers[0].claims:
@@ -245,7 +246,7 @@ def replace_load(peer: RecordingPeer, num_waiting: int):
 async def test_low_priority_that_waited_too_long_is_shed_unless_it_waits_alone(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0))
+    worker.policy = PolicyConfig(low_priority=LowPrioritySpec(threshold_milliseconds=1.0))
     (alone,) = await waiting(dispatcher, engine, spec("alone"))
     await asyncio.wait({alone}, timeout=0.02)
     assert not alone.done()
@@ -267,7 +268,7 @@ async def test_normal_priority_that_waited_too_long_starts_over_as_low(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
     worker.policy = PolicyConfig(
-        low_priority=LowPriorityPolicy(threshold_milliseconds=1.0, past_threshold="Demote")
+        low_priority=LowPrioritySpec(threshold_milliseconds=1.0, past_threshold="Demote")
     )
     late = (
         await waiting(dispatcher, engine, replace(spec("late", NORMAL), deadline_seconds=20.0))
@@ -321,7 +322,7 @@ async def test_estimates_are_in_the_metrics(
 async def test_request_that_has_begun_elsewhere_is_not_shed(
     dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
 ) -> None:
-    worker.policy = PolicyConfig(low_priority=LowPriorityPolicy(threshold_milliseconds=1.0))
+    worker.policy = PolicyConfig(low_priority=LowPrioritySpec(threshold_milliseconds=1.0))
     tasks = await waiting(dispatcher, engine, replace(spec("moved"), output=[7]), spec("new"))
 
     # the new one alone is watched

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.routing.credit_queue import CreditQueue
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from tests.worker.serving.doubles import RecordingPeer
@@ -19,7 +19,7 @@ class Pool:
     def __init__(self, *peers: RecordingPeer) -> None:
         self.peers = list(peers)
         self.queue = CreditQueue()
-        self.broker = CreditBroker(self.queue, lambda: self.peers, PrefillScorePolicy, BLOCK_SIZE)
+        self.broker = CreditBroker(self.queue, lambda: self.peers, PrefillScoreSpec, BLOCK_SIZE)
 
     def acquire(self, request_id: str, tokens: int = 100) -> "asyncio.Task[RecordingPeer | None]":
         self.queue.add(request_id, tokens, 0)
@@ -277,7 +277,7 @@ async def test_broker_counts_what_the_kv_takes_on_its_way(
     far, near = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(far, near)
     seconds = {"a": 0.5, "b": 0.01}
-    policy = PrefillScorePolicy(transfer_weight=0.1)
+    policy = PrefillScoreSpec(transfer_weight=0.1)
     pool.broker = CreditBroker(
         pool.queue,
         lambda: pool.peers,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import OffloadPolicy, PrefillScorePolicy
+from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     BlockEvents,
@@ -67,7 +67,7 @@ def dispatcher(
 ) -> DecodeDispatcher:
     """Without a prefill worker."""
     engine.answer = serve
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
     return DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list, {"old": holder}.get)
 
 

@@ -9,13 +9,13 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import AdmissionPolicy, PolicyConfig
-from pdcluster_worker.config.routing import (
-    IslBoundingPolicy,
-    OffloadPolicy,
+from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
+from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_schema.routing import (
+    IslBoundingSpec,
     OffloadPolicyName,
-    PrefillLoadPolicy,
-    PrefillScorePolicy,
+    PrefillLoadSpec,
+    PrefillScoreSpec,
 )
 from pdcluster_worker.config.worker import Role
 from pdcluster_worker.errors import PeerError, RequestError
@@ -104,7 +104,7 @@ def dispatcher(
 ) -> DecodeDispatcher:
     engine.answer = serve
     peer.broker = CreditBroker(
-        worker.credit_queue, lambda: peers, PrefillScorePolicy, worker.block_size
+        worker.credit_queue, lambda: peers, PrefillScoreSpec, worker.block_size
     )
     return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: peers, list)
 
@@ -410,7 +410,7 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(
 ) -> None:
     """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
-    worker.policy = type(worker.policy)(admission=AdmissionPolicy(max_queued_tokens=25))
+    worker.policy = type(worker.policy)(admission=AdmissionSpec(max_queued_tokens=25))
     dispatcher.admit([prompt_of(1000)])  # no prompt waits
     waiting = asyncio.create_task(collect(dispatcher, "local"))
     while not engine.inputs:
@@ -564,11 +564,11 @@ async def test_offload_goes_by_workers_that_take_the_prompt(
     ("policy", "place"),
     [
         (
-            OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingPolicy(max_ratio=1.0)),
+            OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingSpec(max_ratio=1.0)),
             "remote",
         ),
         (
-            OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadPolicy(busy_batches=1.0)),
+            OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadSpec(busy_batches=1.0)),
             "local",
         ),
         (OffloadPolicy(policy="prefillLoad"), "remote"),

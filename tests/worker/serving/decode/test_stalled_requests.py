@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -80,7 +80,7 @@ def dispatcher(worker: WorkerContext, engine: ScriptedEngine, peer: SilentPeer) 
         offload=type(worker.policy.offload)(prefill_length_threshold=0), stall_seconds=1
     )
     peer.broker = CreditBroker(
-        worker.credit_queue, lambda: [peer], PrefillScorePolicy, worker.block_size
+        worker.credit_queue, lambda: [peer], PrefillScoreSpec, worker.block_size
     )
     return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: [peer], list)
 
@@ -188,7 +188,7 @@ async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
 
 
 def make_ingress(worker: WorkerContext, *peers: DecodePeer) -> Ingress:
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
     return Ingress(
         worker,
         DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list),

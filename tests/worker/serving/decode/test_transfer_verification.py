@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import (
     EngineInput,
@@ -78,7 +78,7 @@ class Rig:
         self.peers = [self.peer]
         self.refused: dict[str, str] = {}
         broker = CreditBroker(
-            worker.credit_queue, lambda: [self.other, *self.peers], PrefillScorePolicy, 4
+            worker.credit_queue, lambda: [self.other, *self.peers], PrefillScoreSpec, 4
         )
         self.peer.broker = broker
         self.verification = TransferVerification(

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.qos import HighPriorityPolicy
-from pdcluster_worker.config.routing import OffloadPolicy, PrefillScorePolicy
+from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
+from pdcluster_schema.qos import HighPrioritySpec
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import (
@@ -110,7 +110,7 @@ def dispatcher(worker: WorkerContext, engine: ScriptedEngine, peer: SlowPeer) ->
     engine.answer = Serving()
     worker.policy = PolicyConfig(offload=OFFLOAD)
     peer.broker = CreditBroker(
-        worker.credit_queue, lambda: [peer], PrefillScorePolicy, worker.block_size
+        worker.credit_queue, lambda: [peer], PrefillScoreSpec, worker.block_size
     )
     return DecodeDispatcher(worker, RemotePrefill(worker, peer.broker), lambda: [peer], list)
 
@@ -328,7 +328,7 @@ async def test_prompt_that_gains_nothing_or_may_not_wait_is_sent(
 async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(
     dispatcher: DecodeDispatcher, peer: SlowPeer
 ) -> None:
-    high = HighPriorityPolicy(offload_at_once=True)
+    high = HighPrioritySpec(offload_at_once=True)
     dispatcher._worker.policy = PolicyConfig(offload=OFFLOAD, high_priority=high)
     await led(dispatcher, peer, priority=-10)
     await check_sent_at_once(Asked(dispatcher, spec("f", 91, priority=-10)), peer)

@@ -9,8 +9,8 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import BlockEvents, EngineStats, Submit, Tokens
 from pdcluster_worker.messages.peers import Hello
@@ -221,7 +221,7 @@ async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_
 ) -> None:
     """And is not handed on a second time."""
     worker = scene.worker
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
     local = DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list)
     async with aclosing(Ingress(worker, local, list).generate([SPEC], "local")) as tokens:
         first = asyncio.ensure_future(anext(tokens))

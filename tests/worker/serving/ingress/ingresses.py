@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
@@ -49,7 +49,7 @@ def two_tokens(message: EngineInput) -> Sequence[EngineOutput]:
 
 def make_ingress(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePeer) -> Ingress:
     engine.answer = two_tokens
-    broker = CreditBroker(worker.credit_queue, list, PrefillScorePolicy, worker.block_size)
+    broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
 
     def decodes() -> list[DecodePeer]:
         return [peer for peer in peers if not peer.is_draining]

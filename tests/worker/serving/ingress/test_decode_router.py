@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.faults import validated
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
@@ -57,13 +58,13 @@ def spec(name: str, num_blocks: int = 4, first: int = 1) -> RequestSpec:
 
 
 def set_policy(worker: WorkerContext, **score: Any) -> None:
-    worker.policy = msgspec.convert({"decodeScore": score}, PolicyConfig)
+    worker.policy = validated(PolicyConfig, {"decodeScore": score})
 
 
 def local(worker: WorkerContext) -> DecodeDispatcher:
     return DecodeDispatcher(
         worker,
-        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScorePolicy, BLOCK)),
+        RemotePrefill(worker, CreditBroker(worker.credit_queue, list, PrefillScoreSpec, BLOCK)),
         list,
         list,
     )
@@ -266,7 +267,7 @@ async def test_request_that_names_its_prefill_worker_stays_where_it_was_sent(
 
 async def test_hints_may_replace_the_policy(worker: WorkerContext) -> None:
     chooser = router(worker, [NamedPeer("a", WorkerLoad(num_running=9)), NamedPeer("b")])
-    score = msgspec.structs.replace(worker.policy.decode_score, policy="roundRobin")
+    score = worker.policy.decode_score.model_copy(update={"policy": "roundRobin"})
     with chooser.track([spec("r")], RouteHints(decode_score=score)):
         assert choose(chooser, spec("r")) == "a"
 
@@ -351,9 +352,9 @@ async def test_y13_one_worker_below_the_threshold_is_enough(worker: WorkerContex
 
 
 async def test_y13_too_many_that_wait_are_refused(worker: WorkerContext) -> None:
-    worker.policy = msgspec.convert(
-        {"decodeScore": {"queueThresholdTokens": 1}, "admission": {"maxQueuedRequests": 1}},
+    worker.policy = validated(
         PolicyConfig,
+        {"decodeScore": {"queueThresholdTokens": 1}, "admission": {"maxQueuedRequests": 1}},
     )
     ingress = drain(worker, NamedPeer("a", WorkerLoad(waiting_tokens=2)))
     first = asyncio.create_task(collect(ingress, spec("r0")))

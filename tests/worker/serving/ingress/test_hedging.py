@@ -7,9 +7,8 @@ import doctest
 from types import ModuleType
 
 import pytest
-from msgspec.structs import replace
 
-from pdcluster_worker.config.migration import RacingPolicy
+from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.routing import hedging, migration
@@ -29,14 +28,14 @@ from tests.worker.serving.ingress.moving_model import (
     spec,
 )
 
-ALWAYS = RacingPolicy(enabled=True, max_requests=1, max_ratio=1.0)
+ALWAYS = RacingSpec(enabled=True, max_requests=1, max_ratio=1.0)
 
 
 def ingress_of(
-    worker: WorkerContext, engine: ScriptedEngine, *peers: Model, policy: RacingPolicy = ALWAYS
+    worker: WorkerContext, engine: ScriptedEngine, *peers: Model, policy: RacingSpec = ALWAYS
 ) -> Ingress:
     """One whose own worker is too busy to race."""
-    worker.policy = replace(worker.policy, racing=policy)
+    worker.policy = worker.policy.model_copy(update={"racing": policy})
     ingress = make_ingress(worker, engine, *peers)
     engine.answer = model_here
     ingress._local._num_decoding = 3
@@ -194,14 +193,14 @@ async def test_race_may_be_run_here(worker: WorkerContext, engine: ScriptedEngin
 @pytest.mark.parametrize(
     "policy",
     [
-        RacingPolicy(),
-        RacingPolicy(enabled=True, max_requests=0, max_ratio=1.0),
-        RacingPolicy(enabled=True, max_requests=9, max_ratio=0.4),
+        RacingSpec(),
+        RacingSpec(enabled=True, max_requests=0, max_ratio=1.0),
+        RacingSpec(enabled=True, max_requests=9, max_ratio=0.4),
     ],
     ids=["off", "busy", "share"],
 )
 async def test_request_does_not_race(
-    worker: WorkerContext, engine: ScriptedEngine, policy: RacingPolicy
+    worker: WorkerContext, engine: ScriptedEngine, policy: RacingSpec
 ) -> None:
     first, rival = two()
 
@@ -218,7 +217,7 @@ async def test_share_of_the_requests_that_race_is_bounded(
         engine,
         first,
         rival,
-        policy=RacingPolicy(enabled=True, max_requests=1, max_ratio=0.25),
+        policy=RacingSpec(enabled=True, max_requests=1, max_ratio=0.25),
     )
     for count in range(8):
         await collect(ingress, spec(f"r{count}"))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.qos import EstimationPolicy
+from pdcluster_schema.qos import EstimationSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
@@ -334,10 +334,10 @@ async def test_ingress_runs_a_lone_choice_in_its_readers_task(
 async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
-    estimation = EstimationPolicy(
+    estimation = EstimationSpec(
         estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True
     )
-    worker.policy = replace(worker.policy, estimation=estimation)
+    worker.policy = worker.policy.model_copy(update={"estimation": estimation})
     hasty = replace(spec(), deadline_seconds=1.0)
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 

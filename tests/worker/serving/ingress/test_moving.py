@@ -9,8 +9,8 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pdcluster_worker.config.migration import MovingPolicy
-from pdcluster_worker.config.policy import AdmissionPolicy
+from pdcluster_schema.qos import AdmissionSpec
+from pdcluster_schema.routing import MovingSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import (
@@ -138,7 +138,7 @@ async def test_moves_are_bounded(worker: WorkerContext, engine: ScriptedEngine) 
 async def test_moving_that_is_off_ends_in_an_error(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
-    worker.policy = replace(worker.policy, moving=MovingPolicy(enabled=False))
+    worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(enabled=False)})
     with pytest.raises(RequestError, match="was lost: reset"):
         await collect(ingress_of(worker, engine, Model("a", ends_after=1)))
 
@@ -330,7 +330,7 @@ async def test_request_stays_at_a_draining_worker(
     first, second = Model("a"), Model("b")
     second.load = WorkerLoad(num_running=1)
     first.waits_at = 2
-    worker.policy = replace(worker.policy, moving=MovingPolicy(enabled=not is_off))
+    worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(enabled=not is_off)})
     ingress = ingress_of(worker, engine, first, second)
     worker.announce("draining")
     requested = await waiting(ingress, first)
@@ -395,7 +395,7 @@ def preempting(
 def short_of_blocks(
     worker: WorkerContext, engine: ScriptedEngine, num_preemptions: int, *peers: Model
 ) -> Ingress:
-    worker.policy = replace(worker.policy, moving=MovingPolicy(after_preemptions=2))
+    worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(after_preemptions=2)})
     ingress = make_ingress(worker, engine, *peers)
     engine.answer = preempting(3, num_preemptions)
     return ingress
@@ -503,8 +503,8 @@ async def test_request_that_has_begun_is_not_asked_by_admission_again(
     handler = PeerRequestHandler(
         worker, Hello("e", "decode", FACTS.geometry, "w", "r1"), CreditLedger(1), ingress._local
     )
-    admission = AdmissionPolicy(max_queued_requests=1)
-    worker.policy = replace(worker.policy, admission=admission)
+    admission = AdmissionSpec(max_queued_requests=1)
+    worker.policy = worker.policy.model_copy(update={"admission": admission})
     ingress._local._quality._meter.joined()  # one waits
 
     with pytest.raises(RequestError, match="maxQueuedRequests"):

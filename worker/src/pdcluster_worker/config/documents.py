@@ -32,16 +32,24 @@ def document_of(path: Path) -> Any:
 
 def converted(path: Path, document: Any, kind: type[SectionT]) -> SectionT:
     """Raises ConfigError."""
+    check_numbers(path, document)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{path}: {e}{_fix(str(e), kind)}") from e
+
+
+def check_numbers(path: Path, document: Any) -> None:
+    """Refuse what is no number, for which no bound holds, and a document without an end.
+
+    Raises ConfigError.
+    """
     try:
         field = next(_not_numbers(document, "$"), None)
     except RecursionError as e:
         raise ConfigError(f"{path}: holds itself, by an anchor: write it out") from e
     if field is not None:
         raise ConfigError(f"{path}: Expected a number, got `.nan` - at `{field}`: write one")
-    try:
-        return msgspec.convert(document, kind)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}: {e}{_fix(str(e), kind)}") from e
 
 
 def _not_numbers(value: Any, field: str) -> Iterator[str]:

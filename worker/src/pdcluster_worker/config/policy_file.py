@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from pdcluster_worker.config.policy import PolicyConfig, load_policy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.errors import ConfigError
 
 logger = logging.getLogger(__name__)

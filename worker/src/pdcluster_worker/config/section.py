@@ -7,15 +7,10 @@ import msgspec
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Weight = Annotated[float, msgspec.Meta(ge=0.0)]
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class Section(
     msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
 ):
-    pass
-
-
-class PolicySection(Section, frozen=True, forbid_unknown_fields=False):
     pass

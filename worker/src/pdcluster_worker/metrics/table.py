@@ -9,7 +9,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
-from pdcluster_worker.config.qos import Tier
+from pdcluster_schema.qos import Tier
 from pdcluster_worker.config.speculation import MOST_DRAFTS
 from pdcluster_worker.messages.constraint import ConstraintKind
 from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES

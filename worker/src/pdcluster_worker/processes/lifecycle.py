@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.policy_file import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pdcluster_schema.etcd_keys import dtype_key
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.config.requested_device import requested_device
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError

@@ -4,19 +4,18 @@ found by its field's name, so a prefix is the same whatever comes before it.
 
 import msgspec
 
-from pdcluster_worker.config.proxy import RelayingPolicy
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
 
 _PROMPTS = (b'"messages"', b'"prompt"')
 
 
-def affinity_of(policy: RelayingPolicy, score: DecodeScorePolicy, body: bytes) -> bytes:
+def affinity_of(policy: RelayingSpec, score: DecodeScoreSpec, body: bytes) -> bytes:
     """The session of a request, else for `textPrefix` the beginning of its prompt; b"" = neither.
 
     >>> body = b'{"model": "m", "messages": [{"role": "user", "content": "A long story"}]}'
-    >>> affinity_of(RelayingPolicy(policy="textPrefix", prefix_bytes=64), DecodeScorePolicy(), body)
+    >>> affinity_of(RelayingSpec(policy="textPrefix", prefix_bytes=64), DecodeScoreSpec(), body)
     b'"messages": [{"role": "user", "content": "A long story"}]}'
-    >>> affinity_of(RelayingPolicy(), DecodeScorePolicy(), body)
+    >>> affinity_of(RelayingSpec(), DecodeScoreSpec(), body)
     b''
     """
     if score.session_affinity and b'"session"' in body and (session := _session(body)):

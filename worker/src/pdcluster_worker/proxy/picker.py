@@ -9,8 +9,7 @@ from hashlib import blake2b
 from math import ceil
 from typing import Generic, TypeVar
 
-from pdcluster_worker.config.proxy import RelayingPolicy
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
 
 _POINTS = 32
 """Places of each worker on the ring: with 64 workers the largest share is about 1.4 times the mean,
@@ -76,8 +75,8 @@ class Picker(Generic[CandidateT]):
 
     def choose(
         self,
-        policy: RelayingPolicy,
-        score: DecodeScorePolicy,
+        policy: RelayingSpec,
+        score: DecodeScoreSpec,
         affinity: bytes,
         tried: Collection[CandidateT],
     ) -> CandidateT | None:
@@ -106,7 +105,7 @@ class Picker(Generic[CandidateT]):
         return None
 
     def _by_affinity(
-        self, score: DecodeScorePolicy, affinity: bytes, tried: Collection[CandidateT]
+        self, score: DecodeScoreSpec, affinity: bytes, tried: Collection[CandidateT]
     ) -> CandidateT | None:
         points, owners = self._ring or self._make_ring()
         most = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.picker import Picker
 from pdcluster_worker.proxy.request_head import RequestHead

@@ -1,11 +1,9 @@
 """Bounds of a worker's queue: requests over them are refused before they reach the engine."""
 
-from pdcluster_worker.config.policy import AdmissionPolicy
+from pdcluster_schema.qos import AdmissionSpec
 
 
-def full(
-    policy: AdmissionPolicy, num_queued: int, queued_tokens: int, num_tokens: int
-) -> str | None:
+def full(policy: AdmissionSpec, num_queued: int, queued_tokens: int, num_tokens: int) -> str | None:
     """Reason for a refusal, or None.  With an empty queue a request of any size is admitted."""
     if num_queued >= policy.max_queued_requests:
         return (
@@ -26,7 +24,7 @@ def full(
 
 
 def seconds_until_capacity(
-    policy: AdmissionPolicy,
+    policy: AdmissionSpec,
     num_queued: int,
     num_tokens: int,
     firsts_per_second: float,

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from math import inf
 from typing import NamedTuple
 
-from pdcluster_worker.config.routing import PrefillQueuePolicy
+from pdcluster_schema.routing import PrefillQueueSpec
 from pdcluster_worker.routing.fair_queue import FairQueue
 
 FAST, ORDINARY = 0, 1
@@ -25,7 +25,7 @@ class QueueKey(NamedTuple):
 class Batching:
     """batch_tokens: of one step of its engines; 0 = unknown."""
 
-    def __init__(self, policy: PrefillQueuePolicy, batch_tokens: int = 0) -> None:
+    def __init__(self, policy: PrefillQueueSpec, batch_tokens: int = 0) -> None:
         self.policy = policy
         self.batch_tokens = batch_tokens
         self._last_arrival = -inf

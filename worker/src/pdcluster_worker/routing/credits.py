@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from math import inf
 
-from pdcluster_worker.config.routing import PrefillQueuePolicy
+from pdcluster_schema.routing import PrefillQueueSpec
 from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, QueueKey
 from pdcluster_worker.routing.fair_queue import CreditRequest, FairQueue, Grant
 
@@ -20,7 +20,7 @@ class CreditLedger:
         self.on_group: Callable[[int], None] = lambda num_requests: None
         self._limit_tokens = limit_tokens
         self._clock = clock
-        self._batching = Batching(PrefillQueuePolicy())
+        self._batching = Batching(PrefillQueueSpec())
         self._is_stopped = False
         self._arrivals = count()
         self._claims: dict[Grant, tuple[QueueKey, CreditRequest]] = {}
@@ -83,7 +83,7 @@ class CreditLedger:
         self._limit_tokens = limit_tokens
         return self.grant_due()
 
-    def set_policy(self, policy: PrefillQueuePolicy, batch_tokens: int) -> list[Grant]:
+    def set_policy(self, policy: PrefillQueueSpec, batch_tokens: int) -> list[Grant]:
         """batch_tokens: of one step of this worker's engines."""
         if (policy, batch_tokens) != (self._batching.policy, self._batching.batch_tokens):
             waiting = sorted(

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.routing import DecodeScoreSpec
 
 
 @dataclass(frozen=True, slots=True)
 class RouteHints:
     session: str = ""  # key of affinity; "" = none
     worker: str = ""  # pinned; "" = any
-    decode_score: DecodeScorePolicy | None = None  # overrides the policy's
+    decode_score: DecodeScoreSpec | None = None  # overrides the policy's
 
 
 NO_HINTS = RouteHints()

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pdcluster_worker.config.migration import MovingPolicy
+from pdcluster_schema.routing import MovingSpec
 
 # why a request leaves its worker
 MigrationReason = Literal["lost", "stalled", "draining", "preempted"]
@@ -11,22 +11,22 @@ MigrationReason = Literal["lost", "stalled", "draining", "preempted"]
 MigrationOutcome = Literal["moved", "nowhere", "refused"]
 
 
-def may_migrate(policy: MovingPolicy, num_moves: int) -> bool:
+def may_migrate(policy: MovingSpec, num_moves: int) -> bool:
     """Limit the migrations of one choice.
 
-    >>> may_migrate(MovingPolicy(), 1), may_migrate(MovingPolicy(), 2)
+    >>> may_migrate(MovingSpec(), 1), may_migrate(MovingSpec(), 2)
     (True, False)
     """
     return policy.enabled and num_moves < policy.max_moves
 
 
-def is_short_of_blocks(policy: MovingPolicy, num_preemptions: int) -> bool:
+def is_short_of_blocks(policy: MovingSpec, num_preemptions: int) -> bool:
     """Return whether a request that was preempted so often should migrate.
 
-    >>> policy = MovingPolicy(after_preemptions=2)
+    >>> policy = MovingSpec(after_preemptions=2)
     >>> is_short_of_blocks(policy, 1), is_short_of_blocks(policy, 2)
     (False, True)
-    >>> is_short_of_blocks(MovingPolicy(), 9)
+    >>> is_short_of_blocks(MovingSpec(), 9)
     False
     """
     return policy.enabled and 0 < policy.after_preemptions <= num_preemptions

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from pdcluster_worker.config.routing import OffloadPolicy
+from pdcluster_schema.policy import OffloadPolicy
 
 MARGIN = 0.1  # the other side must be faster by this: estimates are no better
 

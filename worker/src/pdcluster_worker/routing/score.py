@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class PrefillCandidate:
 
 
 def choose_prefill(
-    policy: PrefillScorePolicy, candidates: Iterable[PrefillCandidate], tie: Random
+    policy: PrefillScoreSpec, candidates: Iterable[PrefillCandidate], tie: Random
 ) -> str:
     """Raises ValueError without candidates."""
     costs = {

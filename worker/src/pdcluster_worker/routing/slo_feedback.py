@@ -7,7 +7,7 @@ prefill cross.  A side without recent samples gets a prompt as a probe.
 from math import inf
 from typing import Literal
 
-from pdcluster_worker.config.routing import SloFeedbackPolicy
+from pdcluster_schema.routing import SloFeedbackSpec
 
 Side = Literal["local", "remote"]
 
@@ -89,7 +89,7 @@ class SloFeedback:
         )
         self._tpot_at = now
 
-    def threshold(self, policy: SloFeedbackPolicy, configured: int, now: float) -> int:
+    def threshold(self, policy: SloFeedbackSpec, configured: int, now: float) -> int:
         """In uncached tokens.  configured: its start value."""
         low, high = policy.min_threshold, policy.max_threshold
         current = min(max(self._threshold or configured, low), high)
@@ -102,7 +102,7 @@ class SloFeedback:
         return round(current)
 
     def threshold_for(
-        self, uncached_tokens: int, policy: SloFeedbackPolicy, configured: int, now: float
+        self, uncached_tokens: int, policy: SloFeedbackSpec, configured: int, now: float
     ) -> int:
         """The current threshold, or one that makes this prompt a probe."""
         threshold = self.threshold(policy, configured, now)
@@ -117,7 +117,7 @@ class SloFeedback:
         since = max(fit.seen_at, self._probed_at.setdefault(side, now))
         return now - since >= (PROBE_SECONDS if fit.is_known else PROBE_SECONDS / MIN_SAMPLES)
 
-    def _direction(self, policy: SloFeedbackPolicy, current: float, now: float) -> float:
+    def _direction(self, policy: SloFeedbackSpec, current: float, now: float) -> float:
         if not all(fit.is_known for fit in self._fits.values()):
             return 1.0
         local, remote = self._at(current)

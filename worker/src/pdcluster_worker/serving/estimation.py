@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil, inf
 
-from pdcluster_worker.config.qos import EstimationPolicy
+from pdcluster_schema.qos import EstimationSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
@@ -95,7 +95,7 @@ class Estimation:
     def __init__(
         self,
         metrics: Metrics,
-        policy: Callable[[], EstimationPolicy],
+        policy: Callable[[], EstimationSpec],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots: Callable[[], int] = lambda: 1

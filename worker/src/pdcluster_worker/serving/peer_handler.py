@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from pdcluster_worker.config.routing import CreditPolicy
+from pdcluster_schema.routing import CreditsSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
     Prefill,
@@ -24,7 +24,7 @@ from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.lifecycle_events import trace_prefill
 
 
-def credit_limit(policy: CreditPolicy, max_batched_tokens: int) -> int:
+def credit_limit(policy: CreditsSpec, max_batched_tokens: int) -> int:
     return max(1, int(policy.batches_ahead * max_batched_tokens))
 
 

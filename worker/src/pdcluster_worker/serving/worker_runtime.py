@@ -9,7 +9,7 @@ import msgspec
 
 from pdcluster_schema.addresses import join_address
 from pdcluster_schema.etcd_keys import command_key, dtype_key, workers_prefix
-from pdcluster_worker.config.policy import PolicyConfig
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry

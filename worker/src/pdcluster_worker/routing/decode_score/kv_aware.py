@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from pdcluster_worker.config.routing import KvAwarePolicy
+from pdcluster_schema.routing import KvAwareSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 
 
 def decay(
-    policy: KvAwarePolicy, request: RequestSize, prefill_tokens: int, least_prefill_tokens: int
+    policy: KvAwareSpec, request: RequestSize, prefill_tokens: int, least_prefill_tokens: int
 ) -> float:
     """Factor of the credit for cached blocks: 1 at the worker with the shortest prefill queue.
 
-    >>> decay(KvAwarePolicy(prefill_decay=1.0), RequestSize(160, 16), prefill_tokens=320,
+    >>> decay(KvAwareSpec(prefill_decay=1.0), RequestSize(160, 16), prefill_tokens=320,
     ...     least_prefill_tokens=160)
     0.5
     """
@@ -20,7 +20,7 @@ def decay(
 
 
 def cost(
-    policy: KvAwarePolicy, request: RequestSize, candidate: DecodeCandidate, credit_blocks: float
+    policy: KvAwareSpec, request: RequestSize, candidate: DecodeCandidate, credit_blocks: float
 ) -> float:
     """In blocks.  For decode workers that compute no prompts the credit lessens the decode term."""
     active = policy.active_request_weight * candidate.num_requests
@@ -37,7 +37,7 @@ def cost(
 
 
 def kv_aware(
-    policy: KvAwarePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
+    policy: KvAwareSpec, request: RequestSize, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
     least = min(c.prefill_tokens for c in candidates)
     return {
@@ -46,7 +46,7 @@ def kv_aware(
 
 
 def _credit_at(
-    policy: KvAwarePolicy,
+    policy: KvAwareSpec,
     request: RequestSize,
     candidate: DecodeCandidate,
     least_prefill_tokens: int,

@@ -6,13 +6,13 @@ chapter 17, table 17-3.  Percentages are 0 to 100, flags 0 or 1.
 
 from collections.abc import Sequence
 
-from pdcluster_worker.config.routing import CapacityAwarePolicy, LatencyAwarePolicy
+from pdcluster_schema.routing import CapacityAwareSpec, LatencyAwareSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 
 _NO_CAPACITY = 1e6  # of a worker without room for the request's KV blocks
 
 
-def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> float:
+def simple_cost(policy: CapacityAwareSpec, candidate: DecodeCandidate) -> float:
     """0.7 * occupancy percent + 0.3 * active requests."""
     return (
         policy.occupancy_weight * 100 * candidate.busy_ratio
@@ -20,7 +20,7 @@ def simple_cost(policy: CapacityAwarePolicy, candidate: DecodeCandidate) -> floa
     )
 
 
-def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> float:
+def extended_cost(policy: LatencyAwareSpec, candidate: DecodeCandidate) -> float:
     """3 * KV % + requests - 10 * match + 0.5 * memory bandwidth % - recent prefix."""
     return (
         policy.kv_occupancy_weight * 100 * candidate.kv_occupancy_ratio
@@ -32,7 +32,7 @@ def extended_cost(policy: LatencyAwarePolicy, candidate: DecodeCandidate) -> flo
 
 
 def capacity_aware(
-    policy: CapacityAwarePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
+    policy: CapacityAwareSpec, request: RequestSize, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
     return {
         c.key: simple_cost(policy, c) + (0.0 if _fits(request, c) else _NO_CAPACITY)
@@ -41,7 +41,7 @@ def capacity_aware(
 
 
 def latency_aware(
-    policy: LatencyAwarePolicy, candidates: Sequence[DecodeCandidate]
+    policy: LatencyAwareSpec, candidates: Sequence[DecodeCandidate]
 ) -> dict[str, float]:
     return {c.key: extended_cost(policy, c) for c in candidates}
 

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from math import exp
 from random import Random
 
-from pdcluster_worker.config.routing import DecodeScorePolicy
+from pdcluster_schema.routing import DecodeScoreSpec
 from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
 from pdcluster_worker.routing.decode_score.hotspot import (
     with_enough_hits,
@@ -39,7 +39,7 @@ class DecodeChooser:
 
     def choose(
         self,
-        policy: DecodeScorePolicy,
+        policy: DecodeScoreSpec,
         request: RequestSize,
         candidates: Sequence[DecodeCandidate],
         pinned: str = "",
@@ -65,7 +65,7 @@ class DecodeChooser:
         return self._by_cost(policy, request, candidates)
 
     def _by_cost(
-        self, policy: DecodeScorePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
+        self, policy: DecodeScoreSpec, request: RequestSize, candidates: Sequence[DecodeCandidate]
     ) -> DecodeChoice:
         attracts = policy.policy in PREFIX_POLICIES
         if attracts:
@@ -83,7 +83,7 @@ class DecodeChooser:
         return DecodeChoice(key, policy.policy, costs)
 
     def _costs(
-        self, policy: DecodeScorePolicy, request: RequestSize, candidates: Sequence[DecodeCandidate]
+        self, policy: DecodeScoreSpec, request: RequestSize, candidates: Sequence[DecodeCandidate]
     ) -> dict[str, float]:
         match policy.policy:
             case "leastRequest":

@@ -6,8 +6,8 @@ An estimate degrades or refuses only low priority; an unknown one refuses nothin
 from dataclasses import dataclass
 from math import ceil
 
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.qos import SmallerModelPolicy, Tier
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import SmallerModelSpec, Tier
 from pdcluster_worker.routing.qos.slo import LatencySlo
 
 MAX_RETRY_SECONDS = 600  # present figures say little about later
@@ -117,7 +117,7 @@ def offloads_at_once(policy: PolicyConfig, tier: Tier, uncached_tokens: int) -> 
     )
 
 
-def _elsewhere(model: SmallerModelPolicy | None) -> str:
+def _elsewhere(model: SmallerModelSpec | None) -> str:
     if model is None:
         return ""
     return f", or ask for the model {model.name}" + (f" at {model.url}" if model.url else "")

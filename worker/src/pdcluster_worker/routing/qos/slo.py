@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pdcluster_worker.config.qos import SloPolicy
+from pdcluster_schema.qos import SloSpec
 from pdcluster_worker.messages.requests import RequestSpec
 
 LEAST_SECONDS = 0.001  # of a time that has passed: a late request is still served
@@ -16,7 +16,7 @@ class LatencySlo:
     tpot_seconds: float | None  # None = no objective
 
 
-def slo_of(spec: RequestSpec, policy: SloPolicy) -> LatencySlo:
+def slo_of(spec: RequestSpec, policy: SloSpec) -> LatencySlo:
     ttft, tpot = spec.ttft_slo_seconds, spec.tpot_slo_seconds
     if ttft is None:
         ttft = policy.ttft_milliseconds / 1000.0

@@ -6,10 +6,8 @@ Output tokens are charged afterwards, so a bucket may go below 0.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.qos import TenantPolicy
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.qos import TenantSpec
 from pdcluster_worker.routing.qos.load_shedding import LoadRefusal, retry_after
 
 KEPT = 0.9  # weight of the average at each later request of the tenant
@@ -17,11 +15,11 @@ KEPT = 0.9  # weight of the average at each later request of the tenant
 HALVED_SECONDS = 60.0  # and half-life without one
 
 
-def tenant_policy(policy: PolicyConfig, tenant: str) -> TenantPolicy:
+def tenant_policy(policy: PolicyConfig, tenant: str) -> TenantSpec:
     return policy.tenants.get(tenant, policy.tenant_defaults)
 
 
-def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
+def share_of(limits: TenantSpec, num_ingresses: int) -> TenantSpec:
     """Share of the limits for each ingress; whole numbers are at least 1."""
     if num_ingresses <= 1:
         return limits
@@ -30,11 +28,14 @@ def share_of(limits: TenantPolicy, num_ingresses: int) -> TenantPolicy:
         limits.max_concurrent_requests,
         limits.tokens_per_minute,
     )
-    return replace(
-        limits,
-        requests_per_second=None if rate is None else rate / num_ingresses,
-        max_concurrent_requests=None if at_once is None else max(1, at_once // num_ingresses),
-        tokens_per_minute=None if tokens is None else max(1, tokens // num_ingresses),
+    return limits.model_copy(
+        update={
+            "requests_per_second": None if rate is None else rate / num_ingresses,
+            "max_concurrent_requests": None
+            if at_once is None
+            else max(1, at_once // num_ingresses),
+            "tokens_per_minute": None if tokens is None else max(1, tokens // num_ingresses),
+        }
     )
 
 
@@ -88,7 +89,7 @@ class Tenants:
         self._num_ingresses = num_ingresses
         self._usage: dict[str, _TenantUsage] = {}
 
-    def begin(self, tenant: str, limits: TenantPolicy, demand: Demand) -> LoadRefusal | None:
+    def begin(self, tenant: str, limits: TenantSpec, demand: Demand) -> LoadRefusal | None:
         """Admit a request, to be returned by `end`, or refuse it."""
         usage = self._usage.setdefault(tenant, _TenantUsage())
         refusal = self._excess(usage, tenant, limits, demand)
@@ -106,7 +107,7 @@ class Tenants:
         usage.ended(self._clock(), seconds)
 
     def _excess(
-        self, usage: _TenantUsage, tenant: str, limits: TenantPolicy, demand: Demand
+        self, usage: _TenantUsage, tenant: str, limits: TenantSpec, demand: Demand
     ) -> LoadRefusal | None:
         num_ingresses = self._num_ingresses()
         share = share_of(limits, num_ingresses)
@@ -120,7 +121,7 @@ class Tenants:
         )
 
     def _beyond_rate(
-        self, usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+        self, usage: _TenantUsage, share: TenantSpec, demand: Demand, whose: str
     ) -> LoadRefusal | None:
         rate = share.requests_per_second
         size = max(1.0, rate or 1.0)
@@ -136,7 +137,7 @@ class Tenants:
         return LoadRefusal("tenant_requests", message, retry_after((needed - level) / rate))
 
     def _beyond_tokens(
-        self, usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+        self, usage: _TenantUsage, share: TenantSpec, demand: Demand, whose: str
     ) -> LoadRefusal | None:
         limit = share.tokens_per_minute
         level = usage.tokens.fill(
@@ -156,7 +157,7 @@ class Tenants:
 
 
 def _beyond_concurrency(
-    usage: _TenantUsage, share: TenantPolicy, demand: Demand, whose: str
+    usage: _TenantUsage, share: TenantSpec, demand: Demand, whose: str
 ) -> LoadRefusal | None:
     at_once = share.max_concurrent_requests
     # A request larger than the share runs alone; one larger than the limit was refused before.

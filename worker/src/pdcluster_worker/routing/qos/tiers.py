@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pdcluster_worker.config.qos import Tier
+from pdcluster_schema.qos import Tier
 
 PRIORITIES: Mapping[str, int] = {"high": -100, "normal": 0, "low": 100}
 

@@ -1,13 +1,13 @@
 """Estimators by the names of `qos.estimation.estimator`."""
 
-from pdcluster_worker.config.qos import EstimationPolicy
+from pdcluster_schema.qos import EstimationSpec
 from pdcluster_worker.routing.estimator import Estimator
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
 from pdcluster_worker.routing.waiting_time.presets import Presets
 from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
 
 
-def make_estimator(policy: EstimationPolicy) -> Estimator | None:
+def make_estimator(policy: EstimationSpec) -> Estimator | None:
     """None for `ema`, whose averages are in `routing.qos`."""
     milliseconds = policy.preset_token_milliseconds
     presets = Presets(

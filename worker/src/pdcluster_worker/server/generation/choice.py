@@ -4,7 +4,7 @@ searched in the whole text, or the engine ends it.
 
 from dataclasses import dataclass
 
-from pdcluster_worker.config.qos import Tier
+from pdcluster_schema.qos import Tier
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.slo import LatencySlo

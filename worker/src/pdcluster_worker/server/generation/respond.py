@@ -3,8 +3,8 @@
 import logging
 from hashlib import sha256
 
+from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import quoted
-from pdcluster_worker.config.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of

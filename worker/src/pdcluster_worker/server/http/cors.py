@@ -9,8 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pdcluster_schema.service import ANY, CorsSpec
 from pdcluster_schema.text import quoted
-from pdcluster_worker.config.http import ANY, CorsPolicy
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import openai
 
@@ -27,7 +27,7 @@ EXPOSED = (
 class Cors:
     """Middleware.  policy: returns the one in force now."""
 
-    def __init__(self, app: ASGIApp, policy: Callable[[], CorsPolicy]) -> None:
+    def __init__(self, app: ASGIApp, policy: Callable[[], CorsSpec]) -> None:
         self._app = app
         self._policy = policy
         self._current: _PolicyCors | None = None
@@ -43,7 +43,7 @@ class Cors:
 
 
 class _PolicyCors(CORSMiddleware):
-    def __init__(self, app: ASGIApp, policy: CorsPolicy) -> None:
+    def __init__(self, app: ASGIApp, policy: CorsSpec) -> None:
         super().__init__(
             app,
             allow_origins=policy.allowed_origins,

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from pdcluster_worker.config.http import HttpLimitsPolicy
+from pdcluster_schema.service import HttpLimitsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ LimitsNow = Callable[[], HttpLimits]
 
 
 @lru_cache(maxsize=4)
-def limits_of(policy: HttpLimitsPolicy) -> HttpLimits:
+def limits_of(policy: HttpLimitsSpec) -> HttpLimits:
     return HttpLimits(**msgspec.structs.asdict(policy))
 
 

@@ -20,8 +20,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from pdcluster_schema.qos import Tier
 from pdcluster_schema.text import quoted
-from pdcluster_worker.config.qos import Tier
 from pdcluster_worker.routing.qos.tiers import PRIORITIES
 
 MAX_MESSAGES = 10_000

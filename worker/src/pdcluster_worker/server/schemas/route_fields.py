@@ -4,10 +4,9 @@ policy in force.
 
 from typing import Annotated
 
-from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
-from pdcluster_worker.config.routing import DecodePolicyName, DecodeScorePolicy
+from pdcluster_schema.routing import DecodePolicy, DecodeScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 
@@ -30,7 +29,7 @@ class RouteFields(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     worker: PodName | None = None
-    policy: DecodePolicyName | None = None
+    policy: DecodePolicy | None = None
     temperature: RouteWeight | None = None
     overlap_credit: RouteWeight | None = None
     prefill_load_scale: RouteWeight | None = None
@@ -38,7 +37,7 @@ class RouteFields(BaseModel):
     active_request_weight: RouteWeight | None = None
 
 
-def check_route(route: RouteFields | None, policy: DecodeScorePolicy) -> None:
+def check_route(route: RouteFields | None, policy: DecodeScoreSpec) -> None:
     """Raises RequestError where the policy lets no request say how it is routed."""
     if route is not None and not policy.allow_request_overrides:
         raise RequestError(
@@ -48,9 +47,7 @@ def check_route(route: RouteFields | None, policy: DecodeScorePolicy) -> None:
         )
 
 
-def hints_of(
-    session: str | None, route: RouteFields | None, policy: DecodeScorePolicy
-) -> RouteHints:
+def hints_of(session: str | None, route: RouteFields | None, policy: DecodeScoreSpec) -> RouteHints:
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS
     given = {
@@ -60,7 +57,9 @@ def hints_of(
     }
     weights = {name: given.pop(name) for name in _KV_AWARE if name in given}
     score = (
-        replace(policy, kv_aware=replace(policy.kv_aware, **weights), **given)
+        policy.model_copy(
+            update={"kv_aware": policy.kv_aware.model_copy(update={**weights}), **given}
+        )
         if given or weights
         else None
     )

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_worker.config.routing import PrefillScorePolicy
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS, CreditQueue
 from pdcluster_worker.routing.offload import takes_length
@@ -43,7 +43,7 @@ class CreditBroker:
         self,
         queue: CreditQueue,
         prefills: Callable[[], list[Peer]],
-        policy: Callable[[], PrefillScorePolicy],
+        policy: Callable[[], PrefillScoreSpec],
         block_size: int,
         transfer_seconds: Callable[[str, int], float] = lambda key, num_tokens: 0.0,
     ) -> None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import is_, itemgetter
 
+from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.routing import DecodeScoreSpec
 from pdcluster_schema.text import quoted
-from pdcluster_worker.config.policy import PolicyConfig
-from pdcluster_worker.config.routing import DecodeScorePolicy
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
@@ -231,7 +231,7 @@ class DecodeRouter:
 
     def _candidates(
         self,
-        policy: DecodeScorePolicy,
+        policy: DecodeScoreSpec,
         peers: dict[str, Peer],
         may_run_locally: bool,
         hashes: Sequence[bytes],
@@ -269,7 +269,7 @@ class DecodeRouter:
                 reports[key] = _Report.of(key, peer.load)
 
     def _matches(
-        self, policy: DecodeScorePolicy, hashes: Sequence[bytes], now: float
+        self, policy: DecodeScoreSpec, hashes: Sequence[bytes], now: float
     ) -> tuple[dict[str, int], Collection[str]]:
         if not hashes:
             return {}, ()
@@ -284,7 +284,7 @@ class DecodeRouter:
 
     def _decide(
         self,
-        policy: DecodeScorePolicy,
+        policy: DecodeScoreSpec,
         spec: RequestSpec,
         hints: RouteHints,
         candidates: Sequence[DecodeCandidate],
