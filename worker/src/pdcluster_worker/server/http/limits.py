@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-import msgspec
-
 from pdcluster_schema.service import HttpLimitsSpec
 
 
@@ -56,7 +54,7 @@ LimitsNow = Callable[[], HttpLimits]
 
 @lru_cache(maxsize=4)
 def limits_of(policy: HttpLimitsSpec) -> HttpLimits:
-    return HttpLimits(**msgspec.structs.asdict(policy))
+    return HttpLimits(**dict(policy))
 
 
 TOO_MANY_CONNECTIONS = "pdcluster.crowded"
