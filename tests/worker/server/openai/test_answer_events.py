@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from pdcluster_worker.server.openai.chat_messages import added_by, message_of
 
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.openai.chat import added_by, message_of
 from pdcluster_worker.server.text.events import (
     ArgumentsDelta,
     Delta,

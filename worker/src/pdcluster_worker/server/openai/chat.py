@@ -128,7 +128,7 @@ class ChatFormatter(OpenAIFormatter):
         self._has_logprobs = bool(request.logprobs)
 
     def chunk(self, delta: Delta, usage: Usage | None = None) -> BaseModel | None:
-        added = _added_by(delta)
+        added = added_by(delta)
         if added is None:
             return None
         choice = ChatChunkChoice(
@@ -155,7 +155,7 @@ class ChatFormatter(OpenAIFormatter):
         answer = assembled(deltas)
         return ChatChoice(
             index=index,
-            message=_message_of(answer),
+            message=message_of(answer),
             logprobs=self._logprobs(deltas),
             finish_reason=answer.finish_reason,
             token_ids=self.extras.token_ids(deltas),
@@ -168,7 +168,7 @@ class ChatFormatter(OpenAIFormatter):
         return logprobs.for_chat(scored, self.extras.names)
 
 
-def _message_of(answer: WholeAnswer) -> AssistantMessage:
+def message_of(answer: WholeAnswer) -> AssistantMessage:
     calls = [
         CalledTool(
             id=call.call_id, function=CalledFunction(name=call.name, arguments=call.arguments)
@@ -184,7 +184,7 @@ def _message_of(answer: WholeAnswer) -> AssistantMessage:
     )
 
 
-def _added_by(delta: Delta) -> ChatDelta | None:
+def added_by(delta: Delta) -> ChatDelta | None:
     text = delta.text
     thoughts = [part.text for part in delta.parts if isinstance(part, ReasoningDelta)]
     reasoning = "".join(thoughts) or None
