@@ -127,7 +127,6 @@ class Backend:
     def __init__(self, ingress: Ingress) -> None:
         self.generate = ingress.generate
         self.abort = ingress.abort
-        self.follow = ingress.follow
 
     def ready(self) -> None: ...
 
