@@ -48,6 +48,13 @@ def decide(
     with its `replicas` and no pod yet; facts of a pool that is not declared count against the
     budget until its pods are gone.
     """
+    # 1. Read the scraped rounds of each pool: load, speed and what is stale.
+    # 2. Take the declared pools with their bounds.
+    # 3. Release workers whose pods find no accelerator, and leave that GPU type alone for a while.
+    # 4. Begin from the base: sizes within bounds and budget, whatever the load is.
+    # 5. Recommend workers for each role by its signals, held back by the safety rules.
+    # 6. Allocate them to pools one at a time, both roles together, by budget, price and ratio.
+    # 7. Return replicas with every step's reason, and the memory of the next decision.
     trace = DecisionTrace()
     totals = _totals(spec.autoscale, facts, windows, clock.now)
     pools = _pools(spec, facts, totals, clock, trace)
