@@ -65,6 +65,26 @@ def logits_of(loaded):
     return step_logits(forward, loaded.info.vocab_size)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("qwen2", {"sliding_window": 24}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("smollm3", {"sliding_window": 24}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 24, "no_rope_layers": [1, 0]}),
+    ],
+)
+def test_windows_of_a_config_that_leaves_out_fields_are_those_of_transformers(kind, fields, copied):
+    names = ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
+    folder = copied(kind, **{**dict.fromkeys(names, ...), **fields}, max_position_embeddings=8192)
+    loaded = load(folder)
+    assert loaded.checkpoint is not None
+    config = read_config(folder)
+    _, probed, _ = transformers_loader.load_module(folder, config, torch.float32, None)
+    assert loaded.info.windows == probed.windows
+
+
 def transformers_logits(folder, dtype, info):
     """By transformers' module over the plain operations."""
     cache = KVCache(info.geometry, NUM_BLOCKS)

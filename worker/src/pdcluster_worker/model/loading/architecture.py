@@ -22,14 +22,14 @@ class Family:
     head_norms: bool = False  # each query and key head is normed (qwen3)
     offset_norms: bool = False  # norms store their weight less 1 and round once (gemma)
     scales_embedding: bool = False
-    sliding_window: int | None = None  # default (mistral)
+    sliding_window: int | None = None  # default of the field
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(mlp_bias=True),
     "mistral": Family(qkv_bias=False, sliding_window=4096),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norms=True),
+    "qwen2": Family(qkv_bias=True, sliding_window=4096),
+    "qwen3": Family(head_norms=True, sliding_window=4096),
     "smollm3": Family(rope_theta=2e6, tie_word_embeddings=True, mlp_bias=True),
     "gemma": Family(tie_word_embeddings=True, offset_norms=True, scales_embedding=True),
 }
