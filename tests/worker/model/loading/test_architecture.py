@@ -187,6 +187,17 @@ def test_rotary_settings_of_older_configs_are_read():
     assert Rotary.read(old, 64, 1e4) == Rotary(64, "linear", 2e4, old["rope_scaling"])
 
 
+@pytest.mark.parametrize("fields", [{}, {"original_max_position_embeddings": 128}])
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 1024}])
+def test_the_length_before_scaling_is_found_where_transformers_finds_it(fields, inner):
+    given = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, **inner}
+    fields = {"max_position_embeddings": 4096, **fields}
+    config = transformers.LlamaConfig(rope_parameters=dict(given), head_dim=64, **fields)
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    found = Rotary.read({"rope_parameters": given, **fields}, 64, 10000.0)
+    assert torch.equal(found.frequencies()[0], theirs.inv_freq)
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_defaults_of_a_family_are_those_of_transformers(kind):
     config = transformers.CONFIG_MAPPING[kind]()
@@ -227,11 +238,14 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
         ("llama", {"rms_norm_eps": ...}, "rms_norm_eps is missing"),
         ("llama", {"hidden_size": 0}, "hidden_size is 0"),
         ("llama", {"max_position_embeddings": ...}, "max_position_embeddings is missing"),
+        ("llama", {"max_position_embeddings": "64"}, "max_position_embeddings is 64"),
+        ("llama", {"layer_types": 5}, "a field of config.json has a wrong type: 'int' object"),
         ("qwen3", {"head_dim": ...}, "head_dim is missing"),
         ("llama", {"quantization_config": {"bits": 4}}, "its weights are quantized"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "its rotary embedding is longr"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "its rotary embedding cannot be"),
+        ("llama", {"rope_parameters": {"rope_theta": 0}}, "its rotary embedding cannot be"),
         ("llama", {"partial_rotary_factor": 0.5}, "its rotary embedding is default, not"),
         ("qwen2-window", {"layer_types": ["full_attention"]}, "layer_types names 1 of 2 layers"),
         ("qwen2-window", {"sliding_window": None}, "sliding_window None is no window"),
@@ -318,6 +332,15 @@ def test_weights_in_several_files_are_read(copied):
     index = {"weight_map": {name: file for file, part in files.items() for name in part}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert torch.equal(logits_of(load(folder)), expected)
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": []}', '{"weight_map": {"a": null}}'])
+def test_a_malformed_index_is_named(index, copied):
+    folder = copied()
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match="cannot load weights of"):
+        load(folder)
 
 
 def test_weights_stay_in_the_dtype_of_their_files_until_they_are_packed(tiny_folder):

@@ -64,7 +64,7 @@ def open_checkpoint(folder: Path, architecture: Architecture, dtype: torch.dtype
                         tensors[name] = opened.get_tensor(name)
                     elif name == HEAD:
                         head = opened.get_tensor(name)
-    except (OSError, ValueError, KeyError, SafetensorError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
         raise ModelError(f"cannot load weights of {folder}: {type(e).__name__}: {e}") from e
     if missing := sorted(shapes.keys() - tensors.keys()):
         raise UnsupportedArchError(f"its files lack weights: {', '.join(missing[:3])}")

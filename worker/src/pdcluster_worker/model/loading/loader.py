@@ -90,14 +90,18 @@ def load_model(
 def _load_checkpoint(
     path: Path, config: Config, dtype: torch.dtype, block_size: int, max_model_len: int | None
 ) -> LoadedModel:
-    if "max_position_embeddings" not in config:
-        raise UnsupportedArchError("max_position_embeddings is missing")
+    longest = config.get("max_position_embeddings", "missing")
+    if not isinstance(longest, int):
+        raise UnsupportedArchError(f"max_position_embeddings is {longest}")
     limit = context_limit(config, max_model_len)
     architecture = read_architecture(config, limit)
-    check_kind({**config, "generates_text": True})
-    check_attention(config, limit)
-    if config["model_type"] in ("llama", "mistral", "gemma"):
-        check_windows(config, architecture.windows, limit)  # other types' code asks as theirs says
+    try:
+        check_kind({**config, "generates_text": True})
+        check_attention(config, limit)
+        if config["model_type"] in ("llama", "mistral", "gemma"):
+            check_windows(config, architecture.windows, limit)  # others' code asks as theirs says
+    except (AttributeError, TypeError) as e:
+        raise UnsupportedArchError(f"a field of config.json has a wrong type: {e}") from e
     weights = fingerprint(path)  # first: it says better what is wrong with a file
     checkpoint = open_checkpoint(path, architecture, dtype)
     shape, name = architecture.attention, str(dtype).removeprefix("torch.")

@@ -33,9 +33,14 @@ class Rotary:
             raise UnsupportedArchError(
                 f"its rotary embedding is {kind}, not one of {', '.join(KINDS)}"
             )
+        if kind in ("llama3", "yarn"):
+            name = "original_max_position_embeddings"  # beside the others it goes first
+            length = config.get(name, given.get(name, config.get("max_position_embeddings")))
+            given = {**given, name: length}
         rotary = Rotary(head_dim, kind, theta, given)
         try:
-            rotary.frequencies()
+            if not rotary.frequencies()[0].isfinite().all():
+                raise ValueError("a frequency is not finite")
         except (KeyError, TypeError, ValueError, ArithmeticError) as e:
             raise UnsupportedArchError(
                 f"its rotary embedding cannot be read: {type(e).__name__}: {e}"
