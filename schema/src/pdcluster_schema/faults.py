@@ -118,7 +118,14 @@ def _fault(
     reason, fix = _explain(kind, context)
     if kind == "literal_error" and isinstance(found, bool):
         fix = "put it in quotes, since YAML takes a plain On or Off for true or false"
-    return Fault(path, f"{reason}, not {shortened(repr(found), 60)}", fix)
+    return Fault(path, f"{reason}, not {_shown(found)}", fix)
+
+
+def _shown(value: object) -> str:
+    try:
+        return shortened(repr(value), 60)
+    except ValueError:  # Python writes out no whole number of more digits
+        return "a number of thousands of digits"
 
 
 def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:

@@ -53,3 +53,15 @@ async def test_policy_watch_goes_on_after_a_change_that_could_not_be_applied(
 
     assert "a policy change was applied only in part" in caplog.text
     assert "OverflowError: too much" in caplog.text
+
+
+def test_policy_with_a_number_that_python_does_not_write_out_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("stallSeconds: 30")
+    policy = PolicyFile(path)
+    path.write_text(f"stallSeconds: 0x{'f' * 5000}")
+    assert not policy.reload()
+    assert policy.current.stall_seconds == 30
+    assert "stallSeconds: must be at most 3600, not a number of thousands" in caplog.text
