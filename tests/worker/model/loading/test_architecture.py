@@ -244,6 +244,7 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
         ("llama", {"quantization_config": {"bits": 4}}, "its weights are quantized"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "its rotary embedding is longr"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]"),
+        ("qwen2", {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "rope_parameters"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "its rotary embedding cannot be"),
         ("llama", {"rope_parameters": {"rope_theta": 0}}, "its rotary embedding cannot be"),
         ("llama", {"partial_rotary_factor": 0.5}, "its rotary embedding is default, not"),

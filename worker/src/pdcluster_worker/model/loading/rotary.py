@@ -24,7 +24,7 @@ class Rotary:
     def read(config: Mapping[str, Any], head_dim: int, default_theta: float) -> "Rotary":
         """Raises UnsupportedArchError for a kind without fixed frequencies."""
         given: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or any(isinstance(each, dict) for each in given.values()):
             raise UnsupportedArchError(f"rope_parameters is {given!r}")
         kind = str(given.get("rope_type", given.get("type", "default")))
         theta = given.get("rope_theta", config.get("rope_theta", default_theta))
