@@ -1,3 +1,3 @@
-"""The operator process: watches PDClusters, reconciles one at a time, and scrapes their workers."""
+"""The operator process: watches and reconciles PDClusters, and scrapes their workers."""
 
 __version__ = "0.1.0"

@@ -76,8 +76,8 @@ async def _run(settings: Settings) -> int:
         ApiClient(await _connect(settings), metrics, LIMITS) as client,
         ApiClient(await _connect(settings, WATCH_CONNECTIONS), metrics) as watching,
     ):
-        loop = Controller(client, watching, _controller_settings(settings), registry)
-        process = Process(settings, loop, stop)
+        controller = Controller(client, watching, _controller_settings(settings), registry)
+        process = Process(settings, controller, stop)
         runner, port = await _serve(
             make_app(process.unhealthy, process.unready, registry), settings.http_port
         )
@@ -113,16 +113,20 @@ class Process:
     """Stands by, leads, stops.  stop: set from outside to end it in peace."""
 
     settings: Settings
-    loop: Controller
+    controller: Controller
     stop: asyncio.Event
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        return self.loop.problems() if self.state == "leading" and self.loop.is_filled else []
+        return (
+            self.controller.problems()
+            if self.state == "leading" and self.controller.is_filled
+            else []
+        )
 
     def unready(self) -> list[str]:
         if self.state == "leading":
-            return [] if self.loop.is_filled else ["the cache is being filled"]
+            return [] if self.controller.is_filled else ["the cache is being filled"]
         return [] if self.state == "standing by" else ["starting"]
 
     async def run(self, connect: Callable[[], Coroutine[Any, Any, ApiClient]]) -> int:
@@ -143,22 +147,22 @@ class Process:
     async def _lead(self, lost: Coroutine[Any, Any, Any]) -> int:
         """Work until a stop signal (0), or until leadership or a needed part is lost (1)."""
         self.state = "leading"
-        self.loop.metrics.is_leader.set(1)
+        self.controller.metrics.is_leader.set(1)
         losing = asyncio.create_task(lost, name="leadership")
         working = asyncio.create_task(self._work(), name="work")
         try:
             await asyncio.wait({losing, working}, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else 1
         finally:
-            self.loop.metrics.is_leader.set(0)
+            self.controller.metrics.is_leader.set(0)
             await _cancel(losing, working)
 
     async def _work(self) -> int:
-        if not await self._before_stop(self.loop.fill()):
+        if not await self._before_stop(self.controller.fill()):
             return 0
-        logger.info("filled the cache objects=%d", len(self.loop.cache))
+        logger.info("filled the cache objects=%d", len(self.controller.cache))
         stop_watches, started = asyncio.Event(), asyncio.Event()
-        working = asyncio.create_task(self.loop.run(), name="reconciles")
+        working = asyncio.create_task(self.controller.run(), name="reconciles")
         await asyncio.sleep(0)  # kopf ends every task that is younger than itself
         watching = asyncio.create_task(self._watch(stop_watches, started), name="watches")
         restoring = asyncio.create_task(self._take_signals_back(started), name="signals")
@@ -167,7 +171,7 @@ class Process:
             done, _ = await asyncio.wait(
                 {working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED
             )
-            self.loop.stop()
+            self.controller.stop()
             await asyncio.wait({working}, timeout=STOP_SECONDS)
             stop_watches.set()
             await asyncio.wait({watching}, timeout=STOP_SECONDS)
@@ -176,7 +180,7 @@ class Process:
         return 0 if self.stop.is_set() else _report(done)
 
     async def _watch(self, stop: asyncio.Event, started: asyncio.Event) -> None:
-        watch = Watch(self.loop.cache, self.loop.add, self.loop.resync_soon)
+        watch = Watch(self.controller.cache, self.controller.add, self.controller.resync_soon)
         settings = WatchSettings(
             self.settings.watch_namespaces,
             self.settings.kubeconfig is None,

@@ -181,7 +181,7 @@ def test_seats_are_counted_by_address_and_apart_for_strangers():
     assert seats.authenticate(2) == "1 are open from its address, the limit of one"
     assert [seats.take(4, "b"), seats.take(5, "b"), seats.take(6, "c")] == [None] * 3
     assert closed == [2]
-    assert seats.authenticate(2) == "its seat was given to a new connection"
+    assert seats.authenticate(2) == "its place was given to a new connection"
     assert seats.authenticate(4) is None
     assert seats.authenticate(6) == "2 are open, the limit"
     seats.leave(1)

@@ -173,9 +173,10 @@ class ApiClient:
     async def lines(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], silence_seconds: float
     ) -> AsyncIterator[bytes]:
-        """Lines of a watch, until the API server ends it: `watching` makes events of them.
-        silence_seconds: time without a line after which it is taken for dead Raises GoneError when
-        its start is too old, UnavailableError when it breaks or is silent.
+        """Lines of a watch, until the API server ends it; `watch.watch` makes events of them.
+
+        silence_seconds: without a line it is taken for dead after that time.
+        Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.
         """
         request = ApiRequest("watch", kind.name, "GET", kind.path(namespace), query)
         timeout = aiohttp.ClientTimeout(

@@ -46,9 +46,8 @@ def make_authority(now: datetime.datetime) -> Pair:
 
 
 def issue(authority: Pair, names: Iterable[str], now: datetime.datetime) -> Pair:
-    """A certificate for both ends of mutual TLS, good for these DNS names and IP addresses.  Ends
-    with its authority at the latest. Raises ValueError when `authority` is none
-    (`reading.read_pair`).
+    """A certificate for both ends of mutual TLS, good for these DNS names and IP addresses; it ends
+    with its authority at the latest.  Raises ValueError where the authority is none.
     """
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signer_key = serialization.load_pem_private_key(authority.key, password=None)

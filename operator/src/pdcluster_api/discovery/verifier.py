@@ -61,7 +61,7 @@ class VerificationRequest:
 
 @dataclass(frozen=True)
 class NoOutcome:
-    """Nothing is known: the worker is busy, or does not answer.  is_busy: it is."""
+    """Nothing is known: the worker is busy, or does not answer.  is_busy: which of both."""
 
     reason: str
     is_busy: bool = False

@@ -44,7 +44,7 @@ _NO_DRIFT = frozenset({KIND, "Pod", "ControllerRevision"})
 
 
 class Name(NamedTuple):
-    """Kind and name of an object."""
+    """Kind, namespace and name of an object."""
 
     kind: str
     namespace: str

@@ -51,10 +51,12 @@ class Reconciler:
         """Reconcile once.  A transient failure is retried; an error of our own is raised."""
         # 1. Skip it if nothing has changed since a reconcile that left nothing to do.
         # 2. Observe: the object and its children, etcd, Secrets, events.  End one that is gone.
-        # 3. Plan what should run (pure).  A decision that the status must hold is reported first.
+        # 3. Plan what should run (pure), again if that needs newer records of workers.  What the
+        #    status must hold before it is followed is reported, and nothing applied this time.
         # 4. Apply: drain commands, then the objects that differ, then records of lost workers.
-        # 5. Report: plan the status on what was refused, write it if it differs, post events.
-        # 6. Remember the fingerprint; come back when something falls due.
+        # 5. Report: plan the status with what was refused, write it if it differs, post events.
+        #    That of a new object waits for the next reconcile, which sees its children.
+        # 6. Mark the fingerprint of step 4 as at rest; come back when something falls due.
         cache = self.applier.cache
         try:
             if (unchanged := await self._unchanged(key)) is not None:

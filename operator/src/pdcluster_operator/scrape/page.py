@@ -52,7 +52,7 @@ class MetricsPage:
     at: float = 0.0  # when it was read, in seconds of a clock that never jumps
 
 
-# Field of Page, which is the name of a metric without its prefix -> the most that is believed.
+# Field of MetricsPage (a metric's name without its prefix) -> the most that is believed.
 _MOST = {
     "num_requests_running": _REQUESTS,
     "num_requests_waiting": _REQUESTS,

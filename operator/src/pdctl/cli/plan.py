@@ -1,4 +1,4 @@
-"""TODO."""
+"""`pdctl plan`: what applying a file would do."""
 
 import json
 import textwrap

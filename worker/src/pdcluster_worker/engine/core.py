@@ -144,10 +144,11 @@ class EngineCore:
         # 1. Take what the transport and the grammar compiler have finished.
         # 2. Complete the step in flight if its requests may lose blocks; preempt by priority.
         # 3. Schedule: choose the tokens of each request, and take blocks for them.
-        # 4. Answer requests that fail, were preempted or start; put drafts behind decodes.
+        # 4. Report requests that failed or were preempted, count those that start, send the full
+        #    blocks that these have by a prefix hit; put drafts behind decodes.
         # 5. Submit the batch to the model.
-        # 6. Complete the oldest step if no more may be in flight, or nothing was submitted:
-        #    append tokens, find ends, send finished KV blocks, release.
+        # 6. Complete steps, the oldest first, until one more may be in flight; all if nothing was
+        #    submitted: append tokens, find ends, send finished KV blocks, release.
         # 7. Report statistics and changes of the prefix cache.
         started = self._clock()
         self._take_events()

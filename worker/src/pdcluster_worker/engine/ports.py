@@ -77,7 +77,7 @@ class Grammars(Protocol):
         ...
 
     def open(self, request: EngineRequest) -> bool | RequestError:
-        """Accept writes of this epoch into these blocks, each once; verify: with a checksum."""
+        """True once its constraint is compiled, False until then; the error where it cannot be."""
         ...
 
     def take_counts(self) -> GrammarCounts:

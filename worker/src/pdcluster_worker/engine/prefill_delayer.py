@@ -106,7 +106,7 @@ class Board(Protocol):
 
 
 class OwnBoard:
-    """That of a lone engine."""
+    """The board of a lone engine."""
 
     def publish(self, state: RankState) -> None:
         """Do nothing: no other engine reads it."""

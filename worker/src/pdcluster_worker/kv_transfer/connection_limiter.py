@@ -66,7 +66,7 @@ class ConnectionLimiter(Generic[ConnectionT]):
         """Its hello was right: give it a peer's place, or say why there is none."""
         limits, address = self._limits, self._unauthenticated.get(connection)
         if address is None:
-            return "its seat was given to a new connection"
+            return "its place was given to a new connection"
         if len(self._peers) >= limits.max_connections:
             return f"{limits.max_connections} are open, the limit"
         if self._peers_of[address] >= limits.max_per_address:

@@ -59,7 +59,7 @@ class ShardPort(Protocol):
 
     @property
     def heads(self) -> range:
-        """That it holds and takes."""
+        """The heads that it sends and receives."""
         ...
 
     @property

@@ -162,7 +162,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
-    """Tokens of one request from one step; several, in order, when its drafts were right."""
+    """All tokens of one step; several of one request, in order, when its drafts were right."""
 
     tokens: list[Token]
 
@@ -269,7 +269,9 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
     num_receiving: int
     blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
-    free_blocks: int  # what an allocation could take now: free + cached; 0 without a seat of vLLM
+    free_blocks: (
+        int  # what an allocation could take now: free + cached; 0 where vLLM runs all that it may
+    )
     fences_overdue: int
     busy_seconds: float
     overhead_seconds: float  # part of busy_seconds outside the model

@@ -47,7 +47,7 @@ class SchedulerSettings:
 
     policy:                       fcfs = by arrival; priority = lower first, ties by arrival;
                                   preemptive = by priority too, and a waiting request takes the
-                                  seat and the blocks of a running one of lower priority.
+                                  slot and the blocks of a running one of lower priority.
     long_prefill_token_threshold: most tokens of one prompt in a step while other prompts want
                                   some too; 0 = no such limit.  For continuous.
     chunked_prefill:              a prompt may be computed in parts.  For continuous.

@@ -145,7 +145,7 @@ class Peer:
         before, self.record = self._standing, record
         self._report_change(before)
 
-    # --- what dispatch asks of it -----------------------------------------------------------------
+    # --- for serving ------------------------------------------------------------------------------
 
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` in its prefix cache, as far as is known here."""

@@ -38,7 +38,7 @@ class Directory:
         self._reports = events
 
     def prefills(self) -> list[Peer]:
-        """Those that take new work."""
+        """Prefill workers that take new work."""
         return self._ready("prefill")
 
     def known_prefills(self) -> list[Peer]:

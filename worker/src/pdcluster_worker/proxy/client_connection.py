@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """See `server.http.connection.Connection`."""
+        """See `server.http.connection.HttpConnection`."""
         return self._exchange is not None or bool(self.transport.get_write_buffer_size())
 
     @property
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def name(self) -> str | None:
-        """See `server.http.connection.Connection`."""
+        """See `server.http.connection.HttpConnection`."""
         local, remote = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
         return unacked_responses.name(local[:2], remote[:2]) if local and remote else None
 
@@ -96,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
             exchange.cancel()
 
     def eof_received(self) -> bool:
-        """As `Incoming.eof_received`."""
+        """As `HttpConnection.eof_received`."""
         if not self._waits_for_answer():
             return False
         self.closes = True

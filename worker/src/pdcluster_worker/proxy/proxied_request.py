@@ -101,7 +101,7 @@ class ProxiedRequest:
     def closes(self) -> bool:
         return self._front.closes
 
-    # --- see `proxy.upstream.Asking` --------------------------------------------------------------
+    # --- see `proxy.upstream.ResponseSink` --------------------------------------------------------
 
     def pass_on(self, data: bytes) -> None:
         self.request = ()

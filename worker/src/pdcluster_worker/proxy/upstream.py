@@ -187,12 +187,12 @@ class Upstream(asyncio.Protocol):
         self._has_more = self._is_whole
 
     def on_headers_complete(self) -> None:
-        """The end of its head."""
+        """The end of the answer's head."""
         self._has_head = True
         self._keeps = self._parser.should_keep_alive()  # it is not known any more at the end
 
     def on_message_complete(self) -> None:
-        """Its end."""
+        """The end of the answer."""
         self._is_whole = True
 
     # --- the beginning and the end of an answer -----------------------------------------------

@@ -111,7 +111,7 @@ class Estimation:
 
     @property
     def estimator(self) -> Estimator | None:
-        """That of the policy in force; a new one begins without measurements."""
+        """The one of the policy in force; a new one begins without measurements."""
         policy = self._policy()
         made_for = policy.estimator, policy.preset_token_milliseconds, policy.preset_output_tokens
         if made_for != self._made_for:

@@ -82,12 +82,12 @@ def _within(budget: Budget, pools: Sequence[Pool], bounded: Vector) -> dict[Pool
 def _within_budget(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dict[PoolKey, int]:
     """The sizes as far as what is raised has room; a role keeps one worker until then."""
     now = {pool.key: pool.size for pool in pools}
-    loop = Allocation(pools, now, budget)
+    allocation = Allocation(pools, now, budget)
     falling = [pool for pool in pools if raised[pool.key] <= pool.size]
     rising = [pool for pool in pools if raised[pool.key] > pool.size]
     for pool in (*falling, *reversed(rising)):
-        loop.move_to(pool, raised[pool.key])
-    vector = loop.sizes
+        allocation.move_to(pool, raised[pool.key])
+    vector = allocation.sizes
     for mine in by_role(pools).values():
         last = max(mine, key=lambda pool: pool.size)
         if last.size and not any(vector[pool.key] for pool in mine):

@@ -1,5 +1,6 @@
 """Decide for both roles of a cluster: facts, numbers and a clock in, replicas and reasons out.
-Pure. The rules act in the order of `rules.RULES`; a role without numbers keeps its size.
+Pure. Each rule that changes a size adds a step to the trace; a role without numbers keeps its
+size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Names of the autoscaler's rules, in the order in which they act, and its fixed numbers."""
+"""Names of the autoscaler's rules, as steps of a decision show them, and its fixed numbers."""
 
 from typing import Final
 

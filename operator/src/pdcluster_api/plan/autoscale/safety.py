@@ -29,7 +29,7 @@ class RoleState:
     headroom: float = 0.0  # share of its need that it has more
 
     def with_headroom(self, tight: Signal | None) -> float:
-        """Workers that the signal which asks for most asks for; None = none asks."""
+        """Workers that the most demanding signal asks for, with headroom; 0 without one."""
         return _need(tight) * (1.0 + self.headroom)
 
     def needed(self, tight: Signal | None) -> int:

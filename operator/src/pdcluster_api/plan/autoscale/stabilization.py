@@ -26,10 +26,11 @@ def stabilize(
     trace: DecisionTrace,
     goes_on: bool = False,
 ) -> tuple[int, Recommendations]:
-    """Apply the stabilization window and the largest step to the recommendation of a role.  past:
-    recommendations since the role has this size goes_on: whether a recommendation of no change
-    keeps a window to scale up Returns the workers that are allowed now, and the recommendations to
-    remember.
+    """Apply the stabilization window and the largest step to the recommendation of a role.
+
+    past:    recommendations since the role has this size.
+    goes_on: whether a recommendation of no change keeps a window to scale up.
+    Returns the workers that are allowed now, and the recommendations to remember.
     """
     if recommended == requested:
         return requested, past if goes_on and past and past[-1][1] > requested else ()

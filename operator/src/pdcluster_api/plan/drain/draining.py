@@ -36,10 +36,13 @@ def plan_drain(
     worker_records: WorkerRecords | None,
     timeout: int | None,
 ) -> DrainPlan:
-    """All StatefulSets as they should be now.  desired: every workload that should exist, at its
-    full size leaving: workloads that are to go, but not before they have drained existing: what is
-    observed worker_records: None = not known yet, and nothing that serves may go timeout: seconds
-    after which a pod that drains goes all the same; None = never
+    """All StatefulSets as they should be now.
+
+    desired:        every workload that should exist, at its full size.
+    leaving:        workloads that are to go, but not before they have drained.
+    existing:       what is observed.
+    worker_records: None = not known yet, and nothing that serves may go.
+    timeout:        seconds after which a pod that drains goes all the same; None = never.
     """
     states = {state.id: state for state in existing}
     going = [Workload(state.id, 0) for state in leaving]

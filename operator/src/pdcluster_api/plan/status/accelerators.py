@@ -46,7 +46,7 @@ class _Pool:
         return {pod: devices[pod] for pod in ready if pod in devices}
 
     def unknown(self, devices: Mapping[str, WorkerDevice]) -> str | None:
-        """That a worker cannot say what its engine computes on, and why."""
+        """Say that a worker does not report what its engine computes on, and why."""
         for pod, device in sorted(self.reported(devices).items()):
             if device.kind == UNKNOWN:
                 return (
@@ -55,7 +55,7 @@ class _Pool:
         return None
 
     def idle(self, devices: Mapping[str, WorkerDevice]) -> str | None:
-        """That its accelerators are reserved and do not compute, and the fix."""
+        """Say that its accelerators are reserved and do not compute, and the fix."""
         reported = sorted(self.reported(devices).items())
         on_cpu = [(pod, device.name or CPU) for pod, device in reported if device.kind == CPU]
         if not on_cpu:

@@ -1,6 +1,7 @@
-"""Pure ASGI: an answer that does not wait for the request's body ends the connection.  What the
-client
-still sends is dropped for a while: closing at once would reset it, and the answer might be lost.
+"""Pure ASGI: an answer that does not wait for the request's body ends the connection.
+
+The rest of the body is dropped for a while: closing at once would reset the connection, and the
+answer might be lost.
 """
 
 import asyncio

@@ -77,11 +77,11 @@ class RemotePrefill:
         holder: the worker that the request left, which has its KV: it needs no credit.
         Raises RequestError 503 if the prefill would be local although the client forced `remote`.
         """
-        # 1. Reserve: a credit of a prefill worker, then blocks of our engine.
-        # 2. Without either, our engine computes the prompt; nothing is yielded.
-        # 3. Push the prefix that our engine has and the prefill worker lacks.
+        # 1. Reserve a credit of a prefill worker (a holder needs none) and blocks of our engine.
+        # 2. Without a prefill worker our engine computes the prompt, and nothing is yielded.
+        # 3. Push the prefix that our engine has and the prefill worker lacks; not to a holder.
         # 4. Call `Prefill` there.  Its first token is yielded at once, while blocks still come.
-        # 5. When all are acknowledged, tell our engine; it decodes on from them.
+        # 5. When all are acknowledged, our engine decodes on; a stock engine fetches the KV now.
         # 6. If the call fails or stalls, our engine computes the prompt, and keeps the first token.
         clock = asyncio.get_running_loop().time
         start = clock()

@@ -1,4 +1,4 @@
-"""The server process's end of the wall to the engine process."""
+"""Client of the engine process: sends inputs, routes outputs to requests."""
 
 import asyncio
 import logging

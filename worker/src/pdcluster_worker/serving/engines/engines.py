@@ -115,7 +115,7 @@ class RequestHandle:
 
 
 class Engines:
-    """Those that have loaded, by rank."""
+    """Engines that have loaded, by rank."""
 
     def __init__(self, *engines: Engine) -> None:
         self.on_stats: list[Callable[[Engine, EngineStats], None]] = []

@@ -56,7 +56,7 @@ class RequestProgress:
     output: list[int] = field(default_factory=list)  # tokens that were passed on
     num_attempts: int = 0  # begun, the present one included
     num_moves: int = 0  # attempts that were begun after the first token
-    # Keys of the workers that failed since the last token, `HERE` for this one.
+    # Keys of the workers that failed since the last token, `LOCAL` for this one.
     failed: set[str] = field(default_factory=set)
     # The worker, if any, that would go on with it but was left; the last resort.
     left: list[Peer | None] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Attempt(AsyncIterator[Generated]):
         if self._is_cancelled:
             raise AttemptCancelledError
         task = self._waiting = asyncio.current_task()
-        assert task is not None, "a leg is run by a task"
+        assert task is not None, "an attempt is run by a task"
         try:
             return await anext(self._tokens)
         except asyncio.CancelledError:

@@ -69,7 +69,7 @@ class _ParallelChoice(AsyncIterator[Generated]):
 
 
 class Ingress:
-    """Takes requests from HTTP; one per decode worker."""
+    """Takes requests from HTTP; one per worker, a router included."""
 
     def __init__(
         self,
@@ -128,13 +128,13 @@ class Ingress:
             self._local.admit([aged(spec, self._clock() - arrival) for spec in specs])
         route.hedge = self._hedge_policy.hedge(specs, route.where)
         others: PrefillMode = "local" if prefill == "remote" else prefill
-        courses = [
+        progresses = [
             RequestProgress(spec, others if index else prefill, self._clock, arrival)
             for index, spec in enumerate(specs)
         ]
         runs = {
             progress.spec.request_id: AttemptStream(self._migration, progress, route)
-            for progress in courses
+            for progress in progresses
         }
         if len(runs) == 1:
             return runs.popitem()[1]

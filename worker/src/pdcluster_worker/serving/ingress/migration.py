@@ -132,19 +132,19 @@ class Migration:
         else:
             progress.failed.add(key_of(where))
         logger.warning(
-            "leg ended early request=%s at=%s tokens=%d reason=%s",
+            "attempt ended early request=%s at=%s tokens=%d reason=%s",
             *(progress.spec.request_id, name_of(where), len(progress.output), error),
         )
         if progress.has_begun:
-            tracking = self._move(progress, where, reason, error)
+            target = self._move(progress, where, reason, error)
             if isinstance(error, AttemptCancelledError) and where is not None:
                 progress.kv_holder = where.key
         else:
             may_be_local = not was_local and (where is None or route.may_run_locally)
             full = self._full(progress, where) if reason == "preempted" else frozenset()
-            tracking = self._again(progress, error, may_be_local, full)
-        _trace(progress, reason, where, tracking)
-        return tracking
+            target = self._again(progress, error, may_be_local, full)
+        _trace(progress, reason, where, target)
+        return target
 
     def _again(
         self,
@@ -182,17 +182,17 @@ class Migration:
         is_allowed = may_migrate(self._worker.policy.moving, progress.num_moves)
         full = self._full(progress, where) if reason == "preempted" else frozenset()
         may_be_local = is_allowed and self._worker.takes_new and LOCAL not in full
-        tracking = self._choose(progress, may_be_local, full) if is_allowed else None
-        if tracking is not None or may_be_local:
+        target = self._choose(progress, may_be_local, full) if is_allowed else None
+        if target is not None or may_be_local:
             progress.moves_for = reason
         else:
             self.count(reason, "nowhere" if is_allowed else "refused")
             last = self._last_resort(progress)
             if not last and not (is_allowed and self._is_up(progress)):
                 raise _lost(where, error) from error
-            tracking = last[0] if last else None
+            target = last[0] if last else None
         progress.num_moves += 1
-        return tracking
+        return target
 
     def _full(self, progress: RequestProgress, where: Peer | None) -> frozenset[str]:
         num_tokens = len(progress.spec.prompt) + len(progress.spec.output) + len(progress.output)
