@@ -22,10 +22,7 @@ _LONG_HOURS = 3.0
 def require_matplotlib() -> None:
     """Raises StartError (exit code 1) when it is not installed."""
     if find_spec("matplotlib") is None:
-        message = (
-            "plots need matplotlib: pip install 'pdcluster-operator[replay]', or go without with "
-            "--no-plot"
-        )
+        message = "plots need matplotlib: pip install matplotlib, or go without with --no-plot"
         raise StartError(message, exit_code=1)
 
 
