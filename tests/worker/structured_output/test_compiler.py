@@ -260,6 +260,12 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/items/multipleOf: must be a number up to 1000, of at most 20",
         ),
         (
+            of_schema(
+                {"anyOf": [{"type": "integer", "multipleOf": n} for n in (999, 998)]}, strict=True
+            ),
+            "#/anyOf/0/multipleOf: must be a number up to 1000",
+        ),
+        (
             of_schema({"patternProperties": {f"^a{n}b": {} for n in range(31)}}, strict=True),
             "#: has more than 30 patternProperties of one object",
         ),

@@ -3,8 +3,10 @@
 Every fault is said with its place in the schema as it was sent.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
@@ -30,7 +32,10 @@ refused.
 
 MAX_MULTIPLE = 1_000
 MAX_MULTIPLES = 20
-"""Bounds of `multipleOf`: compiling takes time with their sum and the square of their number."""
+MAX_COMMON_MULTIPLE = 100_000
+"""Bounds of `multipleOf`: compiling takes time with the least common multiple, where branches have
+them, and with the square of their number.
+"""
 
 MAX_LOOSENESS = 2
 
@@ -76,6 +81,7 @@ class _Preparation:
         self._strict = strict
         self._anchors = NO_ANCHORS
         self._multiples: set[float] = set()
+        self._common_multiple = 1
         self._joined: set[int] = set()  # schemas that are parts of another, by id
 
     def run(self) -> PreparedSchema:
@@ -105,7 +111,8 @@ class _Preparation:
         if "multipleOf" in node and not self._is_multiple(node["multipleOf"]) and self._strict:
             raise SchemaError(
                 (*place, "multipleOf"),
-                f"must be a number up to {MAX_MULTIPLE}, of at most {MAX_MULTIPLES} in one schema",
+                f"must be a number up to {MAX_MULTIPLE}, of at most {MAX_MULTIPLES} in one schema "
+                f"with a common multiple up to {MAX_COMMON_MULTIPLE}, decimal points aside",
             )
         if "$ref" in node:
             self._target(place, node["$ref"])
@@ -127,7 +134,9 @@ class _Preparation:
         """Return whether a `multipleOf` is enforced, as one of a few."""
         if not isinstance(value, int | float) or not 0 < value <= MAX_MULTIPLE:
             return False
-        if len(self._multiples) < MAX_MULTIPLES:
+        common = math.lcm(self._common_multiple, _digits(value))
+        if len(self._multiples) < MAX_MULTIPLES and common <= MAX_COMMON_MULTIPLE:
+            self._common_multiple = common
             self._multiples.add(value)
         return value in self._multiples
 
@@ -282,6 +291,16 @@ def _name_pattern(node: Node) -> str | None:
         return f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$"
     pattern = names.get("pattern")
     return pattern if isinstance(pattern, str) and not looks_around(pattern) else None
+
+
+def _digits(value: float) -> int:
+    """A number without its decimal point.
+
+    >>> _digits(0.25), _digits(30)
+    (25, 30)
+    """
+    number = Decimal(str(value)).normalize()
+    return int(number.scaleb(max(0, -int(number.as_tuple().exponent))))
 
 
 def _names(node: Node) -> list[str]:
