@@ -1,5 +1,7 @@
 """A follower goes by a request's output, looks along guessed tokens, and comes back."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,31 @@ def test_another_output_is_followed_from_its_beginning(follow):
 def test_output_that_the_grammar_does_not_have_is_an_error(follow):
     with pytest.raises(OutsideError, match="token 120 at place 1 of the output"):
         feed(follow(FORM), b"ax")
+
+
+def test_any_tokens_do_not_end_an_answer_before_its_form_does(follow):
+    elements = [
+        {"type": "any_tokens", "max_tokens": 2, "exclude_tokens": [257, 258, 259]},
+        {"type": "const_string", "value": "z"},
+    ]
+    form = {"format": {"type": "sequence", "elements": elements}}
+    follower = follow(Constraint("structural_tag", json.dumps(form)))
+
+    assert allowed(follower) != "d end"
+    follower.feed(b"abz")
+    assert allowed(follower) == "d end"
+
+
+def test_many_optional_properties_may_come_next(follow):
+    schema = {"type": "object", "properties": {f"p{n}": {} for n in range(1500)}}
+    follower = follow(Constraint("json_schema", json.dumps(schema)))
+
+    follower.feed(b'{"p1499')
+    assert allowed(follower) == ['"']
+
+
+def test_a_choice_may_have_any_character(follow):
+    text = 'a\x00\x7f\x85\u2028\U0001f600"/\\'
+    follower = follow(Constraint("choice", json.dumps([text])))
+
+    assert follower.count_fitting(text.encode()) == len(text.encode())

@@ -7,6 +7,7 @@ import pytest
 
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
+from pdcluster_worker.structured_output.errors import FormError
 from tests.worker.structured_output.schemas import takes
 
 NUMBER = {"type": "regex", "pattern": "[0-9]+"}
@@ -178,6 +179,48 @@ def test_a_format_takes_its_own_texts_alone(
 
     assert [text for text in right if not takes(forms, constraint, text)] == []
     assert [text for text in wrong if takes(forms, constraint, text)] == []
+
+
+def nested(form: Any, depth: int) -> Any:
+    for _ in range(depth):
+        form = tag("<", form, ["a", "b"])
+    return form
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    steps = {f"d{n}": {"anyOf": 2 * [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(depth)}
+    return {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": {**steps, f"d{depth}": {}}}
+
+
+COPIED = {
+    "properties": {f"p{n}": {"type": "integer"} for n in range(300)},
+    "$defs": {"long": {"enum": ["a" * 3000]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (tag("<", TEXT | {"max_tokens": "5"}, ">"), "max_tokens must be a whole number"),
+        ({"type": "any_tokens", "max_tokens": "1} %json {} TEXT{1"}, "max_tokens must be a whole"),
+        ({"type": "repeat", "min": "0", "max": 1, "content": TEXT}, "min must be a whole number"),
+        (TEXT | {"max_chars": "1})|(a{1"}, "max_chars must be a whole number"),
+        (nested(TEXT, 30), "has more than 5000 formats"),
+        (xml("qwen_xml", **doubling(30)), "more than 5000 branches"),
+        (xml("qwen_xml", **COPIED), "too long with the $defs of each"),
+        (
+            {"type": "or", "elements": 200 * [{"type": "const_string", "value": 3000 * "a"}]},
+            "characters written out",
+        ),
+    ],
+)
+def test_a_format_that_would_grow_without_bound_is_refused_at_once(
+    forms: ConstraintCompiler, form: Any, words: str
+) -> None:
+    with pytest.raises(FormError) as caught:
+        forms.compile(Constraint("structural_tag", json.dumps({"format": form})))
+
+    assert words in str(caught.value)
 
 
 def test_a_tag_in_the_older_form_is_one_of_triggers(forms: ConstraintCompiler) -> None:

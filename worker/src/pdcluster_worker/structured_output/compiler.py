@@ -13,13 +13,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.structured_output.ebnf import lark_of
 from pdcluster_worker.structured_output.errors import FormError, Pointer, SchemaError
-from pdcluster_worker.structured_output.lark import literal, pattern, schema_rule
+from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, literal, pattern, schema_rule
 from pdcluster_worker.structured_output.schema import MAX_LOOSENESS, prepare
 from pdcluster_worker.structured_output.schema_nodes import children
 from pdcluster_worker.structured_output.structural_tags import TagGrammar, TextBudget
 
 MAX_GRAMMAR_SYMBOLS = 100_000
 """About a tenth of a second of compiling; a schema of 500 properties has 10,000."""
+
+MAX_ROW_ITEMS = 8_000
+"""Ways on from one place in an answer; four for each optional property."""
 
 MAX_LEXER_STATES = 50_000
 """States of about 1.5 kB each, which a request may add as it goes on."""
@@ -79,6 +82,7 @@ class ConstraintCompiler:
         )
         self._limits = LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+            max_items_in_row=MAX_ROW_ITEMS,
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
@@ -108,12 +112,17 @@ class ConstraintCompiler:
 
     def _compile(self, lark: str, others: Sequence[dict[str, str]] = ()) -> CompiledForm:
         grammars = [{"name": "answer", "lark_grammar": lark + _NO_FORCING}, *others]
+        num_characters = sum(len(grammar["lark_grammar"]) for grammar in grammars)
+        if num_characters > MAX_CHARACTERS:
+            raise FormError(
+                f"has {num_characters} characters written out, over {MAX_CHARACTERS}: make it "
+                "shorter"
+            )
         matcher = LLMatcher(
             self.tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=self._limits
         )
         if matcher.is_error():
             raise FormError(explain(matcher.get_error()))
-        num_characters = sum(len(grammar["lark_grammar"]) for grammar in grammars)
         return CompiledForm(matcher, BYTES_PER_CHARACTER * num_characters)
 
     def _grammar(self, text: str) -> CompiledForm:

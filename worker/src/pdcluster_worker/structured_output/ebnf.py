@@ -4,11 +4,11 @@ Each character is a lexeme of its own: the lexer takes the longest one, with whi
 would never end.
 """
 
-import json
 import re
 from collections.abc import Iterator
 
 from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import literal as as_text
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)
@@ -80,7 +80,7 @@ def _written(found: re.Match[str], names: dict[str, str], text: str) -> str:
         return names[found["name"]]
     if found["text"]:
         literal = _ESCAPE.sub(_character, found["text"][1:-1])
-        lexemes = [json.dumps(each, ensure_ascii=False) for each in literal]
+        lexemes = [as_text(each) for each in literal]
         return "(" + (" ".join(lexemes) or '""') + ")"
     if found["members"]:
         return f"/{_class(found['members'])}/"

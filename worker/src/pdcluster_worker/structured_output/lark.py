@@ -10,9 +10,12 @@ MAX_WHITE_SPACE = 20
 with blanks.
 """
 
+MAX_CHARACTERS = 500_000
+"""Length of a form as it is written out, with its copies of definitions: up to 215 MB compiled."""
+
 
 def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # Lark has none bare
 
 
 def pattern(regex: str) -> str:

@@ -90,9 +90,11 @@ class Matcher:
         _raise_slow(matcher)
         if self._budget is not None:
             self._budget.bar(words, [*self._fed, *drafts])
-        if matcher.is_accepting():
-            for token_id in self._ends:
-                words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+        is_accepting = matcher.is_accepting()
+        for token_id in self._ends:  # a form of any tokens has them too
+            bit = np.uint32(1 << (token_id & 31))
+            words[token_id >> 5] &= ~bit
+            words[token_id >> 5] |= bit * is_accepting
         return True
 
     def spend(self, seconds: float, step_seconds: float) -> None:

@@ -19,6 +19,9 @@ Format = dict[str, Any]
 MAX_BARRED = 100
 """Triggers and excluded texts that free texts are without, counted for each."""
 
+MAX_FORMATS = 5_000
+"""Formats as written out: once for each end of the tag that they fill."""
+
 _ANY = "(?s:.*)"
 
 
@@ -44,6 +47,7 @@ class TagGrammar:
         self._tokens = tokens
         self._looseness = looseness
         self._num_barred = 0
+        self._num_formats = 0
         self._rules: list[str] = []
         self._grammars: list[dict[str, str]] = []
 
@@ -61,6 +65,9 @@ class TagGrammar:
 
     def _format(self, form: Any, end: str, *, is_first: bool = False) -> str:
         """The expression of a format, and of the text that ends it."""
+        self._num_formats += 1
+        if self._num_formats > MAX_FORMATS:
+            raise FormError(f"has more than {MAX_FORMATS} formats, each for each of its ends")
         kind = form.get("type") if isinstance(form, dict) else None
         writers: dict[str, Callable[[Format, str], str]] = {
             "any_text": self._text,
@@ -108,12 +115,12 @@ class TagGrammar:
         return writers[kind](form)
 
     def _repeated(self, form: Format) -> str:
-        most = form["max"]
-        bounds = f"{form['min']},{'' if most < 0 else most}"
+        most = None if form["max"] == -1 else _count(form, "max")
+        bounds = f"{_count(form, 'min') or 0},{'' if most is None else most}"
         return f"({self._format(form['content'], '')}){{{bounds}}}"
 
     def _other_tokens(self, form: Format) -> str:
-        most = form.get("max_tokens")
+        most = _count(form, "max_tokens")
         return f"{self._other_token(form)}{'*' if most is None else f'{{0,{most}}}'}"
 
     def _sequence(self, elements: list[Format], end: str, *, is_first: bool) -> str:
@@ -134,7 +141,7 @@ class TagGrammar:
         before = self._edge(tag["begin"] if begin is None else begin)
         if isinstance(ends, dict):
             return f"{before} {self._format(content, '')} {self._edge(ends)}"
-        limit = content.get("max_tokens") if content["type"] == "any_text" else None
+        limit = _count(content, "max_tokens") if content["type"] == "any_text" else None
         if limit is not None and is_first and isinstance(ends, str) and ends:
             self.budget = TextBudget(tag["begin"].encode(), limit, ends.encode())
             content = {**content, "max_tokens": None}
@@ -146,7 +153,7 @@ class TagGrammar:
         return literal(edge) if isinstance(edge, str) else self._closed("token", edge)
 
     def _text(self, form: Format, end: str) -> str:
-        most = form.get("max_chars")
+        most = _count(form, "max_chars")
         body = _ANY if most is None else f"(?s:.{{0,{most}}})"
         return self._free(body, end, form.get("excludes", []))
 
@@ -222,7 +229,7 @@ class TagGrammar:
         style = form.get("style", "json")
         prepared = prepare(schema, strict=form.get("strict") is True, looseness=self._looseness)
         self.schemas.append(prepared)
-        most = form.get("max_whitespace_cnt")
+        most = _count(form, "max_whitespace_cnt")
         white_space = MAX_WHITE_SPACE if most is None else most
         if style == "json":
             return self._rule(schema_rule(prepared.schema, white_space))
@@ -246,6 +253,14 @@ class TagGrammar:
             return self._tokens.index(token.encode())
         except ValueError as e:
             raise FormError(f"{token!r} is no token of this model that has text") from e
+
+
+def _count(form: Format, name: str) -> int | None:
+    """A number that becomes a part of the grammar."""
+    value: int | None = form.get(name)
+    if value is not None and (type(value) is not int or value < 0):
+        raise FormError(f"{name} must be a whole number that is not negative")
+    return value
 
 
 def _others(triggers: list[str], trigger: str) -> list[str]:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pdcluster_worker.structured_output.lark import pattern, schema_rule
+from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, pattern, schema_rule
 from pdcluster_worker.structured_output.schema_nodes import resolve
 
 STYLES = {
@@ -21,6 +22,8 @@ _NAME = "[a-zA-Z_][a-zA-Z0-9_]*"
 _LIMITS = ("pattern", "minLength", "maxLength")
 _BRANCHES = ("anyOf", "oneOf", "allOf")
 Node = dict[str, Any]
+MAX_WAYS = 5_000
+"""Types of all values, branch by branch: references to branches double them at each step."""
 
 
 class XmlArguments:
@@ -34,6 +37,8 @@ class XmlArguments:
         self._before, self._between, self._after = map(_quoted, style)
         self._end = json.dumps(style[2])
         self._add = add
+        self._num_ways = 0
+        self._num_characters = 0
 
     def rule(self) -> str:
         """The name of the rule of all arguments."""
@@ -66,7 +71,11 @@ class XmlArguments:
         if way.get("type") == "string":
             return self._text(_body(way))
         shared = {name: self._root[name] for name in ("$defs", "definitions") if name in self._root}
-        return f"/{_SPACE}/ {schema_rule({**shared, **way})} /{pattern(self._close)}/"
+        rule = schema_rule({**shared, **way})
+        self._num_characters += len(rule)
+        if self._num_characters > MAX_CHARACTERS:
+            raise FormError("has arguments whose schemas are too long with the $defs of each")
+        return f"/{_SPACE}/ {rule} /{pattern(self._close)}/"
 
     @property
     def _close(self) -> str:
@@ -78,6 +87,9 @@ class XmlArguments:
 
     def _ways(self, schema: Any) -> Iterator[Node]:
         """The schemas, each of one type, of which a value fits one."""
+        self._num_ways += 1
+        if self._num_ways > MAX_WAYS:
+            raise FormError(f"has arguments with more than {MAX_WAYS} branches in all")
         schema = self._resolved(schema)
         branches = next((schema[name] for name in _BRANCHES if name in schema), None)
         if branches and "type" not in schema:
