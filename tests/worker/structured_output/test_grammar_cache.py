@@ -6,18 +6,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.structured_output import grammar_cache
+from pdcluster_worker.structured_output import compiler, grammar_cache
 from pdcluster_worker.structured_output.compiler import BYTES_PER_CHARACTER
 from pdcluster_worker.structured_output.errors import FormError
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
+from pdcluster_worker.structured_output.matcher import Matcher, SlowError
 from pdcluster_worker.structured_output.vocabulary import read_vocabulary
 
 VOCAB_SIZE = 64
@@ -245,3 +248,30 @@ def test_a_long_row_of_references_does_not_overflow_the_stack(cache):
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d2000": {}}}
 
     assert settled(cache, request_of(json.dumps(schema), kind="json_schema")) is True
+
+
+def test_a_form_whose_lexer_is_used_up_is_compiled_again_for_the_next_request(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 200)
+    cache = GrammarCache(VOCAB_SIZE)
+    cache.folder = folder
+    regex, words = "(a|b)*a(a|b){100}", np.empty(VOCAB_SIZE // 32 + 1, dtype=np.uint32)
+    letters = [WORDS.index(each) for each in "aab"]
+    for name in ("first", "second"):
+        request = request_of(regex, name)
+        cache.begin(request)
+        assert settled(cache, request) is True
+        matcher = cache.matcher(request)
+        matcher.fill(words)
+        matcher.feed(letters)
+        with pytest.raises(SlowError):
+            _follow(matcher, [letters[number * number % 7 % 3] for number in range(2000)], words)
+        cache.forget(name)
+    cache.close()
+
+
+def _follow(matcher: Matcher, token_ids: list[int], words: NDArray[np.uint32]) -> None:
+    for token_id in token_ids:
+        matcher.feed([token_id])
+        matcher.fill(words)

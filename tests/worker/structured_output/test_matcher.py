@@ -106,3 +106,14 @@ def test_a_choice_may_have_any_character(follow):
     follower = follow(Constraint("choice", json.dumps([text])))
 
     assert follower.count_fitting(text.encode()) == len(text.encode())
+
+
+def test_a_string_may_be_as_long_as_a_bound_that_is_enforced(follow):
+    schema = {"type": "string", "maxLength": 10_000}
+    follower = follow(Constraint("json_schema", json.dumps(schema)))
+    words = np.empty(-(-VOCAB_SIZE // 32), dtype=np.int32)
+
+    for byte in b'"' + 10_000 * b"a":
+        assert follower.fill(words)
+        follower.feed([byte])
+    assert allowed(follower) == ['"']

@@ -5,7 +5,8 @@ lies.
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -24,8 +25,10 @@ MAX_GRAMMAR_SYMBOLS = 100_000
 MAX_ROW_ITEMS = 8_000
 """Ways on from one place in an answer; four for each optional property."""
 
-MAX_LEXER_STATES = 50_000
-"""States of about 1.5 kB each, which a request may add as it goes on."""
+MAX_LEXER_STATES = 120_000
+"""States of 0.4 to 2.5 kB each, which the requests of one form add as they go on; a string with a
+`maxLength` adds nine for each character.
+"""
 
 BYTES_PER_CHARACTER = 500
 BYTES_PER_SCHEMA = 7_000
@@ -51,11 +54,14 @@ MAX_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """matcher: at the beginning, to be copied for each request.  num_bytes: at most, estimated."""
+    """matcher: at the beginning, to be copied for each request.  num_bytes: at most, estimated.
+    is_spent: set once a copy has failed; copies share one lexer, whose states may be used up.
+    """
 
     matcher: LLMatcher
     num_bytes: int
     budget: TextBudget | None = None
+    is_spent: Event = field(default_factory=Event, compare=False)
 
 
 class _Vocabulary:

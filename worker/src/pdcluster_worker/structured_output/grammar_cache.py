@@ -122,7 +122,8 @@ class GrammarCache:
 
     def _entry(self, constraint: Constraint, tenant: str) -> Entry:
         entry = self._entries.get(constraint)
-        if entry is None:
+        form = None if entry is None else _form_of(entry)
+        if entry is None or (form is not None and form.is_spent.is_set()):
             entry = self._entries[constraint] = Future()
             entry.add_done_callback(lambda _: self.on_change())
             self._queue.add(tenant, constraint, entry)

@@ -66,7 +66,7 @@ class Matcher:
             if self._is_ended:
                 continue
             if not self._take(self._matcher, token_id):
-                _raise_slow(self._matcher)
+                self._raise_slow(self._matcher)
                 raise OutsideError(
                     f"token {token_id} at place {len(self._fed) - 1} of the output is not in the "
                     "grammar"
@@ -87,7 +87,7 @@ class Matcher:
         if not self._ends.isdisjoint(drafts):
             return False
         fill_next_token_bitmask(matcher, words[None, :].view(np.int32))
-        _raise_slow(matcher)
+        self._raise_slow(matcher)
         if self._budget is not None:
             self._budget.bar(words, [*self._fed, *drafts])
         is_accepting = matcher.is_accepting()
@@ -133,12 +133,12 @@ class Matcher:
             return bool(matcher.is_accepting())
         return matcher.try_consume_tokens([token_id]) == 1
 
+    def _raise_slow(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            self._form.is_spent.set()
+            raise SlowError(
+                f"takes too much work to follow ({explain(matcher.get_error())}): {_SIMPLER}"
+            )
+
 
 _SIMPLER = "make it simpler, with fewer repetitions in one another and fewer ways to read one text"
-
-
-def _raise_slow(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise SlowError(
-            f"takes too much work to follow ({explain(matcher.get_error())}): {_SIMPLER}"
-        )
