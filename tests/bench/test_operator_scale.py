@@ -8,7 +8,7 @@ import operator_scale
 import pytest
 from operator_scale import positive, wait_until
 
-from pdcluster_api.apiserver.kinds import CHILDREN, SERVICE, STATEFUL_SET
+from pdcluster_api.apiserver.kinds import CHILDREN, DEPLOYMENT, SERVICE, STATEFUL_SET
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
@@ -34,5 +34,6 @@ def test_waiting_ends_when_it_is_so():
 
 def test_the_children_that_are_waited_for_are_the_last_ones_made():
     namespace = operator_scale.NAMESPACE
-    assert list(operator_scale.CHILDREN) == [STATEFUL_SET.path(namespace), SERVICE.path(namespace)]
+    last = (STATEFUL_SET, DEPLOYMENT, SERVICE)
+    assert list(operator_scale.CHILDREN) == [kind.path(namespace) for kind in last]
     assert CHILDREN[-1] is SERVICE

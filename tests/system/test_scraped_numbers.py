@@ -56,7 +56,7 @@ def wait_shown(worker: WorkerProcess, is_so: Callable[[WorkerSample], bool]) -> 
 def test_idle_worker_shows_every_number(pair: Pair) -> None:
     pair.cluster.wait_settled()
     for worker in (pair.prefill, pair.decode):
-        page = reading(worker).page
+        page = reading(worker)
         assert (
             page.num_requests_running,
             page.num_requests_waiting,
@@ -126,8 +126,8 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     generated = num_requests * (output_tokens - (place == "remote"))
     pair.decode.wait_for(
         lambda: (
-            reading(pair.decode).page.generation_tokens_total
-            - before[pair.decode].page.generation_tokens_total
+            reading(pair.decode).generation_tokens_total
+            - before[pair.decode].generation_tokens_total
             == generated
         ),
         "all tokens to be counted",
@@ -136,9 +136,9 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
         worker_sample(worker.name, reading(worker), before[worker])
         for worker in (pair.decode, pair.prefill)
     )
-    after = {worker: reading(worker).page for worker in before}
+    after = {worker: reading(worker) for worker in before}
     grown = {
-        name: getattr(after[pair.decode], name) - getattr(before[pair.decode].page, name)
+        name: getattr(after[pair.decode], name) - getattr(before[pair.decode], name)
         for name in ("time_to_first_token_seconds_count", "time_per_output_token_seconds_count")
     }
     assert grown == {
@@ -161,9 +161,9 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     ) == (0, 0, None, None)
     computing, resting = (decode, prefill) if place == "local" else (prefill, decode)
     page, old = (
-        (after[pair.decode], before[pair.decode].page)
+        (after[pair.decode], before[pair.decode])
         if place == "local"
-        else (after[pair.prefill], before[pair.prefill].page)
+        else (after[pair.prefill], before[pair.prefill])
     )
     assert page.prefill_tokens_total - old.prefill_tokens_total == num_requests * prompt_tokens
     assert resting.prefill_token_rate == 0
@@ -232,14 +232,14 @@ def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> N
     assert pair.decode.wait_end() == 0
     pair.decode.restart()
     # further than ever in the life before
-    while reading(pair.decode).page.prompt_tokens_total <= before.page.prompt_tokens_total:
+    while reading(pair.decode).prompt_tokens_total <= before.prompt_tokens_total:
         pair.decode.client.complete(prompts(300), max_tokens=1)
 
     assert worker_sample("w", reading(pair.decode), before).request_rate is None
 
 
 def test_draining_worker_goes_on_telling(slow: Pair, prompts: Prompts) -> None:
-    before = reading(slow.decode).page
+    before = reading(slow.decode)
     with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
         with slow.cluster.drained_by_command(slow.decode.name):
