@@ -47,3 +47,14 @@ async def test_head_needs_a_key_where_get_does(rig, tmp_path: Path):
 
     assert [reply.status_code for reply in (*replies, keyed)] == [401, 200, 200]
     assert [reply.content for reply in (*replies, keyed)] == [b""] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/v1/chat/completions", "POST"), ("/v1/responses/r", "DELETE, GET, HEAD")],
+)
+async def test_the_answer_to_a_wrong_method_names_all_that_the_path_serves(wire, path, methods):
+    reply = await wire.put(path)
+
+    assert (reply.status_code, reply.headers["allow"]) == (405, methods)
+    assert f"use {methods}" in reply.json()["error"]["message"]

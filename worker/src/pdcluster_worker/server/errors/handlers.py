@@ -9,6 +9,7 @@ from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from pdcluster_schema.text import shortened
@@ -61,11 +62,21 @@ def error_handlers(rejected: Counter) -> dict[type[Exception], Handler]:
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        given = (error.headers or {}).items()
-        headers = {name: ", ".join(sorted(value.split(", "))) for name, value in given}
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # the first route of the path alone has answered
+            headers["Allow"] = ", ".join(_methods(request))
         return response_for(_from_http(request, error, headers), request.scope, headers)
 
     return {RequestError: on_request_error, HTTPException: on_http_error}
+
+
+def _methods(request: Request) -> list[str]:
+    """Methods of all routes of the path."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 def _from_http(request: Request, error: HTTPException, headers: Mapping[str, str]) -> RequestError:
