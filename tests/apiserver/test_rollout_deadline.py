@@ -37,7 +37,7 @@ class RollOut:
     async def look(self, seconds: float = 0.0) -> None:
         """seconds: since the roll out began"""
         async with passes_over(self.plane.kubeconfig, self.scene.namespace) as passes:
-            passes.loop._reconciler.actor.now = lambda: BEGIN + timedelta(seconds=seconds)
+            passes.loop._reconciler.applier.now = lambda: BEGIN + timedelta(seconds=seconds)
             await passes.until_written()
 
     def await_pods(self, *states: str) -> None:
