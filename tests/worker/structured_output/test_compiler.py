@@ -146,6 +146,24 @@ TAG = {
             "1",
         ),
         (of_schema(True), '{"a": 1}', "a"),
+        (
+            of_schema({"type": "string", "pattern": "^(?:[a-z]+ )*[a-z]+$", "minLength": 100}),
+            '"a b"',
+            '"a  b"',
+        ),
+        (
+            of_schema(
+                {
+                    "type": "object",
+                    "properties": {
+                        "pattern": {"type": "string", "format": "uri", "minLength": 100},
+                        "minLength": {"type": "integer"},
+                    },
+                }
+            ),
+            '{"pattern": "https://a", "minLength": 1}',
+            '{"pattern": "a"}',
+        ),
     ],
 )
 def test_a_form_takes_its_own_texts_alone(forms, constraint, good, bad):
@@ -233,6 +251,9 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/items/uniqueItems: cannot be enforced",
         ),
         (of_schema(False), "#: is false, which no value fits"),
+        (of_schema({"$ref": "#"}), "#: no value fits it: no answer can have this form"),
+        (Constraint("grammar", "root ::= root"), "no answer can have this form"),
+        (Constraint("regex", r"[^\s\S]"), "no answer can have this form"),
         (
             of_schema({"propertyNames": {"not": {}}}, strict=True),
             "#/propertyNames: cannot be enforced",

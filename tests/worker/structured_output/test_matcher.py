@@ -8,8 +8,11 @@ import pytest
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.structured_output.matcher import OutsideError
-from tests.worker.structured_output.conftest import END, VOCAB_SIZE
+from pdcluster_worker.structured_output import compiler
+from pdcluster_worker.structured_output import matcher as matcher_module
+from pdcluster_worker.structured_output.compiler import ConstraintCompiler
+from pdcluster_worker.structured_output.matcher import Matcher, OutsideError, SlowError
+from tests.worker.structured_output.conftest import END, TOKENS, VOCAB_SIZE
 
 FORM = Constraint("regex", "a(b|c)d*")
 
@@ -117,3 +120,61 @@ def test_a_string_may_be_as_long_as_a_bound_that_is_enforced(follow):
         assert follower.fill(words)
         follower.feed([byte])
     assert allowed(follower) == ['"']
+
+
+@pytest.fixture
+def spent(monkeypatch):
+    """Two matchers of one form, of which the first has used its lexer up."""
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 2000)
+    schema = Constraint("json_schema", json.dumps({"type": "string", "maxLength": 9000}))
+    form = ConstraintCompiler(TOKENS).compile(schema)
+    first, second = Matcher(form, [END]), Matcher(form, [END])
+    for matcher in (first, second):
+        assert allowed(matcher) == ['"']
+        matcher.feed(b'"')
+    while not form.is_spent.is_set():
+        go_on(first, b"a")
+    return first, second
+
+
+def go_on(matcher, text):
+    for byte in text:
+        matcher.feed([byte])
+        assert allowed(matcher) is not None
+
+
+@pytest.mark.parametrize("drafts", [b"", b"a", b'a"'])
+@pytest.mark.parametrize("num_fed", [1, 300])
+def test_a_request_goes_on_with_a_lexer_of_its_own_once_another_has_used_that_of_its_form_up(
+    spent, drafts, num_fed
+):
+    first, second = spent
+    shared = second.form
+    second.feed(num_fed * b"a")
+
+    assert allowed(second, drafts) == ("d end" if b'"' in drafts else allowed(first))
+    assert allowed(second) == allowed(first)
+    assert second.form not in (shared, first.form)
+    second.spend(0.3, 0.3)  # of which most was to catch up
+    with pytest.raises(SlowError, match="takes too long"):
+        second.spend(0.3, 0.3)
+    feed(second, b'"b')  # of another run
+    assert allowed(second) == allowed(first)
+    with pytest.raises(OutsideError):
+        second.feed(b"\n")
+
+
+def test_a_request_that_uses_up_a_lexer_of_its_own_fails(spent):
+    first, second = spent
+    allowed(second)
+
+    with pytest.raises(SlowError, match="too many states"):
+        go_on(first, 2000 * b"a")
+    go_on(second, b"a")
+
+
+def test_a_form_that_is_slow_to_compile_is_not_compiled_in_a_step(spent, monkeypatch):
+    monkeypatch.setattr(matcher_module, "MAX_RENEWAL_SECONDS", 0)
+
+    with pytest.raises(SlowError, match="too many states"):
+        go_on(spent[1], b"ab")

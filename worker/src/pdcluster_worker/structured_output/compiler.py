@@ -4,12 +4,16 @@ lies.
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask
 
 from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.structured_output.ebnf import lark_of
@@ -48,6 +52,7 @@ _LISTING = re.compile(r"\n\s*\d+ \| .*|<non-verbose/>.*", re.DOTALL)
 _WHERE = re.compile(r"^(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
 _REGEX = re.compile(r"regex parse error:\n    .*\n    ( *)\^.*\n(?:.*\n)*?error: (.*)")
 NO_VALUE = "no value fits it"
+_NO_TEXT = "NoExtensionBias"
 MAX_REASON = 300
 """Characters of what llguidance says of a fault, which may hold whole patterns."""
 
@@ -55,10 +60,13 @@ MAX_REASON = 300
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
     """matcher: at the beginning, to be copied for each request.  num_bytes: at most, estimated.
-    is_spent: set once a copy has failed; copies share one lexer, whose states may be used up.
+    is_spent: set once the states of the lexer, which copies share, are used up.
+    compile_matcher: another with a lexer of its own, in about so many seconds of a core.
     """
 
     matcher: LLMatcher
+    compile_matcher: Callable[[], LLMatcher]
+    seconds: float
     num_bytes: int
     budget: TextBudget | None = None
     is_spent: Event = field(default_factory=Event, compare=False)
@@ -83,6 +91,7 @@ class ConstraintCompiler:
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
+        self._num_words = len(tokens) // 32 + 1
         self.tokenizer = LLTokenizer(
             TokenizerWrapper(_Vocabulary(tokens)), n_vocab=len(tokens) + 1, eos_token=[len(tokens)]
         )
@@ -124,12 +133,21 @@ class ConstraintCompiler:
                 f"has {num_characters} characters written out, over {MAX_CHARACTERS}: make it "
                 "shorter"
             )
-        matcher = LLMatcher(
-            self.tokenizer, json.dumps({"grammars": grammars}), log_level=0, limits=self._limits
+        compile_matcher = partial(
+            LLMatcher,
+            self.tokenizer,
+            json.dumps({"grammars": grammars}),
+            log_level=0,
+            limits=self._limits,
         )
+        started = time.thread_time()
+        matcher = compile_matcher()
+        seconds = time.thread_time() - started
+        if not matcher.is_error():  # that no text has a form shows only here
+            fill_next_token_bitmask(matcher, np.empty((1, self._num_words), dtype=np.int32))
         if matcher.is_error():
             raise FormError(explain(matcher.get_error()))
-        return CompiledForm(matcher, BYTES_PER_CHARACTER * num_characters)
+        return CompiledForm(matcher, compile_matcher, seconds, BYTES_PER_CHARACTER * num_characters)
 
     def _grammar(self, text: str) -> CompiledForm:
         if not _LARK.search(text):
@@ -214,6 +232,8 @@ def explain(error: str) -> str:
     >>> explain("regex parse error:\\n    a(\\n     ^\\nerror: open")
     'regular expression, position 2: open'
     """
+    if _NO_TEXT in error:
+        return f"{NO_VALUE}: no answer can have this form"
     regex = _REGEX.search(error)
     if regex is not None:
         return f"regular expression, position {len(regex[1]) + 1}: {regex[2]}"

@@ -5,6 +5,8 @@ elsewhere, once or again after a preemption or a migration, and looks ahead alon
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from threading import Event
 
 import numpy as np
 from llguidance import LLMatcher
@@ -24,6 +26,12 @@ SECONDS_PER_TOKEN = 0.1
 MAX_STEP_SECONDS = 0.2
 """Core seconds for one token; a grammar that can be read in many ways takes more with each."""
 
+MAX_RENEWAL_SECONDS = 0.05
+"""Core seconds of a compile that a step waits for; a schema of 500 properties takes 0.02."""
+
+
+_LEXER_ERROR = "lexer error"
+
 
 class OutsideError(Exception):
     """Tokens that the grammar does not have; nothing that was sampled under it is so."""
@@ -39,7 +47,9 @@ class Matcher:
     def __init__(
         self, form: CompiledForm, ends: Sequence[int], budget: ThinkingBudget | None = None
     ) -> None:
-        self._form = form
+        self.form = form
+        self._is_renewed = False
+        self._is_catching_up = False
         self._ends = frozenset(ends)
         self._budget = budget
         self._seconds = 0.0
@@ -66,7 +76,9 @@ class Matcher:
             if self._is_ended:
                 continue
             if not self._take(self._matcher, token_id):
-                self._raise_slow(self._matcher)
+                if self._has_failed(self._matcher):
+                    self._renew(self._matcher)  # which feeds it this token too
+                    continue
                 raise OutsideError(
                     f"token {token_id} at place {len(self._fed) - 1} of the output is not in the "
                     "grammar"
@@ -82,12 +94,16 @@ class Matcher:
         Raises SlowError.
         """
         matcher = self._matcher.deep_copy() if drafts else self._matcher
-        if self._is_ended or self._num_taken(matcher, drafts) < len(drafts):
+        if self._is_ended:
             return False
-        if not self._ends.isdisjoint(drafts):
+        is_fitting = self._num_taken(matcher, drafts) == len(drafts)
+        if is_fitting and self._ends.isdisjoint(drafts):
+            fill_next_token_bitmask(matcher, words[None, :].view(np.int32))
+        elif not self._has_failed(matcher):
             return False
-        fill_next_token_bitmask(matcher, words[None, :].view(np.int32))
-        self._raise_slow(matcher)
+        if self._has_failed(matcher):
+            self._renew(matcher)
+            return self.fill(words, drafts)
         if self._budget is not None:
             self._budget.bar(words, [*self._fed, *drafts])
         is_accepting = matcher.is_accepting()
@@ -103,9 +119,9 @@ class Matcher:
         Raises SlowError once it is too long.
         """
         self._seconds += seconds
-        if step_seconds > MAX_STEP_SECONDS or self._seconds > MAX_SECONDS + SECONDS_PER_TOKEN * len(
-            self._fed
-        ):
+        is_slow = step_seconds > MAX_STEP_SECONDS and not self._is_catching_up
+        self._is_catching_up = False
+        if is_slow or self._seconds > MAX_SECONDS + SECONDS_PER_TOKEN * len(self._fed):
             raise SlowError(
                 f"takes too long to follow, {self._seconds:.1f} s up to token {len(self._fed)}: "
                 f"{_SIMPLER}"
@@ -113,10 +129,13 @@ class Matcher:
 
     def count_fitting(self, drafts: Sequence[int]) -> int:
         """Count how many of these drafts the grammar takes, one after another; changes nothing."""
-        return 0 if self._is_ended else self._num_taken(self._matcher.deep_copy(), drafts)
+        matcher = self._matcher.deep_copy()
+        num_taken = 0 if self._is_ended else self._num_taken(matcher, drafts)
+        self._has_failed(matcher)  # of which the others must know
+        return num_taken
 
     def _restart(self) -> None:
-        self._matcher = self._form.matcher.deep_copy()
+        self._matcher = self.form.matcher.deep_copy()
         self._fed = []
         self._is_ended = False
 
@@ -133,12 +152,23 @@ class Matcher:
             return bool(matcher.is_accepting())
         return matcher.try_consume_tokens([token_id]) == 1
 
-    def _raise_slow(self, matcher: LLMatcher) -> None:
-        if matcher.is_error():
-            self._form.is_spent.set()
-            raise SlowError(
-                f"takes too much work to follow ({explain(matcher.get_error())}): {_SIMPLER}"
-            )
+    def _has_failed(self, matcher: LLMatcher) -> bool:
+        """Once the lexer that a form's requests share is used up, no answer of theirs holds."""
+        if _LEXER_ERROR in matcher.get_error():
+            self.form.is_spent.set()
+        return self.form.is_spent.is_set() or matcher.is_error()
+
+    def _renew(self, matcher: LLMatcher) -> None:
+        """Go on with a lexer of its own, once; raises SlowError where that is of no use."""
+        is_slow = self.form.seconds > MAX_RENEWAL_SECONDS
+        if self._is_renewed or is_slow or not self.form.is_spent.is_set():
+            reason = explain(matcher.get_error()) or "too many states"
+            raise SlowError(f"takes too much work to follow ({reason}): {_SIMPLER}")
+        self._is_renewed = self._is_catching_up = True
+        self.form = replace(self.form, matcher=self.form.compile_matcher(), is_spent=Event())
+        fed = self._fed
+        self._restart()
+        self.feed(fed)
 
 
 _SIMPLER = "make it simpler, with fewer repetitions in one another and fewer ways to read one text"

@@ -45,6 +45,7 @@ _FORMATS = tuple(
 )
 _UPPER = ("maxLength", "maxItems", "maxProperties")
 _LOWER = ("minLength", "minItems", "minProperties")
+_TEXT_RULES = ("pattern", "format")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # fmt: off
 _NOT_ENFORCED = (
@@ -69,7 +70,8 @@ def prepare(root: Any, *, strict: bool, looseness: int = 0) -> PreparedSchema:
     """strict: refuse what cannot be enforced, in place of leaving it out.
 
     looseness: what else is left out, up to MAX_LOOSENESS: 1 = what stands beside references, and
-               patterns of names beside one another; 2 = all that would be joined with something.
+               patterns of names beside one another; 2 = all that would be joined with something,
+               and `minLength` beside a pattern or format.
     Raises SchemaError.
     """
     return _Preparation(_loosened(root, 0 if strict else looseness), strict=strict).run()
@@ -247,7 +249,7 @@ def check_values(place: Pointer, node: Node) -> None:
         not isinstance(required, list) or not all(isinstance(name, str) for name in required)
     ):
         raise SchemaError((*place, "required"), "must be a list of names")
-    for name in ("pattern", "format"):
+    for name in _TEXT_RULES:
         if not isinstance(node.get(name, ""), str):
             raise SchemaError((*place, name), "must be text")
     for name in (*_UPPER, *_LOWER):
@@ -320,6 +322,8 @@ def _loosened(root: Any, looseness: int) -> Any:
     if isinstance(made.get("patternProperties"), dict) and len(made["patternProperties"]) > 1:
         del made["patternProperties"]
         made["additionalProperties"] = True
+    if looseness == MAX_LOOSENESS and any(isinstance(made.get(name), str) for name in _TEXT_RULES):
+        made.pop("minLength", None)
     if looseness == MAX_LOOSENESS and isinstance(made.get("allOf"), list):
         made["allOf"] = made["allOf"][:1]
     for name in ("allOf", "anyOf", "oneOf") if looseness == MAX_LOOSENESS else ():
