@@ -20,12 +20,12 @@ from pdcluster_worker.structured_output import compiler, grammar_cache
 from pdcluster_worker.structured_output.compiler import BYTES_PER_CHARACTER
 from pdcluster_worker.structured_output.errors import FormError
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
-from pdcluster_worker.structured_output.matcher import Matcher, SlowError
+from pdcluster_worker.structured_output.matcher import Matcher
 from pdcluster_worker.structured_output.vocabulary import read_vocabulary
 
 VOCAB_SIZE = 64
 END = 1
-WORDS = ["<s>", "</s>", "\u2581the", "fox", "<0x41>", "\u2581", "a", "b", "<tool>"]
+WORDS = ["<s>", "</s>", "\u2581the", "fox", "<0x41>", "\u2581", "a", "b", "<tool>", "["]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,15 @@ def cache(folder: Path) -> Iterator[GrammarCache]:
     cache.close()
 
 
+@pytest.fixture
+def own(folder: Path) -> Iterator[GrammarCache]:
+    """A cache that no other test has used."""
+    cache = GrammarCache(VOCAB_SIZE)
+    cache.folder = folder
+    yield cache
+    cache.close()
+
+
 def request_of(text: str, name: str = "a", kind: str = "regex", tenant: str = "") -> EngineRequest:
     return EngineRequest(
         name,
@@ -79,7 +88,8 @@ def settled(cache: GrammarCache, request: EngineRequest) -> object:
 def test_every_token_has_its_bytes_and_control_tokens_have_none(folder):
     vocabulary = read_vocabulary(folder, VOCAB_SIZE)
 
-    assert vocabulary[:10] == [b"", b"", b" the", b"fox", b"A", b" ", b"a", b"b", b"<tool>", b""]
+    assert vocabulary[:9] == [b"", b"", b" the", b"fox", b"A", b" ", b"a", b"b", b"<tool>"]
+    assert vocabulary[9:11] == [b"[", b""]
     assert len(vocabulary) == VOCAB_SIZE
 
 
@@ -124,15 +134,16 @@ def test_a_constraint_that_cannot_be_compiled_is_remembered(cache):
     assert [outcome for outcome, _ in cache.take_counts().compiles] == ["failed"]
 
 
-def test_what_was_longest_not_asked_for_is_forgotten_and_its_matchers_go_on(cache, monkeypatch):
+def test_what_was_longest_not_asked_for_is_forgotten_and_its_matchers_go_on(own, monkeypatch):
     monkeypatch.setattr(grammar_cache, "MAX_ENTRIES", 2)
     held = request_of("fox", "held")
-    assert settled(cache, held) is True
+    assert settled(own, held) is True
     for text in ("a", "b", "ab"):
-        assert settled(cache, request_of(text, text)) is True
+        assert settled(own, request_of(text, text)) is True
+        own.forget(text)
 
-    assert len(cache._entries) <= 2
-    assert cache.matcher(held).count_fitting([3]) == 1
+    assert len(own._entries) <= 2
+    assert own.matcher(held).count_fitting([3]) == 1
 
 
 def test_a_model_without_an_end_token_refuses_every_constraint(cache):
@@ -208,22 +219,38 @@ def test_each_api_key_has_its_turn(gate):
     assert begun == ["a", "b", "quick", "ab", "ba"]
 
 
-def test_nothing_is_compiled_while_requests_follow_too_many_bytes(folder, monkeypatch):
+def test_nothing_is_compiled_while_requests_follow_too_many_bytes(own, monkeypatch):
     monkeypatch.setattr(grammar_cache, "MAX_BYTES", 200 * BYTES_PER_CHARACTER)
-    cache = GrammarCache(VOCAB_SIZE)
-    cache.folder = folder
     followed, waiting = request_of(80 * "fox", "followed"), request_of("a", "waiting")
-    cache.begin(followed)
-    assert settled(cache, followed) is True
-    cache.begin(waiting)
+    own.begin(followed)
+    assert settled(own, followed) is True
+    own.begin(waiting)
     time.sleep(0.05)
 
-    assert cache.open(waiting) is False
-    assert len(cache._entries) == 2
-    cache.forget("followed")
-    assert settled(cache, waiting) is True
-    assert len(cache._entries) == 1
-    cache.close()
+    assert own.open(waiting) is False
+    assert len(own._entries) == 2
+    own.forget("followed")
+    assert settled(own, waiting) is True
+    assert len(own._entries) == 1
+
+
+def test_a_tenant_that_holds_its_share_of_a_full_memory_holds_up_no_other(own, monkeypatch):
+    monkeypatch.setattr(grammar_cache, "MAX_BYTES", 800 * BYTES_PER_CHARACTER)
+    large, more = (request_of(number * "fox", str(number), tenant="large") for number in (300, 301))
+    others = [request_of(number * "fox", str(number), tenant="other") for number in (30, 31)]
+    for request in (large, more, *others):
+        own.begin(request)
+        if request is not more:
+            assert settled(own, request) is True
+    last = request_of("a", "last", tenant="other")  # now it is over its share too
+    own.begin(last)
+    time.sleep(0.05)
+
+    assert own.open(more) is own.open(last) is False
+    own.forget(large.request_id)
+    assert settled(own, more) is True
+    own.forget("30")
+    assert settled(own, last) is True
 
 
 def test_an_engine_that_knows_no_text_refuses_every_constraint():
@@ -251,24 +278,21 @@ def test_a_long_row_of_references_does_not_overflow_the_stack(cache):
 
 
 def test_a_form_whose_lexer_is_used_up_is_compiled_again_for_the_next_request(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    own: GrammarCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 200)
-    cache = GrammarCache(VOCAB_SIZE)
-    cache.folder = folder
     regex, words = "(a|b)*a(a|b){100}", np.empty(VOCAB_SIZE // 32 + 1, dtype=np.uint32)
     letters = [WORDS.index(each) for each in "aab"]
     for name in ("first", "second"):
         request = request_of(regex, name)
-        cache.begin(request)
-        assert settled(cache, request) is True
-        matcher = cache.matcher(request)
-        matcher.fill(words)
-        matcher.feed(letters)
-        with pytest.raises(SlowError):
-            _follow(matcher, [letters[number * number % 7 % 3] for number in range(2000)], words)
-        cache.forget(name)
-    cache.close()
+        own.begin(request)
+        assert settled(own, request) is True
+        matcher = own.matcher(request)
+        form = matcher.form
+        assert not form.is_spent.is_set()
+        _follow(matcher, [letters[number * number % 7 % 3] for number in range(2000)], words)
+        assert form.is_spent.is_set()
+        own.forget(name)
 
 
 def _follow(matcher: Matcher, token_ids: list[int], words: NDArray[np.uint32]) -> None:

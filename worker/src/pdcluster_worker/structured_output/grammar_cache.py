@@ -6,18 +6,17 @@ Every method is called from the engine's thread.
 """
 
 import logging
-import os
-import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
+from pdcluster_worker.structured_output.compile_queue import CompileQueue, Entry
 from pdcluster_worker.structured_output.compiler import CompiledForm, ConstraintCompiler
 from pdcluster_worker.structured_output.errors import FormError
 from pdcluster_worker.structured_output.matcher import Matcher
@@ -28,19 +27,15 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 """Most bytes of compiled grammars, as estimated: of those that requests follow and those that are
-kept for later ones.  Beyond it nothing is compiled until something is freed.
+kept for later ones.  Beyond it nothing is compiled for a tenant that holds more than its share.
+States that requests add are not in it: up to MAX_LEXER_STATES of 0.4 to 2.5 kB for each form.
 """
+
+SHARES = 4
+"""Tenants that hold up to this part of MAX_BYTES have one form more compiled even beyond it."""
 
 MAX_ENTRIES = 1024
 """Constraints that are remembered."""
-
-NICENESS = 10
-"""Niceness of the thread that compiles: the engine's steps need the cores more."""
-
-STACK_BYTES = 256 << 20
-"""Address space for the compiler's stack: it recurses once for each reference in a row."""
-
-Entry = Future[CompiledForm]
 
 
 class GrammarCache:
@@ -57,11 +52,11 @@ class GrammarCache:
         self._vocab_size = vocab_size
         self._tokens: list[bytes] = []
         self._compiler: ConstraintCompiler | None = None
-        self._queue = _CompileQueue(self._compile)
+        self._queue = CompileQueue(self._compile)
         self._entries: OrderedDict[Constraint, Entry] = OrderedDict()
         self._waiting: dict[str, Constraint] = {}  # by request
         self._matchers: dict[str, Matcher] = {}
-        self._followed: dict[str, CompiledForm] = {}
+        self._tenants: dict[str, str] = {}  # of the requests that wait or have a matcher
         self._counts = GrammarCounts()
         self._compiles: list[tuple[str, float]] = []  # appended to by the thread
 
@@ -69,6 +64,7 @@ class GrammarCache:
         constraint = _constraint_of(request)
         self._counts.requests[constraint.kind] += 1
         self._waiting[request.request_id] = constraint
+        self._tenants[request.request_id] = request.tenant
         entry = self._entries.get(constraint)
         self._counts.hits += entry is not None
         if entry is not None and not entry.done():  # this tenant's turn may come first
@@ -90,8 +86,10 @@ class GrammarCache:
         self._waiting.pop(request.request_id, None)
         error = entry.exception()
         if error is not None:
+            self._tenants.pop(request.request_id, None)
             return RequestError(str(error), param=CONSTRAINT_PARAM)
-        form = self._followed[request.request_id] = entry.result()
+        form = entry.result()
+        self._tenants[request.request_id] = request.tenant
         budget = ThinkingBudget(form.budget, self._tokens) if form.budget else None
         self._matchers[request.request_id] = Matcher(form, ends, budget)
         return True
@@ -104,7 +102,7 @@ class GrammarCache:
         unknown ids are a no-op.
         """
         self._matchers.pop(request_id, None)
-        self._followed.pop(request_id, None)
+        self._tenants.pop(request_id, None)
         constraint = self._waiting.pop(request_id, None)
         if constraint is not None and constraint not in self._waiting.values():
             entry = self._entries.get(constraint)
@@ -123,22 +121,23 @@ class GrammarCache:
     def _entry(self, constraint: Constraint, tenant: str) -> Entry:
         entry = self._entries.get(constraint)
         form = None if entry is None else _form_of(entry)
-        if entry is None or (form is not None and form.is_spent.is_set()):
-            entry = self._entries[constraint] = Future()
+        is_new = entry is None or (form is not None and form.is_spent.is_set())
+        if entry is None or is_new:
+            entry = self._entries[constraint] = Entry()
             entry.add_done_callback(lambda _: self.on_change())
-            self._queue.add(tenant, constraint, entry)
         self._entries.move_to_end(constraint)
-        self._evict()
+        self._evict()  # which may hold this tenant
+        if is_new:
+            self._queue.add(tenant, constraint, entry)
         return entry
 
     def _evict(self) -> None:
         """Forget what was longest not used, but for what a request waits for or follows."""
         needed = set(self._waiting.values())
-        followed = {id(form): form.num_bytes for form in self._followed.values()}
+        held = self._held_forms()
+        followed = {id(form) for forms in held.values() for form in forms}
         forms = {constraint: _form_of(entry) for constraint, entry in self._entries.items()}
-        num_bytes = sum(
-            (followed | {id(form): form.num_bytes for form in forms.values() if form}).values()
-        )
+        num_bytes = _num_bytes(chain(forms.values(), *held.values()))
         for constraint, form in forms.items():
             if num_bytes <= MAX_BYTES and len(self._entries) <= MAX_ENTRIES:
                 break
@@ -149,7 +148,20 @@ class GrammarCache:
             ):
                 del self._entries[constraint]
                 num_bytes -= form.num_bytes if form else 0
-        self._queue.hold(is_held=num_bytes > MAX_BYTES)
+        share = MAX_BYTES // SHARES if num_bytes > MAX_BYTES else num_bytes
+        self._queue.hold({name for name, each in held.items() if _num_bytes(each) > share})
+
+    def _held_forms(self) -> dict[str, list[CompiledForm]]:
+        """By tenant, the forms that its requests follow or are about to."""
+        forms = {name: matcher.form for name, matcher in self._matchers.items()}
+        for request_id, constraint in self._waiting.items():
+            form = _form_of(self._entries[constraint]) if constraint in self._entries else None
+            if form is not None:
+                forms[request_id] = form
+        held: defaultdict[str, list[CompiledForm]] = defaultdict(list)
+        for request_id, form in forms.items():
+            held[self._tenants.get(request_id, "")].append(form)
+        return held
 
     def _compile(self, constraint: Constraint) -> CompiledForm:
         """In the queue's thread.  Raises FormError."""
@@ -179,70 +191,14 @@ class GrammarCache:
         return self._compiler
 
 
-class _CompileQueue:
-    """Compiles in a thread of its own, one tenant after another; tenants are API keys by name."""
-
-    def __init__(self, compile_one: Callable[[Constraint], CompiledForm]) -> None:
-        self._compile_one = compile_one
-        self._tenants: dict[str, deque[tuple[Constraint, Entry]]] = {}
-        self._is_held = False
-        self._is_closed = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, tenant: str, constraint: Constraint, entry: Entry) -> None:
-        """Compile the constraint in its tenant's turn, unless the entry is cancelled before."""
-        with self._changed:
-            self._tenants.setdefault(tenant, deque()).append((constraint, entry))
-            self._changed.notify()
-        if self._thread is None:
-            before = threading.stack_size(STACK_BYTES)
-            self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
-            self._thread.start()
-            threading.stack_size(before)
-
-    def hold(self, *, is_held: bool) -> None:
-        if is_held != self._is_held:
-            with self._changed:
-                self._is_held = is_held
-                self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while (taken := self._take()) is not None:
-            constraint, entry = taken
-            if not entry.done() and entry.set_running_or_notify_cancel():
-                try:
-                    entry.set_result(self._compile_one(constraint))
-                except BaseException as e:
-                    entry.set_exception(e)
-
-    def _take(self) -> tuple[Constraint, Entry] | None:
-        """The next of the tenant whose turn it is; None = closed."""
-        with self._changed:
-            while (self._is_held or not self._tenants) and not self._is_closed:
-                self._changed.wait()
-            if self._is_closed:
-                return None
-            tenant, pending = next(iter(self._tenants.items()))
-            del self._tenants[tenant]
-            taken = pending.popleft()
-            if pending:
-                self._tenants[tenant] = pending
-            return taken
-
-
 def _constraint_of(request: EngineRequest) -> Constraint:
     constraint = request.sampling.constraint
     assert constraint is not None, "a request without a constraint needs no grammar"
     return constraint
+
+
+def _num_bytes(forms: Iterable[CompiledForm | None]) -> int:
+    return sum({id(form): form.num_bytes for form in forms if form}.values())
 
 
 def _form_of(entry: Entry) -> CompiledForm | None:

@@ -17,6 +17,7 @@ from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import EngineRequest, SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
+from pdcluster_worker.structured_output.compile_queue import deep_stacks
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.structured_output.matcher import Matcher, OutsideError, SlowError
 
@@ -72,6 +73,8 @@ class MaskMaker:
             return None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "masks")
+            with deep_stacks():  # a form may be compiled again
+                self._pool.submit(int)  # starts the thread
         return self._pool.submit(self._fill, found)
 
     def close(self) -> None:
