@@ -19,7 +19,7 @@ from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.generic import Generic
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
 from pdcluster_worker.model.loading import transformers_loader
-from pdcluster_worker.model.loading.architecture import FAMILIES, read_architecture
+from pdcluster_worker.model.loading.architecture import ACTIVATIONS, FAMILIES, read_architecture
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.loading.rotary import Rotary
 from pdcluster_worker.model.loading.support import UnsupportedArchError, read_config
@@ -210,14 +210,14 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
             "num_key_value_heads",
             "intermediate_size",
             "vocab_size",
-            "rms_norm_eps",
-            "hidden_act",
         )
     }
-    if kind in ("qwen3", "gemma"):
-        needed["head_dim"] = config.head_dim
     found = read_architecture({"model_type": kind, **needed}, 8192)
     assert found.is_tied == config.tie_word_embeddings
+    assert found.epsilon == config.rms_norm_eps
+    assert found.activation == ACTIVATIONS[config.hidden_act]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert found.attention.head_dim == head_dim
     assert found.rotary.theta == config.rope_parameters["rope_theta"]
     assert found.has_out_bias == getattr(config, "attention_bias", False)
     assert found.has_mlp_bias == getattr(config, "mlp_bias", False)
@@ -235,12 +235,11 @@ def test_defaults_of_a_family_are_those_of_transformers(kind):
         ("llama", {"num_key_value_heads": "2"}, "num_key_value_heads is '2'"),
         ("llama", {"num_attention_heads": 3}, "its heads do not divide"),
         ("llama", {"attention_bias": 1}, "attention_bias is 1"),
-        ("llama", {"rms_norm_eps": ...}, "rms_norm_eps is missing"),
+        ("llama", {"rms_norm_eps": None}, "rms_norm_eps is missing"),
         ("llama", {"hidden_size": 0}, "hidden_size is 0"),
         ("llama", {"max_position_embeddings": ...}, "max_position_embeddings is missing"),
         ("llama", {"max_position_embeddings": "64"}, "max_position_embeddings is 64"),
         ("llama", {"layer_types": 5}, "a field of config.json has a wrong type: 'int' object"),
-        ("qwen3", {"head_dim": ...}, "head_dim is missing"),
         ("llama", {"quantization_config": {"bits": 4}}, "its weights are quantized"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "its rotary embedding is longr"),
         ("llama", {"rope_parameters": [1]}, "rope_parameters is [1]"),

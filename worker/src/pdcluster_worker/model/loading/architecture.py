@@ -22,16 +22,25 @@ class Family:
     head_norms: bool = False  # each query and key head is normed (qwen3)
     offset_norms: bool = False  # norms store their weight less 1 and round once (gemma)
     scales_embedding: bool = False
-    sliding_window: int | None = None  # default of the field
+    # defaults of fields
+    sliding_window: int | None = None
+    head_dim: int | None = None  # None = hidden_size / num_attention_heads
+    hidden_act: str = "silu"
 
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(mlp_bias=True),
     "mistral": Family(qkv_bias=False, sliding_window=4096),
     "qwen2": Family(qkv_bias=True, sliding_window=4096),
-    "qwen3": Family(head_norms=True, sliding_window=4096),
+    "qwen3": Family(head_norms=True, sliding_window=4096, head_dim=128),
     "smollm3": Family(rope_theta=2e6, tie_word_embeddings=True, mlp_bias=True),
-    "gemma": Family(tie_word_embeddings=True, offset_norms=True, scales_embedding=True),
+    "gemma": Family(
+        tie_word_embeddings=True,
+        offset_norms=True,
+        scales_embedding=True,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+    ),
 }
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -75,10 +84,7 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
         raise UnsupportedArchError("its weights are quantized (quantization_config)")
     num_layers = _number(config, "num_hidden_layers")
     hidden_size, num_heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
-    head_dim = _optional(config, "head_dim", int)
-    if head_dim is None and kind in ("qwen3", "gemma"):
-        raise UnsupportedArchError("head_dim is missing")
-    head_dim = head_dim or hidden_size // num_heads
+    head_dim = _optional(config, "head_dim", int, family.head_dim) or hidden_size // num_heads
     num_kv_heads = _optional(config, "num_key_value_heads", int) or num_heads
     if num_heads % num_kv_heads or head_dim % 2:
         raise UnsupportedArchError("its heads do not divide")
@@ -86,13 +92,13 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
     has_qkv_bias = attention_bias if family.qkv_bias is None else family.qkv_bias
     return Architecture(
         family=family,
-        activation=_activation(config),
+        activation=_activation(config, family),
         attention=AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5),
         rotary=Rotary.read(config, head_dim, family.rope_theta),
         hidden_size=hidden_size,
         intermediate_size=_number(config, "intermediate_size"),
         vocab_size=_number(config, "vocab_size"),
-        epsilon=float(_required(config, "rms_norm_eps", float)),
+        epsilon=float(_required({"rms_norm_eps": 1e-6, **config}, "rms_norm_eps", float)),
         is_tied=_flag(config, "tie_word_embeddings", default=family.tie_word_embeddings),
         has_qkv_bias=has_qkv_bias,
         has_out_bias=attention_bias and family.qkv_bias is None,
@@ -104,8 +110,8 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
     )
 
 
-def _activation(config: Config) -> Activation:
-    name = str(config.get("hidden_act"))
+def _activation(config: Config, family: Family) -> Activation:
+    name = str(config.get("hidden_act", family.hidden_act))
     if name == "gelu" and config["model_type"] == "gemma":
         name = "gelu_pytorch_tanh"  # as old gemma configs mean it
     if name not in ACTIVATIONS:
