@@ -26,7 +26,7 @@ def test_picture_is_a_small_png(hours: float, tmp_path: Path):
     assert 5_000 < len(content) < 100_000
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_matplotlib_its_install_is_named(monkeypatch: pytest.MonkeyPatch):
     require_matplotlib()
     monkeypatch.setattr(
         "pdctl.replay.plot.find_spec",
@@ -35,7 +35,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
     with pytest.raises(
         StartError,
-        match=r"pip install 'pdcluster-operator\[replay\]', or go without with --no-plot",
+        match=r"pip install matplotlib, or go without with --no-plot",
     ) as caught:
         require_matplotlib()
     assert caught.value.exit_code == 1
