@@ -114,7 +114,7 @@ def compiled(cache: GrammarCache, constraint: Constraint) -> tuple[float, float,
         time.sleep(0.0001)
     assert answer is True, answer
     found = time.monotonic() - started, cpu_seconds() - cpu
-    num_bytes = cache._followed["compile"].num_bytes
+    num_bytes = cache.matcher(request).form.num_bytes
     cache.forget("compile")
     return *found, num_bytes
 
