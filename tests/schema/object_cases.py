@@ -11,6 +11,11 @@ from tests.schema.greatest_values import GREATEST
 Document = dict[str, Any]
 Change = Callable[[Any], None]
 
+
+def no_change(content: Any) -> None:
+    """A change like the others, of nothing."""
+
+
 POOL = "spec.roles.decode.pools.0"
 CPU = {"name": "cpu", "replicas": 1}
 

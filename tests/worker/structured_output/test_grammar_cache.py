@@ -134,7 +134,7 @@ def test_a_constraint_that_cannot_be_compiled_is_remembered(cache):
     assert [outcome for outcome, _ in cache.take_counts().compiles] == ["failed"]
 
 
-def test_what_was_longest_not_asked_for_is_forgotten_and_its_matchers_go_on(own, monkeypatch):
+def test_the_least_recently_used_form_is_evicted_and_its_matchers_go_on(own, monkeypatch):
     monkeypatch.setattr(grammar_cache, "MAX_ENTRIES", 2)
     held = request_of("fox", "held")
     assert settled(own, held) is True

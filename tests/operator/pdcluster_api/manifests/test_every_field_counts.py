@@ -19,7 +19,7 @@ from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import RoleSpec
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES
 from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE, cluster_of, workload_of
-from tests.schema.object_cases import Change, at, both, vllm
+from tests.schema.object_cases import Change, at, both, no_change, vllm
 
 HUB = at("spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b"}})
 CLAIM = at("spec.model", {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}})
@@ -37,7 +37,6 @@ PLACED = at("spec.placement", {"domainLabel": "rack"})
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 PICKED = at("spec.service.endpointPicker", {"name": "picker"})
 ROUTED: Change = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
-NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 POOL = "spec.roles.decode.pools.0"
 FIELD_CHANGES = yaml.safe_load(Path(__file__).with_name("field_changes.yaml").read_text())
 WHOLE = ("service.annotations", "podTemplate")
@@ -107,7 +106,7 @@ def plain_fields(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, 
 
 
 def before_of(path: str) -> Change:
-    return BEFORE.get(path) or BEFORE.get(path.rpartition(".")[0], NOTHING)
+    return BEFORE.get(path) or BEFORE.get(path.rpartition(".")[0], no_change)
 
 
 CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the change
@@ -128,39 +127,39 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         at("spec.accelerators.X1.bandwidthBytes", 2 * 10**12),
     ),
     "accelerators.bf16Flops": (OWN_TYPE, at("spec.accelerators.X1.bf16Flops", 5 * 10**14)),
-    "roles.pools.name": (NOTHING, at(f"{POOL}.name", "other")),
-    "roles.pools.gpu": (NOTHING, at(f"{POOL}.gpu", "B200")),
+    "roles.pools.name": (no_change, at(f"{POOL}.name", "other")),
+    "roles.pools.gpu": (no_change, at(f"{POOL}.gpu", "B200")),
     "roles.pools.gpusPerReplica": (at(f"{POOL}.gpu", "B200"), at(f"{POOL}.gpusPerReplica", 4)),
-    "roles.resources.requests": (NOTHING, at("spec.roles.decode.resources.requests", {"cpu": 1})),
-    "roles.resources.limits": (NOTHING, at("spec.roles.decode.resources.limits", {"cpu": 1})),
+    "roles.resources.requests": (no_change, at("spec.roles.decode.resources.requests", {"cpu": 1})),
+    "roles.resources.limits": (no_change, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (
-        NOTHING,
+        no_change,
         at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
     ),
-    "engine.type": (NOTHING, vllm()),
+    "engine.type": (no_change, vllm()),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{
-        f"engine.{name}": (NOTHING, at(f"spec.engine.{name}", value))
+        f"engine.{name}": (no_change, at(f"spec.engine.{name}", value))
         for name, value in ENGINE_VALUES.items()
         if name not in SECTIONS
     },
     **{
         f"engine.speculation.{name}": (
-            NOTHING,
+            no_change,
             at("spec.engine.speculation", {"method": "Off", name: value}),
         )
         for name, value in SPECULATION.items()
     },
     **{
         f"engine.prefillDelayer.{name}": (
-            NOTHING,
+            no_change,
             at("spec.engine.prefillDelayer", {"enabled": False, name: value}),
         )
         for name, value in DELAYER.items()
     },
-    "engine.scheduler": (NOTHING, SARATHI),
-    "roles.engine": (NOTHING, at("spec.roles.decode.engine.maxSequences", 5)),
+    "engine.scheduler": (no_change, SARATHI),
+    "roles.engine": (no_change, at("spec.roles.decode.engine.maxSequences", 5)),
     "routing.prefillQueue.latencyClasses.priority": (
         ONE_CLASS,
         at("spec.routing.prefillQueue.latencyClasses.0.priority", 2),
@@ -173,7 +172,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         f"qos.tenants.{name}": (KEYS, at("spec.qos.tenants", {"alice": {name: value}}))
         for name, value in TENANT.items()
     },
-    "discovery.etcd.endpoints": (NOTHING, OWN_ETCD),
+    "discovery.etcd.endpoints": (no_change, OWN_ETCD),
 }
 
 

@@ -45,7 +45,7 @@ def plan_of(cluster: PDCluster, observed: Observed) -> Planned:
     return plan_all(cluster, observed, NOW)
 
 
-def said(plan: Planned, kind: str) -> tuple[str, str, str]:
+def shown(plan: Planned, kind: str) -> tuple[str, str, str]:
     found = condition_of(plan.status, kind)
     return found["status"], found["reason"], found["message"]
 
@@ -86,16 +86,16 @@ def test_a_worker_on_a_lost_node_stalls_the_cluster_with_the_command_to_run() ->
         return running(CLUSTER, workloads=[workload(PREFILL, 1), state])
 
     before = plan_of(CLUSTER, seen(ending(0, ENDING_SECONDS - 1), pod_state(DECODE, 1)))
-    assert said(before, words.DECODE_READY)[1] == words.STARTING
-    assert f"{DECODE.name}-0 on node n1 is still ending" in said(before, words.DECODE_READY)[2]
+    assert shown(before, words.DECODE_READY)[1] == words.STARTING
+    assert f"{DECODE.name}-0 on node n1 is still ending" in shown(before, words.DECODE_READY)[2]
     assert before.requeue_after_seconds == 1
 
     after = plan_of(CLUSTER, seen(ending(0, ENDING_SECONDS), pod_state(DECODE, 1)))
-    status, reason, message = said(after, words.DECODE_READY)
+    status, reason, message = shown(after, words.DECODE_READY)
     assert (status, reason) == ("False", words.NODE_LOST)
     assert f"`{TAINT}`, or `kubectl delete pod {DECODE.name}-0 --force`" in message
     assert "still ending" not in message
-    assert said(after, words.READY)[1] == said(after, words.STALLED)[1] == words.NODE_LOST
+    assert shown(after, words.READY)[1] == shown(after, words.STALLED)[1] == words.NODE_LOST
 
 
 def test_lost_pods_are_counted_and_a_worse_problem_comes_first() -> None:
@@ -103,13 +103,13 @@ def test_lost_pods_are_counted_and_a_worse_problem_comes_first() -> None:
     observed = running(CLUSTER, workloads=[workload(PREFILL, 1), both])
     assert (
         f"pod {DECODE.name}-0 on node n1 (and 1 more)"
-        in said(plan_of(CLUSTER, observed), words.DECODE_READY)[2]
+        in shown(plan_of(CLUSTER, observed), words.DECODE_READY)[2]
     )
 
     failing = pod_state(DECODE, 1, ready=False, problem=Problem(words.CRASH_LOOPING, "it crashes"))
     worse = workload(DECODE, 2, 0, pods=(ending(0, 61.0), failing))
     observed = running(CLUSTER, workloads=[workload(PREFILL, 1), worse])
-    assert said(plan_of(CLUSTER, observed), words.DECODE_READY)[1] == words.CRASH_LOOPING
+    assert shown(plan_of(CLUSTER, observed), words.DECODE_READY)[1] == words.CRASH_LOOPING
 
 
 def test_a_surplus_pod_on_a_lost_node_keeps_no_other_from_its_place() -> None:
@@ -117,7 +117,7 @@ def test_a_surplus_pod_on_a_lost_node_keeps_no_other_from_its_place() -> None:
     observed = running(
         CLUSTER, workloads=[workload(PREFILL, 1), workload(DECODE, 2, current=3, pods=pods)]
     )
-    assert said(plan_of(CLUSTER, observed), words.READY)[:2] == ("True", words.AS_DECLARED)
+    assert shown(plan_of(CLUSTER, observed), words.READY)[:2] == ("True", words.AS_DECLARED)
 
 
 def with_etcd(seconds: float, **fields: Any) -> Observed:
@@ -128,24 +128,24 @@ def with_etcd(seconds: float, **fields: Any) -> Observed:
 
 def test_a_member_of_etcd_on_a_lost_node_is_named_and_stalls_the_cluster() -> None:
     before = plan_of(CLUSTER, with_etcd(ENDING_SECONDS - 1))
-    assert said(before, words.DISCOVERY_READY)[1:] == (
+    assert shown(before, words.DISCOVERY_READY)[1:] == (
         words.STARTING,
         "0 of 1 etcd members are ready; pod chat-etcd-0 on node n1 is still ending",
     )
     assert before.requeue_after_seconds == 1
 
     after = plan_of(CLUSTER, with_etcd(ENDING_SECONDS))
-    _, reason, message = said(after, words.DISCOVERY_READY)
-    assert reason == said(after, words.STALLED)[1] == words.NODE_LOST
+    _, reason, message = shown(after, words.DISCOVERY_READY)
+    assert reason == shown(after, words.STALLED)[1] == words.NODE_LOST
     assert TAINT in message
     assert "`kubectl delete pod chat-etcd-0 --force`" in message
 
     in_place = plan_of(CLUSTER, with_etcd(86400.0, ready=ETCD_READY.ready))
-    assert said(in_place, words.DISCOVERY_READY)[:2] == ("True", words.ETCD_ANSWERS)
+    assert shown(in_place, words.DISCOVERY_READY)[:2] == ("True", words.ETCD_ANSWERS)
 
 
 def test_a_pod_without_a_node_is_deleted_alone() -> None:
-    message = said(
+    message = shown(
         plan_of(CLUSTER, with_etcd(86400.0, ending=(EndingPod("chat-etcd-0", "", late(61.0)),))),
         words.DISCOVERY_READY,
     )[2]

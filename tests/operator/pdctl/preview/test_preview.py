@@ -22,11 +22,10 @@ from pdctl.preview.preview import (
     steady_state,
 )
 from tests.operator.pdcluster_api.plan.clusters import NOW, identity, make_cluster, pool, workload
-from tests.schema.object_cases import NIGHT, Change, at, both, minimal
+from tests.schema.object_cases import NIGHT, Change, at, both, minimal, no_change
 from tests.schema.revision_cases import ROLLS, STAYS
 
 B200 = {"gpu": "B200"}
-NOTHING: Change = lambda content: None  # noqa: E731 - a change like the others
 
 
 def changed(change: Change, before: Change | None = None) -> tuple[PDCluster, PDCluster]:
@@ -396,14 +395,14 @@ STORED = at("spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi"}})
 @pytest.mark.parametrize(
     ("before", "path", "value", "refused"),
     [
-        (NOTHING, "roles.decode.pools.0.gpu", "B300", "roles.decode.pools[0].gpu"),
+        (no_change, "roles.decode.pools.0.gpu", "B300", "roles.decode.pools[0].gpu"),
         (
             at("spec.roles.decode.pools.0.gpu", "B200"),
             "roles.decode.pools.0.gpusPerReplica",
             8,
             "roles.decode.pools[0].gpusPerReplica",
         ),
-        (NOTHING, "discovery.etcd.endpoints", ["a:1"], "discovery.etcd.endpoints"),
+        (no_change, "discovery.etcd.endpoints", ["a:1"], "discovery.etcd.endpoints"),
         (STORED, "discovery.etcd.replicas", 1, "discovery.etcd.replicas"),
         (
             at("spec.accelerators.MI300", {"resource": "amd.com/gpu"}),

@@ -109,7 +109,7 @@ def _bias(products: Sequence[Linear], dtype: torch.dtype) -> Tensor | None:
 
 def _norm(checkpoint: Checkpoint, name: str, operations: Operations) -> Norm:
     has_offset = checkpoint.architecture.family.offset_norms
-    weight = checkpoint.vector(name).float().clone()
+    weight = checkpoint.tensors[name].to(checkpoint.dtype).float().clone()
     return Norm(
         operations.place(1.0 + weight if has_offset else weight),
         checkpoint.architecture.epsilon,

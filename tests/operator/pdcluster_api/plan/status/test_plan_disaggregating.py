@@ -69,7 +69,7 @@ def status_of(seen, before=None):
     return plan_all(CLUSTER, seen if before is None else replace(seen, status=before), NOW).status
 
 
-def told(seen, before=None) -> tuple[str, str, str]:
+def shown(seen, before=None) -> tuple[str, str, str]:
     condition = condition_of(status_of(seen, before), words.DISAGGREGATING)
     return condition["status"], condition["reason"], condition["message"]
 
@@ -79,13 +79,13 @@ def figures(seen, before=None) -> dict[str, Any]:
 
 
 def test_a_refused_pair_counts_also_while_other_pairs_work():
-    assert told(observed(d_0=refusing("p-0"), d_1=busy(100, 1.0)))[:2] == ("False", "PairRefused")
+    assert shown(observed(d_0=refusing("p-0"), d_1=busy(100, 1.0)))[:2] == ("False", "PairRefused")
 
 
 def test_the_rate_of_prefill_workers_is_among_the_figures():
     seen = observed(d_0=busy(30, 1.0), d_1=busy(10, 0.5), p_0=sending(1_200_000_000))
 
-    assert told(seen)[2].endswith("the last request's KV moved at about 1.2 GB/s")
+    assert shown(seen)[2].endswith("the last request's KV moved at about 1.2 GB/s")
     assert figures(seen) == {
         "transport": "tcp",
         "remoteShare": "90%",
@@ -94,8 +94,8 @@ def test_the_rate_of_prefill_workers_is_among_the_figures():
 
 
 def test_the_first_few_local_prefills_of_a_cluster_are_no_alarm():
-    assert told(observed(d_0=busy(FEW_PROMPTS - 1, 0.0)))[:2] == ("Unknown", "NoLongPrompts")
-    assert told(observed(d_0=busy(FEW_PROMPTS, 0.0)))[:2] == ("False", "NotOffloading")
+    assert shown(observed(d_0=busy(FEW_PROMPTS - 1, 0.0)))[:2] == ("Unknown", "NoLongPrompts")
+    assert shown(observed(d_0=busy(FEW_PROMPTS, 0.0)))[:2] == ("False", "NotOffloading")
 
 
 def test_mixed_workers_have_no_such_condition_and_no_figures():
@@ -114,7 +114,7 @@ def test_workers_that_say_nothing_of_it_leave_it_unknown(of: str):
         else WorkerRecords(dict.fromkeys(("p-0", "d-0"), "ready"))
     )
 
-    assert told(observed(worker_records=worker_records))[0] == "Unknown"
+    assert shown(observed(worker_records=worker_records))[0] == "Unknown"
     assert figures(observed(worker_records=worker_records)) == {}
 
 
@@ -153,7 +153,7 @@ def test_ready_does_not_follow_it():
 def test_workers_that_end_or_are_of_another_revision_say_nothing():
     other = observed(d_0=refusing("p-0"), revision="0123abcd")
     assert (
-        told(replace(other, workloads=[*other.workloads, *running(CLUSTER).workloads]))[0]
+        shown(replace(other, workloads=[*other.workloads, *running(CLUSTER).workloads]))[0]
         == "Unknown"
     )
 
@@ -162,11 +162,11 @@ def test_workers_that_end_or_are_of_another_revision_say_nothing():
         replace(each, pods=tuple(replace(pod, terminating=True) for pod in each.pods))
         for each in seen.workloads
     ]
-    assert told(replace(seen, workloads=ending))[0] == "Unknown"
+    assert shown(replace(seen, workloads=ending))[0] == "Unknown"
 
 
 def test_a_pair_with_a_prefill_worker_that_is_gone_is_none():
-    assert told(observed(d_0=refusing("p-9"), d_1=QUIET))[0] == "Unknown"
+    assert shown(observed(d_0=refusing("p-9"), d_1=QUIET))[0] == "Unknown"
 
 
 def test_refused_pairs_of_the_status_are_bounded_and_counted():

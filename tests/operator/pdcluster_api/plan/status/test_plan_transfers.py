@@ -76,7 +76,7 @@ def planned(seen, *, now: str = NOW, floor: float | None = None) -> Planned:
     return plan_all(CLUSTER.model_copy(update={"spec": spec}), seen, now)
 
 
-def told(plan: Planned) -> tuple[str, str, str]:
+def shown(plan: Planned) -> tuple[str, str, str]:
     condition = condition_of(plan.status, words.KV_TRANSFER_VERIFIED)
     return condition["status"], condition["reason"], condition["message"]
 
@@ -90,14 +90,14 @@ def test_a_revision_whose_workers_are_ready_is_verified_at_once():
     plan = planned(observed())
 
     assert plan.verify == (DueVerification(PAIR, REVISION, ("d-0", "d-1")),)
-    assert told(plan)[:2] == ("Unknown", "NotVerified")
+    assert shown(plan)[:2] == ("Unknown", "NotVerified")
 
 
 def test_nothing_is_verified_while_a_pool_has_no_ready_worker():
     plan = planned(observed(is_prefill_ready=False))
 
     assert plan.verify == ()
-    assert told(plan)[:2] == ("Unknown", "NotVerified")
+    assert shown(plan)[:2] == ("Unknown", "NotVerified")
 
 
 def test_every_pair_of_pools_is_verified():
@@ -124,7 +124,7 @@ def test_every_pair_of_pools_is_verified():
 def test_kv_that_moved_is_true_with_its_figures():
     plan = planned(observed(passed()))
 
-    assert told(plan)[:2] == ("True", "KVMoved")
+    assert shown(plan)[:2] == ("True", "KVMoved")
     assert plan.verify == ()
     assert plan.status["transfers"] == {
         "revision": REVISION,
@@ -180,7 +180,7 @@ def test_another_revision_is_verified_at_once():
     seen = observed(passed(revision="00000000"))
 
     assert len(planned(seen).verify) == 1
-    assert told(planned(seen))[0] == "Unknown"
+    assert shown(planned(seen))[0] == "Unknown"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_another_revision_is_verified_at_once():
 def test_a_pair_that_does_not_pass_is_false_and_the_object_stays_ready(fault: str, reason: str):
     plan = planned(observed(failed(fault)))
 
-    assert told(plan)[:2] == ("False", reason)
+    assert shown(plan)[:2] == ("False", reason)
     assert condition_of(plan.status, words.READY)["status"] == "True"
     assert [event.reason for event in plan.events if event.warning] == [reason]
 
@@ -220,17 +220,17 @@ def test_a_pair_that_does_not_pass_is_verified_again_with_back_off():
 def test_a_rate_under_the_floor_is_false_and_another_floor_needs_no_verification():
     slow, well = planned(observed(passed()), floor=10.0), planned(observed(passed()), floor=1.1)
 
-    assert told(slow)[:2] == ("False", "TransferSlow")
-    assert told(well)[0] == "True"
+    assert shown(slow)[:2] == ("False", "TransferSlow")
+    assert shown(well)[0] == "True"
     lowered = after(observed(), slow)
-    assert told(planned(lowered))[0] == "True"
+    assert shown(planned(lowered))[0] == "True"
 
 
 def test_a_rate_that_was_not_measured_is_unknown_under_a_floor_alone():
     unmeasured = observed(passed(bytes_per_second=0))
 
-    assert told(planned(unmeasured, floor=10.0))[:2] == ("Unknown", "RateNotMeasured")
-    assert told(planned(unmeasured))[0] == "True"
+    assert shown(planned(unmeasured, floor=10.0))[:2] == ("Unknown", "RateNotMeasured")
+    assert shown(planned(unmeasured))[0] == "True"
 
 
 def test_a_rate_that_was_not_measured_is_measured_again_soon():
@@ -255,12 +255,12 @@ def test_a_floor_makes_no_new_revision():
 def test_busy_workers_leave_it_open_and_say_so():
     plan = planned(observed(wait="d-0 has other requests"))
 
-    assert told(plan)[:2] == ("Unknown", "NotVerified")
-    assert told(planned(after(observed(), plan)))[2] == told(plan)[2]  # by a new operator too
+    assert shown(plan)[:2] == ("Unknown", "NotVerified")
+    assert shown(planned(after(observed(), plan)))[2] == shown(plan)[2]  # by a new operator too
     seen = observed(passed())
     waiting = PairVerifications({}, {PAIR: "d-0 has other requests"})
     later = replace(seen, status=planned(seen).status, verifications=waiting)
-    assert told(planned(later, now=LATER))[0] == "True"
+    assert shown(planned(later, now=LATER))[0] == "True"
 
 
 def test_the_annotation_asks_once_even_if_workers_are_busy():
@@ -300,7 +300,7 @@ def test_a_pair_that_is_gone_drops_out():
     plan = planned(replace(after(seen, planned(seen)), workloads=without_decode, status=status))
 
     assert "transfers" not in plan.status
-    assert told(plan)[0] == "Unknown"
+    assert shown(plan)[0] == "Unknown"
 
 
 def test_mixed_workers_have_no_such_condition():

@@ -67,7 +67,6 @@ class Architecture:
     windows: tuple[int | None, ...]  # per layer, in tokens; None = full attention
     rotates: tuple[bool, ...]  # per layer: has positions
     embedding_scale: float | None  # None = 1
-    max_model_len: int
 
     @property
     def num_layers(self) -> int:
@@ -106,7 +105,6 @@ def read_architecture(config: Config, max_model_len: int) -> Architecture:
         windows=_windows(config, family, num_layers, max_model_len),
         rotates=_rotates(config, num_layers),
         embedding_scale=hidden_size**0.5 if family.scales_embedding else None,
-        max_model_len=max_model_len,
     )
 
 

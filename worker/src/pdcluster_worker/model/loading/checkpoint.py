@@ -34,10 +34,6 @@ class Checkpoint:
     dtype: torch.dtype
     tensors: Mapping[str, Tensor]  # by name, in the files' dtypes
 
-    def vector(self, name: str) -> Tensor:
-        """A weight of the model's dtype."""
-        return self.tensors[name].to(self.dtype)
-
     def linear(self, name: str) -> Linear:
         return Linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
