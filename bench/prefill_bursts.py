@@ -19,9 +19,9 @@ from pathlib import Path
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
+from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
 from pdcluster_worker.messages.engine import Submit, Tokens
-from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model

@@ -100,7 +100,7 @@ class Bench:
 
     def __init__(self, threads: int) -> None:
         from pdcluster_worker.config.engine import EngineConfig
-        from pdcluster_worker.config.model import ModelConfig
+        from pdcluster_worker.config.worker import ModelConfig
         from pdcluster_worker.model.runner_loader import open_runner
 
         engine = EngineConfig(

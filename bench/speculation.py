@@ -113,15 +113,15 @@ class Bench:
         from transformers import AutoTokenizer
 
         from pdcluster_worker.config.engine import EngineConfig
-        from pdcluster_worker.config.model import ModelConfig
-        from pdcluster_worker.config.speculation import SpeculationConfig
+        from pdcluster_worker.config.worker import ModelConfig
+        from pdcluster_worker.messages.engine_settings import SpeculationSettings
         from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
         from pdcluster_worker.model.runner_loader import open_runner
 
         speculation = (
-            SpeculationConfig()
+            SpeculationSettings()
             if draft is None
-            else SpeculationConfig(method="draft", draft_model=str(draft))
+            else SpeculationSettings(method="draft", draft_model=str(draft))
         )
         model = ModelConfig(name="m", path=str(MODEL), dtype="bfloat16")
         division = divide(

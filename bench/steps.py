@@ -47,7 +47,7 @@ def main() -> int:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["GOMP_SPINCOUNT"] = str(options.spin)
     from pdcluster_worker.config.engine import EngineConfig
-    from pdcluster_worker.config.model import ModelConfig
+    from pdcluster_worker.config.worker import ModelConfig
     from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(

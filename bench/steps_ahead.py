@@ -54,7 +54,7 @@ def main() -> None:
 def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]:
     """Both ways over one loaded model."""
     from pdcluster_worker.config.engine import EngineConfig
-    from pdcluster_worker.config.model import ModelConfig
+    from pdcluster_worker.config.worker import ModelConfig
     from pdcluster_worker.model.forward_executor import (
         ForwardExecutor,
         InlineExecutor,

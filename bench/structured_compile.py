@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

@@ -21,8 +21,7 @@ import numpy as np
 import tokenizers
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams, Token
 from pdcluster_worker.structured_output import grammar_cache
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from tests.worker.equality.engines import Model, Pair, engines_over

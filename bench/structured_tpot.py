@@ -16,9 +16,8 @@ from pathlib import Path
 import tokenizers
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import Submit, Tokens
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from tests.worker.equality.engines import Engine, Model, engines_over
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

@@ -50,7 +50,7 @@ class RealServer(Server):
         from schedulers import NoMemory, settings_of
 
         from pdcluster_worker.config.engine import EngineConfig
-        from pdcluster_worker.config.model import ModelConfig
+        from pdcluster_worker.config.worker import ModelConfig
         from pdcluster_worker.engine.core import EngineCore
         from pdcluster_worker.model.runner_loader import open_runner
         from pdcluster_worker.testing import FakeNetwork, FakeTransport

@@ -51,7 +51,7 @@ def _of_a_process(folder: Path, dtype: str, device: str) -> list[list[int]]:
 def tokens(folder: str, dtype: Any, device: Any) -> list[list[int]]:
     """The tokens of all prompts by the worker's own runner."""
     from pdcluster_worker.config.engine import EngineConfig
-    from pdcluster_worker.config.model import ModelConfig
+    from pdcluster_worker.config.worker import ModelConfig
     from pdcluster_worker.model.runner_loader import open_runner
 
     engine = EngineConfig(

@@ -14,8 +14,8 @@ from pdcluster_schema.vllm_engine import (
     PDCLUSTER_ONLY,
     VLLM_ONLY,
 )
+from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.vllm import OURS_ALONE as WORKER_OURS_ALONE
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 from tests.schema.object_cases import vllm as stock
 

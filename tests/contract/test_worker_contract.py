@@ -33,11 +33,11 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.vllm_engine import VLLM_ONLY
 from pdcluster_worker import errors
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     EtcdTLSConfig,
+    ModelConfig,
     WorkerConfig,
     load_worker_config,
 )

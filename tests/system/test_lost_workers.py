@@ -13,13 +13,14 @@ import httpx
 import msgspec
 import pytest
 
-from pdcluster_worker.messages.generate import (
+from pdcluster_worker.messages.peers import (
     CallEnd,
     CallFailure,
+    PrefillCall,
     SubmitCall,
     decode_replies,
+    encode,
 )
-from pdcluster_worker.messages.peers import PrefillCall, encode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 from pdcluster_worker.peers.calls import CHANNEL_OPTIONS, WorkerStub
 from tests.reference import Reference

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer as Encoder
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import (
     Abort,

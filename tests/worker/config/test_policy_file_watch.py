@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker.config import policy_file
-from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config import policy
+from pdcluster_worker.config.policy import PolicyFile
 
 
 def test_policy_that_is_newer_is_warned_of_once_for_each_content(
@@ -29,7 +29,7 @@ def test_policy_that_is_newer_is_warned_of_once_for_each_content(
 async def test_policy_watch_goes_on_after_a_change_that_could_not_be_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(policy_file, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(policy, "CHECK_SECONDS", 0.01)
     path = tmp_path / "policy.yaml"
     path.write_text("")
     taken: asyncio.Queue[int] = asyncio.Queue()

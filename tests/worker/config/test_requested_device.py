@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config import requested_device as module
-from pdcluster_worker.config.requested_device import check_gpu, requested_device
-from pdcluster_worker.config.worker import load_worker_config
+from pdcluster_worker.config import worker as module
+from pdcluster_worker.config.worker import check_gpu, load_worker_config, requested_device
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.processes import worker_start
 from tests.worker.config.engine_files import MINIMUM, write

@@ -24,7 +24,7 @@ def test_worker_config_says_how_the_engine_schedules(tmp_path: Path) -> None:
     )
     config = load_worker_config(write(tmp_path, f"{MINIMUM}engine: {fields}\n"))
 
-    chunks = ChunkSchedule(32, 128, 4, 512)
+    chunks = ChunkSchedule(low=32, high=128, stages=4, max_tokens=512)
     own = SchedulerSettings("sarathi", "fcfs", tbt_slo_seconds=0.05, chunk_schedule=chunks)
     assert config.engine.scheduler_settings == own
 
@@ -38,8 +38,12 @@ def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
         write(tmp_path, f"{MINIMUM}engine: {{maxSequences: 10, speculation: {fields}}}\n")
     ).engine
     assert engine.drafts is not None
-    assert engine.drafts.settings == SpeculationSettings(
-        4, 6, 2, adaptive=False, disable_above_running=8
+    assert engine.drafts == SpeculationSettings(
+        num_tokens=4,
+        prompt_lookup_max=6,
+        prompt_lookup_min=2,
+        adaptive=False,
+        disable_above_running=8,
     )
     assert engine.max_decode_rows == 50
 

@@ -6,11 +6,11 @@ import pytest
 
 from pdcluster_worker.engine.prefill_delayer import (
     PAUSE_SECONDS,
-    DelayerSettings,
     PrefillDelayer,
     RankState,
 )
 from pdcluster_worker.messages import engine as m
+from pdcluster_worker.messages.engine_settings import DelayerSettings
 from tests.worker.engine.played_board import PlayedBoard
 
 PROMPT = tuple(range(1, 10))
@@ -44,7 +44,7 @@ def test_delayed_engine_with_nothing_to_run_sleeps_until_its_next_pass(rig, spec
 
 
 def test_delay_of_an_engine_with_nothing_to_run_ends_by_time_too(engine, spec, board):
-    settings = DelayerSettings(max_delay_passes=10_000, max_delay_seconds=5.0)
+    settings = DelayerSettings(max_delay_passes=10_000, max_delay_milliseconds=5000)
     rig = engine(delayer=PrefillDelayer(settings, board))
     rig.handle(m.Submit(spec("a")))
     rig.clock.advance(4.995)

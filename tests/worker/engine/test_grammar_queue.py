@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as m
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 
 FORM = Constraint("regex", "form")
 

@@ -10,7 +10,6 @@ from pdcluster_worker.engine.prefill_delayer import (
     PAUSE_SECONDS,
     REMEMBERED_BATCHES,
     DelayDecision,
-    DelayerSettings,
     DelayWait,
     OwnBoard,
     PrefillDelayer,
@@ -18,9 +17,10 @@ from pdcluster_worker.engine.prefill_delayer import (
     RankState,
     negotiate,
 )
+from pdcluster_worker.messages.engine_settings import DelayerSettings
 from tests.worker.engine.played_board import PlayedBoard
 
-SETTINGS = DelayerSettings(max_delay_passes=4, max_delay_seconds=5.0)
+SETTINGS = DelayerSettings(max_delay_passes=4, max_delay_milliseconds=5000)
 WATERMARK = DelayerSettings(max_delay_passes=4, token_usage_low_watermark=0.3)
 QUEUE = DelayerSettings(max_delay_passes=4, queue_min_ratio=0.5)
 CAN, CANNOT = RankState(prefillable=True), RankState(prefillable=False)
@@ -173,7 +173,7 @@ def test_delay_ends_after_max_delay_passes_less_one_and_counts_again_s1_s3() -> 
 
 def test_delay_ends_after_max_delay_seconds_s1() -> None:
     delayer = PrefillDelayer(
-        DelayerSettings(max_delay_passes=1000, max_delay_seconds=5.0), PlayedBoard(CANNOT)
+        DelayerSettings(max_delay_passes=1000, max_delay_milliseconds=5000), PlayedBoard(CANNOT)
     )
 
     assert [delayer.begin(pressure(), now) for now in (0.0, 2.0, 4.9, 5.0)] == [
@@ -281,7 +281,8 @@ def loop_of_two_ranks(max_delay_passes: int, passes: int) -> list[int]:
     """
     board = PlayedBoard()
     delayer = PrefillDelayer(
-        DelayerSettings(max_delay_passes=max_delay_passes, max_delay_seconds=1e9), board
+        DelayerSettings(max_delay_passes=max_delay_passes, max_delay_milliseconds=10**12),
+        board,
     )
     admitted = []
     for number in range(passes):

@@ -33,7 +33,10 @@ OWN = [SchedulerSettings(name=name) for name in SCHEDULERS] + [
     SchedulerSettings(long_prefill_token_threshold=3),
     SchedulerSettings(chunked_prefill=False),
     SchedulerSettings(name="sarathi", tbt_slo_seconds=0.02),
-    SchedulerSettings(name="sarathi", chunk_schedule=ChunkSchedule(2, 9, 3, MAX_MODEL_LEN)),
+    SchedulerSettings(
+        name="sarathi",
+        chunk_schedule=ChunkSchedule(low=2, high=9, stages=3, max_tokens=MAX_MODEL_LEN),
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ from pdcluster_worker.engine.speculation.ngram import NgramDrafter
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams
 
-NGRAM = SpeculationSettings(lookup_max=5, lookup_min=3)
+NGRAM = SpeculationSettings(prompt_lookup_max=5, prompt_lookup_min=3)
 
 
 def request(tokens, name="a"):
@@ -45,7 +45,9 @@ def test_run_of_one_token_is_continued_as_far_as_it_is_known():
 
 
 def test_single_tokens_are_matched_where_that_is_asked_for():
-    assert drafts([4, 7, 4], settings=SpeculationSettings(lookup_max=1, lookup_min=1)) == [7, 4]
+    assert drafts(
+        [4, 7, 4], settings=SpeculationSettings(prompt_lookup_max=1, prompt_lookup_min=1)
+    ) == [7, 4]
 
 
 def test_tokens_of_any_vocabulary_are_drafted():

@@ -7,9 +7,13 @@ The runner computes a batch as late as it can, so whatever is taken too early is
 import pytest
 
 from pdcluster_worker.engine.ports import failed_row
-from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
+from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
 from pdcluster_worker.messages import engine as m
-from pdcluster_worker.messages.engine_settings import SCHEDULER_NAMES, SchedulerSettings
+from pdcluster_worker.messages.engine_settings import (
+    SCHEDULER_NAMES,
+    DelayerSettings,
+    SchedulerSettings,
+)
 
 PROMPT = list(range(10))
 

@@ -3,8 +3,7 @@
 import pytest
 
 from pdcluster_worker.engine.request import EngineRequest, Finish, check_stop, ends_by_length
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 
 
 def request(output, max_tokens=10, **sampling):

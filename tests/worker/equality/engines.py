@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.speculation import SpeculationConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import Drafter, Transport
 from pdcluster_worker.engine.request import EngineRequest
@@ -73,7 +72,7 @@ class Model:
             threads=1,
             max_batched_tokens=max(MAX_SEQUENCES, max_batched_tokens),
             max_sequences=MAX_SEQUENCES,
-            speculation=SpeculationConfig(),
+            speculation=SpeculationSettings(),
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
         )

@@ -15,8 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams, Token
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from tests.make_tiny_model import EOS, make_tiny_model
 from tests.system.prompts import Prompts

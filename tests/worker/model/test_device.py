@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pdcluster_worker.config.requested_device import RequestedDevice
+from pdcluster_worker.config.worker import RequestedDevice
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import (

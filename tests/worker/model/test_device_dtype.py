@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.model import runner_loader
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.system import native_dtype

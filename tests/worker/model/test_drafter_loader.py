@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.speculation import SpeculationConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.speculation import ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
@@ -75,7 +74,7 @@ def test_memory_for_blocks_is_divided_by_what_a_token_takes(tmp_path: Path) -> N
         folder(tmp_path / "draft", num_hidden_layers=2),
     )
     assert (token_values(model), token_values(draft)) == (6 * 2 * 32, 2 * 2 * 32)
-    drafts = SpeculationConfig(method="draft", draft_model=str(draft))
+    drafts = SpeculationSettings(method="draft", draft_model=str(draft))
     engine = EngineConfig(
         kv_cache_memory=8000,
         tensor_parallel_size=2,
@@ -92,7 +91,7 @@ def test_memory_for_blocks_is_divided_by_what_a_token_takes(tmp_path: Path) -> N
         division.draft.max_model_len,
     ) == (1, 1, None)
     assert division.draft.speculation is None
-    plain = EngineConfig(speculation=SpeculationConfig())
+    plain = EngineConfig(speculation=SpeculationSettings())
     assert divide(ModelConfig("m", "/nowhere"), plain).draft is None
     (draft / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="does not say the size of its KV cache"):
@@ -106,7 +105,7 @@ def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) ->
     path = make_tiny_model("llama", tmp_path / "llama")
     if not (path / "tokenizer.json").exists():
         (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": TOKENS}}))
-    drafts = SpeculationConfig(method="draft", draft_model=str(path), adaptive=False)
+    drafts = SpeculationSettings(method="draft", draft_model=str(path), adaptive=False)
     engine = EngineConfig(num_blocks=64, threads=1, max_sequences=8, speculation=drafts)
     model = ModelConfig("tiny", str(path), "float32")
     division = divide(model, engine)
@@ -117,7 +116,7 @@ def test_drafts_of_a_model_are_right_and_the_answers_the_same(tmp_path: Path) ->
     answers = []
     for own in (None, drafter):
         settings = EngineSettings(
-            16, 64, 256, 8, info.max_model_len, speculation=None if own is None else drafts.settings
+            16, 64, 256, 8, info.max_model_len, speculation=None if own is None else drafts
         )
         core = EngineCore(
             settings,
@@ -153,7 +152,7 @@ def test_draft_model_is_opened_for_the_short_length_of_its_engine(tmp_path: Path
     path = make_tiny_model("llama", tmp_path / "llama")
     if not (path / "tokenizer.json").exists():
         (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": TOKENS}}))
-    drafts = SpeculationConfig(method="draft", draft_model=str(path))
+    drafts = SpeculationSettings(method="draft", draft_model=str(path))
     engine = EngineConfig(num_blocks=4, max_model_len=48, threads=1, speculation=drafts)
     model = ModelConfig("tiny", str(path), "float32")
     opened = open_draft_runner(model, divide(model, engine), "cpu")
@@ -168,6 +167,5 @@ def test_ngram_is_the_drafter_without_a_model_and_nothing_when_off() -> None:
     assert info is None
     assert make_drafter(EngineConfig(), None, None) is None
     assert isinstance(
-        make_drafter(EngineConfig(speculation=SpeculationConfig()), None, None), NgramDrafter
+        make_drafter(EngineConfig(speculation=SpeculationSettings()), None, None), NgramDrafter
     )
-    assert SpeculationSettings() == SpeculationConfig().settings

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.speculation import SpeculationConfig
 from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import block_num_bytes, blocks_that_fit
 from pdcluster_worker.model.kv_length import fit_length
@@ -16,7 +16,7 @@ from pdcluster_worker.model.loading.loader import ModelInfo
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=16, num_layers=2, block_size=16, dtype="float32")
 BLOCK_BYTES = block_num_bytes(GEOMETRY)
-DRAFTED = SpeculationConfig(method="draft", draft_model="/draft")
+DRAFTED = SpeculationSettings(method="draft", draft_model="/draft")
 
 
 def fitted(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.model.ops.step_limits import StepLimits

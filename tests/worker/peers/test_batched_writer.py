@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.msgpack import decode
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.generate import CancelCall, decode_requests
+from pdcluster_worker.messages.peers import CancelCall, decode_requests
 from pdcluster_worker.peers.batched_writer import FRAME_BYTES, FULL, MAX_ITEM_BYTES, BatchedWriter
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import (
@@ -25,6 +24,7 @@ from pdcluster_worker.messages.peers import (
     encode,
 )
 from pdcluster_worker.messages.requests import (
+    Constraint,
     PromptLogprob,
     RequestSpec,
     SamplingParams,

@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import (
+from pdcluster_worker.messages.peers import (
     CallEnd,
     CallOutput,
     CancelCall,
+    Generated,
     SubmitCall,
     decode_replies,
+    encode,
 )
-from pdcluster_worker.messages.peers import Generated, encode
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers.batched_writer import MAX_ITEM_BYTES
 from pdcluster_worker.peers.calls import MAX_MESSAGE_BYTES, WorkerStub, open_channel

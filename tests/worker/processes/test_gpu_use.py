@@ -2,8 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.vllm import VllmConfig
+from pdcluster_worker.config.engine import EngineConfig, VllmConfig
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.processes import server_process
 from pdcluster_worker.processes.server_process import gpu_use

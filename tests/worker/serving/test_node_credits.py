@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.routing import PrefillQueueSpec
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     Identity,
     ListenConfig,
+    ModelConfig,
     TLSConfig,
     WorkerConfig,
 )

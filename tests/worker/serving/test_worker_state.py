@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import Abort, AskSnapshot, BlockEvents
 from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
 from pdcluster_worker.structured_output.matcher import Matcher
 from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget

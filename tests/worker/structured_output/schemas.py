@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.matcher import Matcher
 from tests.worker.structured_output.conftest import END
 

@@ -14,8 +14,7 @@ from tokenizers import AddedToken, decoders, models
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.structured_output import compiler, grammar_cache
 from pdcluster_worker.structured_output.compiler import BYTES_PER_CHARACTER
 from pdcluster_worker.structured_output.errors import FormError

@@ -5,8 +5,7 @@ row alone.
 import pytest
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.structured_output import matcher as matcher_module
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.structured_output.masks import MaskMaker

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.structured_output import compiler
 from pdcluster_worker.structured_output import matcher as matcher_module
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from pdcluster_worker.messages import engine as messages
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import TransferTarget
+from pdcluster_worker.messages.requests import Constraint, TransferTarget
 from pdcluster_worker.vllm_engine import fetches, http
 from pdcluster_worker.vllm_engine.http import HttpExchange, VllmClient
 from pdcluster_worker.vllm_engine.reports import Reports

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from pdcluster_worker.vllm_engine import generate_api
 
 

@@ -352,7 +352,7 @@ def test_an_engine_with_our_decoder_imports_nothing_of_transformers(tiny_folder)
     program = f"""
 import sys
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.model.runner_loader import open_runner
 model = ModelConfig(name="m", path={str(tiny_folder("llama"))!r}, dtype="float32")
 runner, _, _ = open_runner(model, EngineConfig(num_blocks=8, threads=1))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import ModelError

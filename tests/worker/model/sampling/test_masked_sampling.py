@@ -10,8 +10,7 @@ import torch
 
 from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.model.ops.cpu import row_ops_of
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler

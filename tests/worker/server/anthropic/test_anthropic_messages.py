@@ -12,7 +12,7 @@ import pytest
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
+from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.text.chat_template import ChatTemplate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
+from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.server.generation.answer_format import Reasoning, answer_constraint
 from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
 from pdcluster_worker.server.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 WRITTEN = json.dumps(SCHEMA, separators=(",", ":"))

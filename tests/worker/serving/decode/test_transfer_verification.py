@@ -22,9 +22,8 @@ from pdcluster_worker.messages.engine import (
     Submit,
     Tokens,
 )
-from pdcluster_worker.messages.peers import WorkerLoad
+from pdcluster_worker.messages.peers import VerificationResult, WorkerLoad
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.messages.verification import VerificationResult
 from pdcluster_worker.serving.decode import verification
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.verification import TransferVerification

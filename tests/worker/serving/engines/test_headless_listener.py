@@ -12,8 +12,13 @@ import pytest
 
 from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.worker import DiscoveryConfig, ListenConfig, TLSConfig, WorkerConfig
+from pdcluster_worker.config.worker import (
+    DiscoveryConfig,
+    ListenConfig,
+    ModelConfig,
+    TLSConfig,
+    WorkerConfig,
+)
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.headless.protocol import (
     HELLO_BYTES,

@@ -12,10 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.vllm import VllmConfig
-from pdcluster_worker.config.worker import DiscoveryConfig, Role, TLSConfig, WorkerConfig
+from pdcluster_worker.config.engine import EngineConfig, VllmConfig
+from pdcluster_worker.config.worker import (
+    DiscoveryConfig,
+    ModelConfig,
+    Role,
+    TLSConfig,
+    WorkerConfig,
+)
 from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.facts import DeviceFacts

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_schema.routing import MovingSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import Constraint
 from pdcluster_worker.messages.engine import (
     Abort,
     EngineInput,
@@ -22,7 +21,7 @@ from pdcluster_worker.messages.engine import (
     Submit,
 )
 from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, WorkerLoad
-from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.messages.requests import Constraint, RequestSpec
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler

@@ -10,8 +10,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from pdcluster_worker.config.section import Section
 from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.engine_settings import Section
 
 SectionT = TypeVar("SectionT", bound=Section)
 

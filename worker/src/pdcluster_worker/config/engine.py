@@ -1,52 +1,56 @@
 """Engine settings: sizes, scheduler, and what is refused before a model is loaded."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
 from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
-from pdcluster_worker.config.section import Natural, Positive, Section, Share
-from pdcluster_worker.config.speculation import SpeculationConfig
-from pdcluster_worker.config.vllm import VllmConfig, pdcluster_only_fields
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
+    DelayerSettings,
+    Natural,
+    Positive,
     SchedulerName,
     SchedulerSettings,
     SchedulingPolicy,
+    Section,
+    Share,
+    SpeculationSettings,
     wrong_fields,
     wrong_sizes,
 )
 
+OwnPort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+# fmt: off
+OURS_ALONE = (
+    "device", "kv_cache_memory", "device_memory_share", "num_blocks", "threads",
+    "data_parallel_size", "transport", "transfer_bandwidth", "verify_transfers",
+    "fence_timeout_seconds", "admission_watermark", "batch_invariant", "scheduler",
+    "scheduling_policy", "long_prefill_token_threshold", "chunked_prefill",
+    "tbt_slo_milliseconds", "chunk_schedule", "prefill_delayer", "speculation",
+)
+"""Fields of `engine` that vLLM does not read."""
+# fmt: on
+
+
+class VllmConfig(Section, frozen=True):
+    port: OwnPort = 8100
+    kv_events_port: OwnPort = 8101  # where this worker listens
+    side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
+    command: tuple[str, ...] = ()  # empty = another container runs it
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
+    """Names, as in the file, of given fields that vLLM does not read."""
+    for field in msgspec.structs.fields(engine):
+        if field.name in OURS_ALONE and getattr(engine, field.name) != field.default:
+            yield field.encode_name
+
+
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
-
-# each thread has a stack and waits at every barrier
-Threads = Annotated[int, msgspec.Meta(ge=0, le=1024)]
-
-# above the longest context of any model, for schedulers of whole prompts
-StepTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-
-StepSequences = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]  # each has a row of block tables
-
-
-class ChunkScheduleConfig(Section, frozen=True):
-    low: Positive
-    high: Positive
-    stages: Annotated[int, msgspec.Meta(ge=1, le=64)]
-    max_tokens: Positive
-
-    def __post_init__(self) -> None:
-        if self.low > self.high:
-            raise ValueError(f"chunkSchedule: low ({self.low}) must be at most high ({self.high})")
-
-
-class PrefillDelayerConfig(Section, frozen=True):
-    """Holding new prompts back to prefill them together (`engine.prefill_delayer`)."""
-
-    enabled: bool = True
-    max_delay_passes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 30
-    max_delay_milliseconds: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
-    token_usage_low_watermark: Share | None = None  # with less KV usage none waits
-    queue_min_ratio: Share | None = None  # waiting over running requests
 
 
 class EngineConfig(Section, frozen=True):
@@ -54,14 +58,17 @@ class EngineConfig(Section, frozen=True):
     vllm: VllmConfig = VllmConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = by the pool's accelerator
     block_size: Positive = 16
-    max_batched_tokens: StepTokens = 256
-    max_sequences: StepSequences = 64
+    # up to more than the longest context of any model, for schedulers of whole prompts
+    max_batched_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 256
+    # each has a row of block tables
+    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 64
     max_model_len: Positive | None = None  # None = what the model and the KV cache allow
     prefix_caching: bool = True
     kv_cache_memory: Positive = 1 << 30  # ignored with num_blocks
     device_memory_share: Share | None = None  # for weights, KV blocks and steps of a GPU
     num_blocks: Positive | None = None
-    threads: Threads = 0  # 0 = from the cgroup limit
+    # 0 = from the cgroup limit; each has a stack and waits at every barrier
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_ENGINES)] = 1
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     transfer_bandwidth: Natural = 0  # bytes per second; 0 = no limit
@@ -73,13 +80,13 @@ class EngineConfig(Section, frozen=True):
     long_prefill_token_threshold: Natural = 0
     chunked_prefill: bool = True
     tbt_slo_milliseconds: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
-    chunk_schedule: ChunkScheduleConfig | None = None
+    chunk_schedule: ChunkSchedule | None = None
     # share of KV blocks left free
     admission_watermark: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     tensor_parallel_size: Ranks = 1
     pipeline_parallel_size: Ranks = 1
-    prefill_delayer: PrefillDelayerConfig | None = None  # prefill and mixed workers only
-    speculation: SpeculationConfig | None = None  # decode and mixed workers only
+    prefill_delayer: DelayerSettings | None = None  # prefill and mixed workers only
+    speculation: SpeculationSettings | None = None  # decode and mixed workers only
 
     def __post_init__(self) -> None:
         if self.type == "vllm" and (given := list(pdcluster_only_fields(self))):
@@ -109,7 +116,7 @@ class EngineConfig(Section, frozen=True):
             raise ValueError(wrong)
 
     @property
-    def drafts(self) -> SpeculationConfig | None:
+    def drafts(self) -> SpeculationSettings | None:
         """None = no speculative decoding."""
         own = self.speculation
         return None if own is None or own.method == "Off" else own
@@ -129,14 +136,12 @@ class EngineConfig(Section, frozen=True):
 
     @property
     def scheduler_settings(self) -> SchedulerSettings:
-        milliseconds, chunks = self.tbt_slo_milliseconds, self.chunk_schedule
+        milliseconds = self.tbt_slo_milliseconds
         return SchedulerSettings(
             name=self.scheduler,
             policy=self.scheduling_policy,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             chunked_prefill=self.chunked_prefill,
             tbt_slo_seconds=None if milliseconds is None else milliseconds / 1000.0,
-            chunk_schedule=None
-            if chunks is None
-            else ChunkSchedule(**msgspec.structs.asdict(chunks)),
+            chunk_schedule=self.chunk_schedule,
         )

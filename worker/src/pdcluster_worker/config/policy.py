@@ -1,9 +1,8 @@
-"""The policy file, which may change while a worker runs.
+"""The policy file on disk: hot-reloaded; a bad one is refused and the last good one kept."""
 
-An operator that is newer than a revision's image may render fields that are unknown here.
-"""
-
+import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from pdcluster_schema.errors import InvalidObjectError
@@ -14,9 +13,11 @@ from pdcluster_worker.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+CHECK_SECONDS = 1.0  # compared by content: a mounted ConfigMap swaps links
+
 
 def load_policy(path: Path) -> PolicyConfig:
-    """Raises ConfigError; unknown fields are logged."""
+    """Unknown fields, of a newer operator, are logged.  Raises ConfigError."""
     document = document_of(path)
     check_numbers(path, document)
     try:
@@ -30,3 +31,46 @@ def load_policy(path: Path) -> PolicyConfig:
             ",".join(unknown),
         )
     return policy
+
+
+class PolicyFile:
+    """Without a path `current` stays the default.  Raises ConfigError if the first read fails."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.current = PolicyConfig() if path is None else load_policy(path)
+        self._path = path
+        self._read = _content(path)
+
+    async def watch(self, on_change: Callable[[PolicyConfig], None]) -> None:
+        """Runs until cancelled; errors of `on_change` are logged."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if self.reload():
+                try:
+                    on_change(self.current)
+                except Exception:
+                    logger.exception("a policy change was applied only in part path=%s", self._path)
+
+    def reload(self) -> bool:
+        """Return whether another policy is in force now."""
+        content = _content(self._path)
+        if self._path is None or content == self._read:
+            return False
+        self._read = content
+        try:
+            policy = load_policy(self._path)
+        except ConfigError as e:
+            logger.error("refused a policy change, the last good one stays reason=%s", e)
+            return False
+        changed = policy != self.current
+        self.current = policy
+        if changed:
+            logger.info("policy reloaded path=%s", self._path)
+        return changed
+
+
+def _content(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None

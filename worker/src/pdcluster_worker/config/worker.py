@@ -1,7 +1,8 @@
 """The engine file, immutable for a revision, and the worker's identity."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,10 +11,29 @@ import msgspec
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
-from pdcluster_worker.config.section import Port, Positive, Section
-from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.errors import ConfigError, DeviceError
+from pdcluster_worker.messages.engine_settings import Positive, Section
+from pdcluster_worker.system.nvidia import count_gpus
 
+MAX_TEMPLATE = 65_536  # characters
+
+ToolParserName = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen", "qwen3_coder"
+]
+ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3"]
+
+
+class ModelConfig(Section, frozen=True):
+    name: str
+    path: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto = one for the revision
+    # Jinja, or a name of `default_templates`
+    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
+    tool_parser: ToolParserName = "auto"  # auto = by the chat template
+    reasoning_parser: ReasoningParserName = "auto"
+
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Role = Literal["prefill", "decode", "mixed", "router"]
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
@@ -144,3 +164,41 @@ def _without_retired(document: Any) -> Any:
             name: value for name, value in engine.items() if _RETIRED["engine"].get(name) != value
         }
     return kept
+
+
+Kind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedDevice:
+    """gpu: the pool's type of accelerator."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    gpu: str
+    pool: str
+
+    @property
+    def kind(self) -> Kind:
+        """`auto` is cuda where the pool has an accelerator, else cpu."""
+        if self.device == "auto":
+            return "cpu" if self.gpu == NO_ACCELERATOR else "cuda"
+        return self.device
+
+    def __str__(self) -> str:
+        how = f"engine.device: {self.device} with gpu: {self.gpu}"
+        return f"pool {self.pool} asks for {self.kind} ({how})"
+
+
+def requested_device(config: WorkerConfig) -> RequestedDevice:
+    return RequestedDevice(config.engine.device, config.gpu, config.pool)
+
+
+def check_gpu(requested: RequestedDevice, count: Callable[[], int] | None = None) -> None:
+    """Raise DeviceError where cuda is requested and the driver shows no GPU."""
+    if requested.kind == "cuda" and (count or count_gpus)() == 0:
+        fix = (
+            "check the node's driver and device plugin, and that the pod requests an accelerator, "
+            "use a pool with gpu: cpu, or set engine.device: cpu, which leaves the accelerators "
+            "idle"
+        )
+        raise DeviceError(f"{requested}, but no CUDA device is visible: {fix}")

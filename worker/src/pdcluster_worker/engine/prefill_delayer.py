@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.scheduler.base import Scheduler
+from pdcluster_worker.messages.engine_settings import DelayerSettings
 
 Status = Literal["none", "mixed", "all"]
 """Number of engines that could prefill now."""
@@ -18,19 +19,6 @@ REMEMBERED_BATCHES = 16
 
 PAUSE_SECONDS = 0.02
 """Pause of a delayed engine with nothing to run, until its next pass; about a short step."""
-
-
-@dataclass(frozen=True, slots=True)
-class DelayerSettings:
-    """Bounds of the delay."""
-
-    max_delay_passes: int = 30  # passes of this engine that a prompt may be held back, less one
-    max_delay_seconds: float = 5.0
-    # Below that share of used KV blocks prompts are let in; None = off.
-    token_usage_low_watermark: float | None = None
-    # With all able to prefill, prompts wait until so many do, as a share of those that run; None =
-    # off.
-    queue_min_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,27 @@
-"""The engine's own sizes: what the pure core needs to know, and nothing of files or devices."""
+"""The engine's settings: what the pure core needs to know, and nothing of files or devices.
+
+A `Section` is a part of the engine file too, and read from it.
+"""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+
+class Section(
+    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
+):
+    pass
+
 
 SchedulerName = Literal[
-    "continuous",
-    "sarathi",
-    "prefill-first",
-    "orca",
-    "request-level",
-    "simple-chunking",
+    "continuous", "sarathi", "prefill-first", "orca", "request-level", "simple-chunking"
 ]
-"""The schedulers of `engine.scheduler`."""
-
 SCHEDULER_NAMES: tuple[SchedulerName, ...] = get_args(SchedulerName)
 
 WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "request-level")
@@ -26,19 +35,17 @@ BLOCKS_PER_KEPT = 100
 SchedulingPolicy = Literal["fcfs", "priority", "preemptive"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSchedule:
-    """Chunk sizes over a prompt: large at its start, small where its context is long.
+class ChunkSchedule(Section, frozen=True):
+    """Chunk sizes over a prompt: large at its start, small where its context is long."""
 
-    low, high:  tokens of the last stage's chunks and of the first one's.
-    stages:     how many sizes from high to low, in equal steps.
-    max_tokens: of the longest prompt, which the stages divide evenly.
-    """
+    low: Positive  # tokens of the last stage's chunks
+    high: Positive  # and of the first one's
+    stages: Annotated[int, msgspec.Meta(ge=1, le=64)]  # sizes from high to low, in equal steps
+    max_tokens: Positive  # of the longest prompt, which the stages divide evenly
 
-    low: int
-    high: int
-    stages: int
-    max_tokens: int
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"chunkSchedule: low ({self.low}) must be at most high ({self.high})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +75,51 @@ class SchedulerSettings:
         return not self.chunked_prefill or self.name in WHOLE_PROMPT_SCHEDULERS
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationSettings:
-    """Settings of drafting tokens, to be verified by the next step.
+MOST_DRAFTS = 16  # of one request; each is a row of the step
 
-    num_tokens:            most drafts of one request in a step.
-    lookup_max, lookup_min: most and fewest last tokens that an n-gram match is looked for with.
-    adaptive:              a request is not drafted while its drafts are measured not to pay.
-    disable_above_running: with more running requests nothing is drafted; None = no such bound.
-    """
 
-    num_tokens: int = 3
-    lookup_max: int = 5
-    lookup_min: int = 3
-    adaptive: bool = True
-    disable_above_running: int | None = None
+class SpeculationSettings(Section, frozen=True):
+    """Drafting tokens, to be verified by the next step."""
+
+    method: Literal["Off", "ngram", "draft"] = "ngram"  # ngram = the request's own tokens
+    draft_model: str | None = None  # folder of a model with the same tokens
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)] = 3  # drafts of one request
+    prompt_lookup_max: Positive = 5  # suffix to match
+    prompt_lookup_min: Positive = 3
+    adaptive: bool = True  # skip requests whose drafts do not pay
+    disable_above_running: Positive | None = None  # with more running requests; None = no bound
+
+    def __post_init__(self) -> None:
+        if self.method == "draft" and not self.draft_model:
+            raise ValueError(
+                "speculation.method: draft needs speculation.draftModel: give the folder of a "
+                "smaller model"
+            )
+        if self.method == "ngram" and self.draft_model is not None:
+            raise ValueError(
+                "speculation.draftModel is for method draft, not ngram: leave it out, or set "
+                "method: draft"
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"speculation.promptLookupMin ({self.prompt_lookup_min}) must be at most "
+                f"promptLookupMax ({self.prompt_lookup_max}): "
+                "lower the one or raise the other"
+            )
+
+
+class DelayerSettings(Section, frozen=True):
+    """Holding new prompts back to prefill them together (`engine.prefill_delayer`)."""
+
+    enabled: bool = True
+    max_delay_passes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 30  # of this engine, less one
+    max_delay_milliseconds: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 5000
+    token_usage_low_watermark: Share | None = None  # with less KV usage none waits
+    queue_min_ratio: Share | None = None  # waiting over running requests, once all can prefill
+
+    @property
+    def max_delay_seconds(self) -> float:
+        return self.max_delay_milliseconds / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,3 +191,90 @@ decode_credit_call = msgspec.msgpack.Decoder(OpenCredits | ClaimCredit | Release
 decode_credit_reply = msgspec.msgpack.Decoder(CreditReply).decode
 decode_watch = msgspec.msgpack.Decoder(WatchCall).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+class SubmitCall(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """spec: a RequestSpec, decoded apart: a wrong one ends its own call alone.  context: trace
+    headers.
+    """
+
+    call: int
+    engine_id: str  # that it is meant for; another one refuses
+    prefill: str
+    spec: msgspec.Raw
+    context: dict[str, str] = {}
+
+
+class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    call: int
+
+
+class CallFailure(msgspec.Struct, frozen=True, array_like=True):
+    """status: of a RequestError, whose other fields follow; None = the worker's own failure."""
+
+    message: str
+    status: int | None = None
+    code: str | None = None
+    param: str | None = None
+    retry_after_seconds: int | None = None
+
+
+class CallOutput(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """The next token of a call.  The seconds of its notes count from the arrival of the call."""
+
+    call: int
+    generated: Generated
+
+
+class CallEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """End of a call without a last token: a failure, or None for an answer that breaks off."""
+
+    call: int
+    failure: CallFailure | None = None
+
+
+decode_spec = msgspec.msgpack.Decoder(RequestSpec).decode
+decode_requests = msgspec.msgpack.Decoder(list[SubmitCall | CancelCall]).decode
+decode_replies = msgspec.msgpack.Decoder(list[CallOutput | CallEnd]).decode
+
+
+Outcome = Literal["verified", "failed", "postponed"]
+"""postponed: nothing was sent, since the workers have other work or are about to go."""
+
+Fault = Literal[
+    "pair_refused", "not_connected", "transfer_failed", "damaged", "not_used", "tokens_differ"
+]
+"""Fault of a verification that failed.
+
+pair_refused:    a worker of the prefill pool and this one do not match.
+not_connected:   no worker of the prefill pool can be reached from here.
+transfer_failed: the prefill or the transfer ended with an error, or took too long.
+damaged:         the checksums of the blocks differ.
+not_used:        the engine here took none of the KV, and computed the prompt again.
+tokens_differ:   the tokens are others than those of a local prefill.
+"""
+
+
+class VerificationResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One verification, by a decode worker.
+
+    fault, message:       of one that failed; message alone of one that is postponed.
+    decode, prefill:      its pods.
+    transport:            that moved the KV.
+    num_prompt_tokens:    of the prompt whose KV moved; num_tokens: tokens that were compared.
+    num_bytes:            that arrived; 0 = the engine does not know.
+    bytes_per_second:     0 = not measured.
+    has_checksum:         both engines have summed up the blocks, and agree.
+    """
+
+    outcome: Outcome
+    decode: str
+    prefill: str = ""
+    fault: Fault | None = None
+    message: str = ""
+    transport: str = ""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+    bytes_per_second: int = 0
+    has_checksum: bool = False

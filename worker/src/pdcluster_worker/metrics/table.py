@@ -10,11 +10,10 @@ from typing import get_args
 from prometheus_client import CollectorRegistry
 
 from pdcluster_schema.qos import Tier
-from pdcluster_worker.config.speculation import MOST_DRAFTS
-from pdcluster_worker.messages.constraint import ConstraintKind
 from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES
+from pdcluster_worker.messages.engine_settings import MOST_DRAFTS
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.messages.requests import FinishReason
+from pdcluster_worker.messages.requests import ConstraintKind, FinishReason
 from pdcluster_worker.metrics.collectors import GpuCollector
 from pdcluster_worker.metrics.declaring import (
     counter,

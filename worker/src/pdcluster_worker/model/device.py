@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pdcluster_worker.config.requested_device import RequestedDevice, requested_device
-from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.config.worker import RequestedDevice, WorkerConfig, requested_device
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
 

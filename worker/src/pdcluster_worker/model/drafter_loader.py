@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import Drafter
 from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
@@ -93,7 +93,7 @@ def make_drafter(
     if engine.drafts is None:
         return None
     if opened is None:
-        return NgramDrafter(engine.drafts.settings)
+        return NgramDrafter(engine.drafts)
     runner, num_blocks = opened
     own = runner.info
     sizes = DraftSizes(

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache

@@ -11,7 +11,6 @@ import msgspec
 
 from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.text import shortened
-from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
     Fact,
@@ -27,6 +26,7 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import (
     EPOCH_BYTES,
+    MAX_CONSTRAINT_CHARACTERS,
     SALT_BYTES,
     RequestSpec,
     SamplingParams,

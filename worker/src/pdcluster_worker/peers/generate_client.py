@@ -15,14 +15,16 @@ import msgspec
 from msgspec.structs import replace
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import (
+from pdcluster_worker.messages.peers import (
     CallEnd,
     CallOutput,
     CancelCall,
+    Generated,
+    PrefillMode,
     SubmitCall,
     decode_replies,
+    encode,
 )
-from pdcluster_worker.messages.peers import Generated, PrefillMode, encode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
 from pdcluster_worker.peers.calls import Replies, WorkerStub, open_channel

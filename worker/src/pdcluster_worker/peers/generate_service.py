@@ -12,15 +12,16 @@ from typing import Protocol, get_args
 import msgspec
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.generate import (
+from pdcluster_worker.messages.peers import (
     CallEnd,
     CallOutput,
     CancelCall,
+    Generated,
+    PrefillMode,
     SubmitCall,
     decode_requests,
     decode_spec,
 )
-from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
 from pdcluster_worker.peers.checks import checked_request

@@ -13,7 +13,7 @@ import msgspec
 
 from pdcluster_schema.text import shortened
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.generate import CallFailure
+from pdcluster_worker.messages.peers import CallFailure
 
 logger = logging.getLogger(__name__)
 

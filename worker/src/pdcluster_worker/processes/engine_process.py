@@ -15,11 +15,10 @@ import msgspec
 import zmq
 
 from pdcluster_worker.config.data_parallel import EngineRank, share_of
-from pdcluster_worker.config.engine import PrefillDelayerConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import EngineBrokenError, KVMemory
-from pdcluster_worker.engine.prefill_delayer import DelayerSettings, OwnBoard, PrefillDelayer
+from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.headless.head_client import HeadClient
 from pdcluster_worker.headless.protocol import VERSION, HeadConnectionError, HeadHello
@@ -37,7 +36,7 @@ from pdcluster_worker.messages.engine import (
     Pong,
     Stop,
 )
-from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
@@ -312,20 +311,14 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
         scheduler=engine.scheduler_settings,
         admission_watermark=engine.admission_watermark,
         window=info.window,
-        speculation=None if engine.drafts is None else engine.drafts.settings,
+        speculation=engine.drafts,
     )
 
 
-def _delayer(config: PrefillDelayerConfig | None, place: EngineRank) -> PrefillDelayer | None:
-    if config is None or not config.enabled:
+def _delayer(settings: DelayerSettings | None, place: EngineRank) -> PrefillDelayer | None:
+    if settings is None or not settings.enabled:
         return None
     board = OwnBoard() if place.board is None else DpBoard(place.board, place.rank, time.monotonic)
-    settings = DelayerSettings(
-        max_delay_passes=config.max_delay_passes,
-        max_delay_seconds=config.max_delay_milliseconds / 1000,
-        token_usage_low_watermark=config.token_usage_low_watermark,
-        queue_min_ratio=config.queue_min_ratio,
-    )
     return PrefillDelayer(settings, board)
 
 

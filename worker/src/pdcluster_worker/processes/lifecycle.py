@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker.config.policy_file import PolicyFile
+from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.server.http.api_keys import ApiKeys

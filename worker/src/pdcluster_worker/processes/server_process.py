@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.requested_device import requested_device
-from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.config.worker import Identity, WorkerConfig, requested_device
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics

@@ -8,8 +8,13 @@ import uvloop
 
 from pdcluster_schema.addresses import join_address
 from pdcluster_worker.config.data_parallel import has_board, thread_share
-from pdcluster_worker.config.requested_device import check_gpu, requested_device
-from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.config.worker import (
+    Identity,
+    WorkerConfig,
+    check_gpu,
+    load_worker_config,
+    requested_device,
+)
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.processes.dp_board import create_board
 from pdcluster_worker.serving.engines.child import EngineChild

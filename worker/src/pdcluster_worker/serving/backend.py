@@ -6,9 +6,8 @@ from contextlib import aclosing
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.messages.peers import Generated, PrefillMode
+from pdcluster_worker.messages.peers import Generated, PrefillMode, VerificationResult
 from pdcluster_worker.messages.requests import RequestSpec
-from pdcluster_worker.messages.verification import VerificationResult
 from pdcluster_worker.routing.admission import full
 from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import retry_after

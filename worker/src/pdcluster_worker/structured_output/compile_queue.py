@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.compiler import CompiledForm
 
 NICENESS = 10

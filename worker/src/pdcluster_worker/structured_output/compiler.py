@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.ebnf import lark_of
 from pdcluster_worker.structured_output.errors import FormError, Pointer, SchemaError
 from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, literal, pattern, schema_rule

@@ -15,7 +15,7 @@ from pathlib import Path
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
+from pdcluster_worker.messages.requests import CONSTRAINT_PARAM, Constraint
 from pdcluster_worker.structured_output.compile_queue import CompileQueue, Entry
 from pdcluster_worker.structured_output.compiler import CompiledForm, ConstraintCompiler
 from pdcluster_worker.structured_output.errors import FormError

@@ -4,8 +4,12 @@ from typing import Any
 
 import msgspec
 
-from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM, Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import (
+    CONSTRAINT_PARAM,
+    Constraint,
+    RequestSpec,
+    SamplingParams,
+)
 
 PATH = "/inference/v1/generate"
 

@@ -15,7 +15,7 @@ class NgramDrafter:
     """Keeps the tokens of each request as a string, which is searched at memory's speed."""
 
     def __init__(self, settings: SpeculationSettings) -> None:
-        self._most, self._least = settings.lookup_max, settings.lookup_min
+        self._most, self._least = settings.prompt_lookup_max, settings.prompt_lookup_min
         self._texts: dict[str, str] = {}
 
     def may_follow(self, request: EngineRequest) -> bool:

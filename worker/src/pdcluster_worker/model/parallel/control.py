@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 
 DONE: Final = b"+"
 FAILED: Final = b"!"

@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.config.model import ModelConfig
+from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.ops.step_limits import StepLimits

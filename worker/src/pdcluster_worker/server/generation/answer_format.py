@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint
+from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.server.generation.tool_choice import ToolUse
 from pdcluster_worker.server.text.reasoning import CLOSE, OPEN, Start
 from pdcluster_worker.server.tools.calls import Schema, Tool

@@ -7,7 +7,7 @@ import string
 import uuid
 from dataclasses import dataclass
 
-from pdcluster_worker.config.model import ModelConfig, ReasoningParserName, ToolParserName
+from pdcluster_worker.config.worker import ModelConfig, ReasoningParserName, ToolParserName
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.answer_format import Reasoning
 from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning

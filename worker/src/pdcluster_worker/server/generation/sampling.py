@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import ContextLengthError, RequestError
-from pdcluster_worker.messages.constraint import Constraint
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 
 _SEEDS = 2**63

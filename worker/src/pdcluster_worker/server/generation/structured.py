@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import (
+from pdcluster_worker.messages.requests import (
     CONSTRAINT_PARAM,
     MAX_CONSTRAINT_CHARACTERS,
     Constraint,

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.verification import VerificationResult
+from pdcluster_worker.messages.peers import VerificationResult
 from pdcluster_worker.server.errors.handlers import response_for
 from pdcluster_worker.server.errors.validation import from_validation
 from pdcluster_worker.server.http.authorization import presented_key

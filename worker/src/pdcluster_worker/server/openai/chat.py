@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.constraint import Constraint
+from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.server.generation.answer_format import answer_constraint, holds_calls
 from pdcluster_worker.server.generation.chat_answer import (
     AnswerRules,

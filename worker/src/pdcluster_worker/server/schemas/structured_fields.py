@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pdcluster_worker.messages.constraint import MAX_CONSTRAINT_CHARACTERS
+from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS
 from pdcluster_worker.server.schemas.fields import Body, Text
 
 MAX_CHOICES = 1000

@@ -6,7 +6,7 @@ leave it out, for reasoning.
 from dataclasses import dataclass
 from typing import Literal
 
-from pdcluster_worker.config.model import ReasoningParserName
+from pdcluster_worker.config.worker import ReasoningParserName
 from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pdcluster_worker.config.model import ToolParserName
+from pdcluster_worker.config.worker import ToolParserName
 from pdcluster_worker.server.text.events import Part
 from pdcluster_worker.server.tools.call_readers import (
     read_hermes,

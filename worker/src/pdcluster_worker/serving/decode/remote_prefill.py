@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import msgspec
 
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.constraint import CONSTRAINT_PARAM
 from pdcluster_worker.messages.engine import (
     Fetch,
     FetchFailed,
@@ -21,7 +20,7 @@ from pdcluster_worker.messages.engine import (
     Submit,
 )
 from pdcluster_worker.messages.peers import Generated
-from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.messages.requests import CONSTRAINT_PARAM, RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.qos.slo import aged
 from pdcluster_worker.serving.decode.broker import CreditBroker

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.peers import Fault, VerificationResult
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.messages.verification import Fault, VerificationResult
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.same_tokens import first_difference, tie_of
 from pdcluster_worker.serving.decode.broker import CreditBroker
