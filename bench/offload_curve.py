@@ -46,9 +46,6 @@ POLICIES: Mapping[str, Routing] = {
     "measured": {"offload": {"policy": "measured"}},
     "sloFeedback": {"offload": {"policy": "sloFeedback"}},
     "score": {"offload": {"policy": "score"}},
-    "islBounding": {"offload": {"policy": "islBounding"}},
-    "prefillLoad": {"offload": {"policy": "prefillLoad", "prefillLoad": {"busyBatches": 2}}},
-    "islOrLoad": {"offload": {"policy": "islOrLoad", "prefillLoad": {"busyBatches": 2}}},
 }
 
 QUEUES: Mapping[str, Routing] = {

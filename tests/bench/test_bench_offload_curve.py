@@ -33,15 +33,7 @@ def test_every_variant_is_a_cluster_that_the_operator_takes(name: str) -> None:
 
 def test_every_policy_and_mode_is_measured() -> None:
     assert set(QUEUES) == {"immediate", "latencyFirst", "throughputFirst"}
-    assert set(POLICIES) == {
-        "rule",
-        "measured",
-        "sloFeedback",
-        "score",
-        "islBounding",
-        "prefillLoad",
-        "islOrLoad",
-    }
+    assert set(POLICIES) == {"rule", "measured", "sloFeedback", "score"}
 
 
 def test_row_has_the_means_of_what_clients_saw() -> None:

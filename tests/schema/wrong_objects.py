@@ -775,10 +775,23 @@ BAD = [
     ),
     InvalidObject(
         at("spec.routing.offload.policy", "random"),
-        "spec.routing.offload.policy: must be 'rule', 'measured', 'score', 'islBounding', "
-        "'prefillLoad', 'islOrLoad' or 'sloFeedback', "
+        "spec.routing.offload.policy: must be 'rule', 'measured', 'score' or 'sloFeedback', "
         "not 'random'",
         "spec.routing.offload.policy",
+    ),
+    *(
+        InvalidObject(
+            at("spec.routing.offload.policy", name),
+            f"spec.routing.offload.policy: {name} was removed; use rule or measured",
+            "spec.routing.offload.policy",
+        )
+        for name in ("islBounding", "prefillLoad", "islOrLoad")
+    ),
+    InvalidObject(
+        at("spec.routing.offload.prefillLoad", {"busyBatches": 2}),
+        "spec.routing.offload.prefillLoad: was removed with the policies that it was for; remove "
+        "it, and set policy to rule or measured",
+        "spec.routing.offload.prefillLoad",
     ),
     InvalidObject(
         at("spec.routing.offload.sloFeedback", {"minThreshold": 9, "maxThreshold": 8}),

@@ -16,13 +16,27 @@ UNKNOWN_FIELD = "extra_forbidden"
 """pydantic's type of that error."""
 
 _SECTION = ("must be a section of fields", "write `field: value` lines below it")
-_MOVED = {
+_REMOVED = {
     "spec.monitoring": (
         "has moved to the operator's chart",
         "remove it, and set monitoring in the values of the chart",
     ),
+    **{
+        f"spec.routing.offload.{name}": (
+            "was removed with the policies that it was for",
+            "remove it, and set policy to rule or measured",
+        )
+        for name in ("islBounding", "prefillLoad")
+    },
+    **{
+        f"spec.routing.offload.policy: {name}": (
+            f"{name} was removed",
+            "use rule or measured",
+        )
+        for name in ("islBounding", "prefillLoad", "islOrLoad")
+    },
 }
-"""Fields of an earlier version, by path: reason and fix."""
+"""Fields (by path) and values (by path and value) of an earlier version: reason and fix."""
 
 _EXPLANATIONS = {
     "int_type": ("must be a whole number", "write it without quotes or a fraction"),
@@ -105,8 +119,10 @@ def _fault(
     if kind == "rule":
         at = context["at"]
         return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
-    if kind == UNKNOWN_FIELD and path in _MOVED:
-        return Fault(path, *_MOVED[path])
+    if kind == UNKNOWN_FIELD and path in _REMOVED:
+        return Fault(path, *_REMOVED[path])
+    if kind == "literal_error" and f"{path}: {found}" in _REMOVED:
+        return Fault(path, *_REMOVED[f"{path}: {found}"])
     if kind == UNKNOWN_FIELD:
         return Fault(
             path, "unknown field", _suggest(str(location[-1]), known_fields(root, location[:-1]))

@@ -23,9 +23,7 @@ SloMilliseconds = Annotated[float, Field(gt=0.0, le=600_000.0)]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-OffloadPolicyName = Literal[
-    "rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"
-]
+OffloadPolicyName = Literal["rule", "measured", "score", "sloFeedback"]
 
 
 class OffloadScoreSpec(SpecSection):
@@ -45,24 +43,6 @@ class OffloadScoreSpec(SpecSection):
     """Threshold of the expected KV transfer."""
     min_score: Weight = 0.5
     """The sum has to be over it."""
-
-
-class IslBoundingSpec(SpecSection):
-    """Bounds of the policies islBounding and islOrLoad; a prompt below both stays."""
-
-    max_tokens: Natural = 2048
-    """Uncached prompt tokens."""
-    max_ratio: Share = 0.7
-    """Uncached tokens as a share of the prompt."""
-
-
-class PrefillLoadSpec(SpecSection):
-    """Bound of the policies prefillLoad and islOrLoad."""
-
-    busy_batches: Batches | None = None
-    """A prefill worker with more work in hand than so many steps of maxBatchedTokens is busy. By
-    default none is ever too busy.
-    """
 
 
 class SloFeedbackSpec(SpecSection):
@@ -100,10 +80,8 @@ class OffloadSpec(SpecSection):
 
     policy: OffloadPolicyName = "rule"
     """rule is described above; measured is the rule, but avoids a side that is measured to be
-    slower to the first token; score adds up weights; islBounding keeps prompts that are short and
-    mostly cached; prefillLoad keeps them while every prefill worker is busy; islOrLoad keeps them
-    for either reason; sloFeedback goes by prefillQueueMax and a length threshold that follows
-    measured times to the first token and between tokens.
+    slower to the first token; score adds up weights; sloFeedback goes by prefillQueueMax and a
+    length threshold that follows measured times to the first token and between tokens.
     """
     prefill_length_threshold: Natural | None = None
     """Uncached prompt tokens. Left out, it is the length from which a prefill lengthens a decode
@@ -125,8 +103,6 @@ class OffloadSpec(SpecSection):
     the policy. By default off.
     """
     score: OffloadScoreSpec = OffloadScoreSpec()
-    isl_bounding: IslBoundingSpec = IslBoundingSpec()
-    prefill_load: PrefillLoadSpec = PrefillLoadSpec()
     slo_feedback: SloFeedbackSpec = SloFeedbackSpec()
 
 

@@ -1,18 +1,13 @@
-"""The offload decision at its edges: [O1] to [O3], [Y1], [Y5] to [Y7], and policies with other
+"""The offload decision at its edges: [O1] to [O3], [Y1], [Y7], and policies with other
 numbers.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from pdcluster_schema.policy import OffloadPolicy
-from pdcluster_schema.routing import (
-    IslBoundingSpec,
-    OffloadPolicyName,
-    OffloadScoreSpec,
-    PrefillLoadSpec,
-)
+from pdcluster_schema.routing import OffloadPolicyName, OffloadScoreSpec
 from pdcluster_worker.routing.offload import (
     OffloadDecision,
     OffloadFacts,
@@ -155,94 +150,20 @@ def test_score_weighs_running_decodes_and_the_transfer_too() -> None:
     ] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "overlap_blocks", "expected"),
-    [
-        pytest.param(1000, 14, False, id="short and mostly cached"),
-        pytest.param(100_000, 1000, True, id="long"),
-        pytest.param(200, 0, True, id="not cached: the share is 1"),
-        pytest.param(2048 + 64 * 100, 100, True, id="exactly 2048 uncached"),
-        pytest.param(2047 + 64 * 100, 100, False, id="one fewer"),
-        pytest.param(0, 0, False, id="no prompt"),
-        pytest.param(640, 3, True, id="a share of exactly .7"),
-        pytest.param(640, 4, False, id="a share below .7"),
-    ],
-)
-def test_isl_bounding_keeps_what_is_short_and_mostly_cached(
-    prompt_tokens: int, overlap_blocks: int, expected: bool
-) -> None:
-    """[Y5], blocks of 64."""
-    assert expected == goes(
-        OffloadPolicy(policy="islBounding"), prompt_tokens, cached_tokens=64 * overlap_blocks
-    )
-
-
-def test_isl_bounding_takes_its_bounds_from_the_policy() -> None:
-    policy = OffloadPolicy(
-        policy="islBounding", isl_bounding=IslBoundingSpec(max_tokens=10, max_ratio=1.0)
-    )
-
-    assert [goes(policy, 20, cached_tokens=cached) for cached in (10, 11)] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("busy_batches", "prefill_batches", "expected"),
-    [
-        pytest.param(None, 1e9, True, id="never busy without a threshold"),
-        pytest.param(2.0, 2.0, True, id="at the threshold"),
-        pytest.param(2.0, 2.1, False, id="over it"),
-        pytest.param(2.0, 0.0, True, id="idle"),
-    ],
-)
-def test_prefill_load_keeps_prompts_while_prefill_is_busy(
-    busy_batches: float | None, prefill_batches: float, expected: bool
-) -> None:
-    """[Y6]: in batches of the least busy prefill worker, whatever the prompt's length."""
-    policy = OffloadPolicy(
-        policy="prefillLoad", prefill_load=PrefillLoadSpec(busy_batches=busy_batches)
-    )
-
-    assert expected == goes(policy, 1, prefill_batches=prefill_batches)
-
-
-@pytest.mark.parametrize(
-    ("cached_tokens", "prefill_batches", "expected"),
-    [(900, 0.0, False), (900, 3.0, False), (0, 3.0, False), (0, 0.0, True)],
-)
-def test_isl_or_load_keeps_for_either_reason(
-    cached_tokens: int, prefill_batches: float, expected: bool
-) -> None:
-    """[Y5] or [Y6]."""
-    policy = OffloadPolicy(policy="islOrLoad", prefill_load=PrefillLoadSpec(busy_batches=2.0))
-
-    assert expected == goes(
-        policy, 1000, cached_tokens=cached_tokens, prefill_batches=prefill_batches
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
-)
+@pytest.mark.parametrize("name", get_args(OffloadPolicyName))
 def test_a_decode_worker_short_of_blocks_keeps_no_prompt(name: OffloadPolicyName) -> None:
     """[Y7]: strictly over the threshold, by every policy; what is wholly cached stays
     all the same.
     """
-    policy = OffloadPolicy(
-        policy=name, decode_busy_ratio=0.9, prefill_load=PrefillLoadSpec(busy_batches=1.0)
-    )
-    kept = {"cached_tokens": 90, "prefill_batches": 2.0}
+    policy, kept = OffloadPolicy(policy=name, decode_busy_ratio=0.9), {"cached_tokens": 90}
 
     assert not goes(policy, 100, **kept, decode_ratio=0.9)
     assert goes(policy, 100, **kept, decode_ratio=0.91)
     assert not goes(policy, 100, cached_tokens=100, decode_ratio=1.0)
-    assert not goes(
-        OffloadPolicy(policy=name, prefill_load=policy.prefill_load), 100, **kept, decode_ratio=1.0
-    )
+    assert not goes(OffloadPolicy(policy=name), 100, **kept, decode_ratio=1.0)
 
 
-@pytest.mark.parametrize(
-    "name", ["rule", "measured", "score", "islBounding", "prefillLoad", "islOrLoad", "sloFeedback"]
-)
+@pytest.mark.parametrize("name", get_args(OffloadPolicyName))
 def test_a_transfer_that_takes_too_long_keeps_a_prompt(name: OffloadPolicyName) -> None:
     policy = OffloadPolicy(policy=name, max_transfer_milliseconds=20)
 
@@ -253,9 +174,7 @@ def test_a_transfer_that_takes_too_long_keeps_a_prompt(name: OffloadPolicyName) 
 
 @pytest.mark.parametrize("prefill_queue_max", [0, 10])
 def test_when_idle_a_long_prompt_goes_whatever_the_queue_was(prefill_queue_max: int) -> None:
-    facts = OffloadFacts(
-        prompt_tokens=256, prefill_queue=99, decode_active=9, prefill_batches=9.0, decode_ratio=1.0
-    )
+    facts = OffloadFacts(prompt_tokens=256, prefill_queue=99, decode_active=9, decode_ratio=1.0)
     policy = OffloadPolicy(prefill_queue_max=prefill_queue_max)
 
     assert decide(policy, facts.when_idle, 256) == OffloadDecision(True, "long")

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_schema.routing import (
-    IslBoundingSpec,
     OffloadPolicyName,
-    PrefillLoadSpec,
     PrefillScoreSpec,
 )
 from pdcluster_worker.config.worker import Role
@@ -527,7 +525,6 @@ async def test_offload_notes_what_it_was_decided_by(
         "threshold": 10,
         "uncached_tokens": 10,
         "prefill_queue": 2,
-        "prefill_batches": 2.0,
         "decode_active": 0,
         "decode_ratio": 0.25,
         "transfer_seconds": 1.0,
@@ -563,15 +560,6 @@ async def test_offload_goes_by_workers_that_take_the_prompt(
 @pytest.mark.parametrize(
     ("policy", "place"),
     [
-        (
-            OffloadPolicy(policy="islBounding", isl_bounding=IslBoundingSpec(max_ratio=1.0)),
-            "remote",
-        ),
-        (
-            OffloadPolicy(policy="prefillLoad", prefill_load=PrefillLoadSpec(busy_batches=1.0)),
-            "local",
-        ),
-        (OffloadPolicy(policy="prefillLoad"), "remote"),
         (OffloadPolicy(prefill_length_threshold=1, max_transfer_milliseconds=999), "local"),
         (OffloadPolicy(prefill_length_threshold=1, length_thresholds={"cpu": 11}), "local"),
         (OffloadPolicy(decode_busy_ratio=0.2), "remote"),

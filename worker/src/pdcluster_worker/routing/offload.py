@@ -15,7 +15,6 @@ class OffloadFacts:
     cached_tokens: int = 0  # in this worker's prefix cache, requests in flight included
     prefill_queue: int = 0  # requests in the prefill queue, over all workers
     decode_active: int = 0
-    prefill_batches: float = 0.0  # work of the least busy prefill worker, in batches of its engine
     decode_ratio: float = 0.0  # share of this worker's KV blocks in use
     transfer_seconds: float = 0.0
     local_seconds: float = 0.0  # measured time to first token (`ttft_estimates`)
@@ -28,9 +27,7 @@ class OffloadFacts:
     @property
     def when_idle(self) -> "OffloadFacts":
         """The same prompt with both pools idle; a prefill_queue of -1 passes any bound, even 0."""
-        idle = replace(
-            self, prefill_queue=-1, decode_active=0, prefill_batches=0.0, decode_ratio=0.0
-        )
+        idle = replace(self, prefill_queue=-1, decode_active=0, decode_ratio=0.0)
         return replace(idle, local_seconds=0.0, remote_seconds=0.0)
 
 
@@ -61,13 +58,6 @@ def decide(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Offloa
             return OffloadDecision(
                 score(policy, facts, threshold) > policy.score.min_score, "score"
             )
-        case "islBounding":
-            return _remote_unless(_is_bounded(policy, facts), "isl")
-        case "prefillLoad":
-            return _remote_unless(_is_prefill_busy(policy, facts), "prefill_load")
-        case "islOrLoad":
-            stays = _is_bounded(policy, facts) or _is_prefill_busy(policy, facts)
-            return _remote_unless(stays, "isl_or_load")
 
 
 def takes_length(max_model_len: int, num_tokens: int) -> bool:
@@ -152,20 +142,3 @@ def _by_length(policy: OffloadPolicy, facts: OffloadFacts, threshold: int) -> Of
         return OffloadDecision(False, "short")
     has_capacity = facts.prefill_queue < policy.prefill_queue_max
     return OffloadDecision(has_capacity, "long" if has_capacity else "queue")
-
-
-def _is_bounded(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
-    """The uncached part is short, and a small share of the prompt; both bounds are strict."""
-    bounds, uncached = policy.isl_bounding, facts.uncached_tokens
-    ratio = uncached / max(facts.prompt_tokens, 1)
-    return uncached < bounds.max_tokens and ratio < bounds.max_ratio
-
-
-def _is_prefill_busy(policy: OffloadPolicy, facts: OffloadFacts) -> bool:
-    """Even the least busy prefill worker is over its limit."""
-    most = policy.prefill_load.busy_batches
-    return most is not None and facts.prefill_batches > most
-
-
-def _remote_unless(stays: bool, reason: str) -> OffloadDecision:
-    return OffloadDecision(not stays, reason)

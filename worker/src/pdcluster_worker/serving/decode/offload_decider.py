@@ -82,7 +82,6 @@ class OffloadDecider:
             threshold=threshold,
             uncached_tokens=facts.uncached_tokens,
             prefill_queue=facts.prefill_queue,
-            prefill_batches=facts.prefill_batches,
             decode_active=num_decoding,
             decode_ratio=facts.decode_ratio,
             transfer_seconds=facts.transfer_seconds,
@@ -191,7 +190,6 @@ class OffloadDecider:
             cached_tokens=cached_tokens,
             prefill_queue=self._prefill_queue(able),
             decode_active=num_decoding,
-            prefill_batches=min((_batches(peer) for peer in able), default=0.0),
             decode_ratio=0.0 if stats is None else 1 - stats.free_blocks / engine.facts.num_blocks,
             transfer_seconds=min(
                 (worker.transfer_seconds(peer.key, to_move) for peer in able), default=0.0
@@ -266,9 +264,3 @@ class RequestTimer:
         if token.finish_reason is not None and self._count > 1:
             now = self._clock()
             self._feedback.finished((now - self._first_at) / (self._count - 1), now)
-
-
-def _batches(peer: Peer) -> float:
-    """Its work in hand in batches of its engine; 0 of one that does not report it."""
-    size = peer.max_batched_tokens
-    return max(peer.load.credit_tokens, peer.load.waiting_tokens) / size if size else 0.0
