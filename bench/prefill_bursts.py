@@ -27,7 +27,7 @@ from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import make_runner
-from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.system.cgroups import available_threads
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")

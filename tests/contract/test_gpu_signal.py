@@ -16,7 +16,7 @@ from pdcluster_operator.scrape.windows import worker_sample
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.system.gpu_report import REPORT, parse_report
+from pdcluster_worker.system.nvidia import REPORT, parse_report
 
 
 def utilization(report: str) -> Signal:

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from pdcluster_schema.load import parse
-from pdcluster_worker.system.shared_cores import SharedCores, core_share
-from pdcluster_worker.system.spin_policy import own_cores, wait_environment
+from pdcluster_worker.system.cpu_cores import (
+    SharedCores,
+    core_share,
+    own_cores,
+    wait_environment,
+)
 from pdctl.local.plan import plan_local
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.run_files import Certificates, RunSettings, write_process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.system.shared_cores import SLOT, VARIABLE
+from pdcluster_worker.system.cpu_cores import SLOT, VARIABLE
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
 from tests.system.prompts import Prompts

@@ -8,7 +8,7 @@ import torch
 
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.step_threads import OwnThreads, SharedThreads, share_threads
-from pdcluster_worker.system.shared_cores import CoreShare, SharedCores
+from pdcluster_worker.system.cpu_cores import CoreShare, SharedCores
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pdcluster_worker.config.engine import EngineConfig, VllmConfig
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.processes import server_process
 from pdcluster_worker.processes.server_process import gpu_use
-from pdcluster_worker.system.gpu_report import parse_report
-from pdcluster_worker.system.nvidia import GpuUse
+from pdcluster_worker.system.nvidia import GpuUse, parse_report
 
 OWN, BESIDE = GpuUse(1, 8, 0.25), parse_report("B200, 8, 4, 50, 9").use()
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_worker.system.gpu_report import FRESH_SECONDS, parse_report, read_report
-from pdcluster_worker.system.nvidia import GpuUse
+from pdcluster_worker.system.nvidia import FRESH_SECONDS, GpuUse, parse_report, read_report
 
 TWO = "NVIDIA B200, 1000, 900, 80, 40\nNVIDIA B200, 1000, 700, 40, 20\n"
 MIB = 2**20

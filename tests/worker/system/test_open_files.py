@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdcluster_worker.system.open_files import FILES_OF_RELAYED, allow_more_files, fitting
+from pdcluster_worker.system.process import FILES_OF_RELAYED, allow_more_files, fitting
 
 LIMIT = resource.RLIMIT_NOFILE
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.system.shared_cores import (
+from pdcluster_worker.system.cpu_cores import (
     VARIABLE,
     CoreShare,
     SharedCores,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pdcluster_worker.system import spin_policy
-from pdcluster_worker.system.spin_policy import own_cores, spins, spins_of, wait_environment
+from pdcluster_worker.system import cpu_cores
+from pdcluster_worker.system.cpu_cores import own_cores, spins, spins_of, wait_environment
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_threads_spin_where_each_has_a_core_of_its_own(threads, own, expected):
 
 
 def test_what_is_set_already_is_kept(monkeypatch):
-    monkeypatch.setattr(spin_policy, "process_limits", list)
-    monkeypatch.setattr(spin_policy, "process_request", lambda: 0.0)
+    monkeypatch.setattr(cpu_cores, "process_limits", list)
+    monkeypatch.setattr(cpu_cores, "process_request", lambda: 0.0)
     own = {"PDCLUSTER_OWN_CORES": "2"}
     assert wait_environment(2, own) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
     assert wait_environment(2, {}) == {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -46,8 +46,8 @@ def test_what_is_set_already_is_kept(monkeypatch):
 
 
 def test_threads_that_may_be_lent_spin(monkeypatch):
-    monkeypatch.setattr(spin_policy, "process_limits", list)
-    monkeypatch.setattr(spin_policy, "process_request", lambda: 0.0)
+    monkeypatch.setattr(cpu_cores, "process_limits", list)
+    monkeypatch.setattr(cpu_cores, "process_request", lambda: 0.0)
     lent = {"PDCLUSTER_OWN_CORES": "1", "PDCLUSTER_SHARED_CORES": "{}"}
     assert wait_environment(1, lent) == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
     assert wait_environment(1, {**lent, "PDCLUSTER_SHARED_CORES": ""}) == {
@@ -58,7 +58,7 @@ def test_threads_that_may_be_lent_spin(monkeypatch):
 def test_our_own_waits_spin_as_long_as_those_of_openmp():
     assert spins_of({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "300"}) == 300
     assert spins_of({"OMP_WAIT_POLICY": "PASSIVE"}) == 0
-    assert spins_of({"GOMP_SPINCOUNT": "9" * 30}) == spin_policy.MOST_SPINS
+    assert spins_of({"GOMP_SPINCOUNT": "9" * 30}) == cpu_cores.MOST_SPINS
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_our_own_waits_spin_as_long_as_those_of_openmp():
     ],
 )
 def test_our_own_waits_spin_for_a_moment_where_openmp_does(environment):
-    assert spins_of(environment) == spin_policy.SPIN_COUNT
+    assert spins_of(environment) == cpu_cores.SPIN_COUNT
 
 
 def test_the_decision_needs_no_torch():

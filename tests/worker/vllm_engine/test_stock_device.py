@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.system.gpu_report import GpuReport, parse_report
+from pdcluster_worker.system.nvidia import GpuReport, parse_report
 from pdcluster_worker.vllm_engine import device
 from pdcluster_worker.vllm_engine.device import device_of, read_device
 

@@ -26,7 +26,7 @@ from pdcluster_worker.model.ops.kernel_object import (
 )
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.system.freed_memory import keep_freed_memory
+from pdcluster_worker.system.process import keep_freed_memory
 
 ROOT = Path(__file__).parents[4]
 FOLDER = Path(kernel_object.__file__).parent / "kernels"

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from pdcluster_worker.server.http.limits import OpenConnections
-from pdcluster_worker.system.open_files import fitting
+from pdcluster_worker.system.process import fitting
 
 
 @pytest.fixture

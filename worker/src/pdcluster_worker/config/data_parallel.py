@@ -6,7 +6,7 @@ import msgspec
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import WorkerConfig
-from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.system.cgroups import available_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.model_folder import ModelDownload, meaning
 from pdcluster_worker.logs import start_logging
-from pdcluster_worker.system.parent_death import end_on_sigterm
+from pdcluster_worker.system.process import end_on_sigterm
 
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes, after which the program ends and its

@@ -16,7 +16,7 @@ from pdcluster_worker.kv_transfer.carriers import Carriers
 from pdcluster_worker.kv_transfer.connection_limiter import ConnectionLimiter, PortLimits
 from pdcluster_worker.kv_transfer.inbox import Inbox
 from pdcluster_worker.kv_transfer.tcp_inbound import Inbound, InboundSettings
-from pdcluster_worker.system.open_files import fitting
+from pdcluster_worker.system.process import fitting
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pdcluster_worker.model.kv_cache import (
 from pdcluster_worker.model.ops.graphs import graph_sizes
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
 from pdcluster_worker.model.sampling.row_chunks import device_chunk_bytes
-from pdcluster_worker.system.memory_limit import memory_limit
+from pdcluster_worker.system.cgroups import memory_limit
 
 logger = logging.getLogger(__name__)
 

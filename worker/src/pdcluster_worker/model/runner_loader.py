@@ -23,8 +23,8 @@ from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
 from pdcluster_worker.model.parallel.ranks_loader import open_ranks
 from pdcluster_worker.model.runner import Cache, Runner
-from pdcluster_worker.system.freed_memory import trim_memory
 from pdcluster_worker.system.native_dtype import dtype_of_device
+from pdcluster_worker.system.process import trim_memory
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from pdcluster_worker.model.decoder import Decoder
 from pdcluster_worker.model.forward import Forward
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
-from pdcluster_worker.system.shared_cores import SharedCores
+from pdcluster_worker.system.cpu_cores import SharedCores
 
 logger = logging.getLogger(__name__)
 

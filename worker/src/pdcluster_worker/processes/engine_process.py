@@ -45,8 +45,8 @@ from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_threads import share_threads
 from pdcluster_worker.processes.dp_board import DpBoard
+from pdcluster_worker.system.cpu_cores import open_cores
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, slow_note
-from pdcluster_worker.system.shared_cores import open_cores
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
-from pdcluster_worker.system.open_files import allow_more_files
+from pdcluster_worker.system.process import allow_more_files
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
 from pdcluster_worker.tracing.recent_traces import RecentTraces
 

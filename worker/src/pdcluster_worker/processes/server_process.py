@@ -47,9 +47,8 @@ from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
 from pdcluster_worker.serving.worker_context import Occupancy, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
-from pdcluster_worker.system.gpu_report import read_report
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device
-from pdcluster_worker.system.nvidia import Gpus, GpuUse
+from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
 from pdcluster_worker.tracing.recent_traces import RecentTraces
 

@@ -20,7 +20,7 @@ from pdcluster_worker.processes.dp_board import create_board
 from pdcluster_worker.serving.engines.child import EngineChild
 from pdcluster_worker.serving.engines.group import Child, EngineGroup
 from pdcluster_worker.serving.engines.vllm_child import VllmChild
-from pdcluster_worker.system.spin_policy import wait_environment
+from pdcluster_worker.system.cpu_cores import wait_environment
 
 
 def run(config_path: Path, policy_path: Path | None) -> int:

@@ -15,7 +15,7 @@ from pdcluster_worker.proxy.upstream import IDLE_SECONDS, Upstream, UpstreamPool
 from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.limits import limits_of
-from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
+from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting
 
 POLL_SECONDS = 0.5
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pdcluster_worker.config.worker import NO_ACCELERATOR
 from pdcluster_worker.messages.facts import UNKNOWN_DEVICE, DeviceFacts
-from pdcluster_worker.system.gpu_report import GpuReport, NamedGpu, read_report
+from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
 
 REPORT_SECONDS = 30.0  # three rounds of the probe that writes the report
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from pdcluster_worker.system.parent_death import terminate_with_parent
+from pdcluster_worker.system.process import terminate_with_parent
 
 GRACE_SECONDS = 10  # for the command to end after SIGTERM
 

@@ -24,7 +24,7 @@ from pdcluster_worker.model.loading.support import (
     read_config,
 )
 from pdcluster_worker.model.ops.operations import AttentionShape
-from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.system.cgroups import available_threads
 from pdcluster_worker.system.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requ
 from pdcluster_worker.model.ops.operations import ALONE, AttentionShape, Group, Operations
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.system.freed_memory import keep_freed_memory
+from pdcluster_worker.system.process import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 

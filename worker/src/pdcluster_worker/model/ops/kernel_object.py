@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.system.spin_policy import spins_of
+from pdcluster_worker.system.cpu_cores import spins_of
 
 KERNELS_VARIABLE = "PDCLUSTER_KERNELS"  # environment variable: "off", or the level to use
 

@@ -26,7 +26,7 @@ from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.shared import attach
-from pdcluster_worker.system.freed_memory import trim_memory
+from pdcluster_worker.system.process import trim_memory
 
 logger = logging.getLogger(__name__)
 

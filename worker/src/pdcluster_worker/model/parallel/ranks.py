@@ -28,7 +28,7 @@ from pdcluster_worker.model.parallel.plan_slots import PlanSlots, slot_bytes
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 from pdcluster_worker.model.parallel.shared import attach, reserve
 from pdcluster_worker.model.step_plan import StepPlan
-from pdcluster_worker.system.cpu_limit import available_threads
+from pdcluster_worker.system.cgroups import available_threads
 
 logger = logging.getLogger(__name__)
 

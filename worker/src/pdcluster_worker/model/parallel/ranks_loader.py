@@ -27,7 +27,7 @@ from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.rank_layout import PIPELINE_FIELD, TENSOR_FIELD, check_divides
 from pdcluster_worker.model.parallel.ranks import RankProcesses
 from pdcluster_worker.model.parallel.shared import reserve
-from pdcluster_worker.system.memory_limit import memory_limit
+from pdcluster_worker.system.cgroups import memory_limit
 
 logger = logging.getLogger(__name__)
 

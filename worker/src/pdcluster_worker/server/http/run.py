@@ -16,7 +16,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.limits import HttpLimits, LimitsNow, OpenConnections
 from pdcluster_worker.server.http.unacked_responses import UnackedResponses
-from pdcluster_worker.system.open_files import FILES_OF_RELAYED, fitting
+from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
