@@ -21,8 +21,8 @@ from stats import EngineCounters
 from system import Address
 
 from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
+from pdctl.bench.measure import StartedCluster, started_cluster
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.started import StartedCluster, started_cluster
 
 _LOADED = re.compile(r"loaded model .*dtype=(\S+) threads=(\d+)")
 _RESERVED = re.compile(r"reserved kv cache blocks=(\d+) block_bytes=(\d+)")

@@ -28,7 +28,7 @@ from system import Address
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError
 from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
-from pdctl.bench.started import START_LIMIT_SECONDS, end_process
+from pdctl.bench.measure import START_LIMIT_SECONDS, end_process
 
 MAX_BATCH = 16  # A's concurrency, so that each of its batches is full
 # Clients that wait for one batch send their next requests together; this lets all of them arrive.

@@ -23,7 +23,7 @@ from typing import Any
 
 from lm_eval_items import TASK, write_task
 
-from pdctl.bench.started import started_cluster
+from pdctl.bench.measure import started_cluster
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

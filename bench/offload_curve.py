@@ -26,9 +26,15 @@ import yaml
 from cluster import Cluster, Setup, running_cluster
 from setting import setting_lines
 
-from pdctl.bench.load import Arrivals, BenchRequest, poisson_arrivals, run_load
+from pdctl.bench.load import (
+    Arrivals,
+    BenchRequest,
+    LoadResult,
+    percentile,
+    poisson_arrivals,
+    run_load,
+)
 from pdctl.bench.openai import OpenAIServer
-from pdctl.bench.request_results import LoadResult, percentile
 
 FILE = Path(__file__).parents[1] / "examples" / "chat.yaml"
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct").expanduser()

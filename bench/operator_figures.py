@@ -14,7 +14,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdctl.bench.request_results import percentile
+from pdctl.bench.load import percentile
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})

@@ -30,8 +30,8 @@ import yaml
 from setting import setting_lines
 
 from pdctl.bench.load import poisson_arrivals
+from pdctl.bench.measure import started_cluster
 from pdctl.bench.openai import COMPLETIONS, http_session
-from pdctl.bench.started import started_cluster
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 FILE = Path(__file__).parents[1] / "examples" / "mixed.yaml"

@@ -35,7 +35,7 @@ from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.routing.prefix_index import PrefixIndex
-from pdctl.local.run_files import make_certificates
+from pdctl.local.run_directory import make_certificates
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=64, num_layers=30, block_size=16, dtype="bfloat16")
 NUM_TOKENS = 100

@@ -15,7 +15,7 @@ from setting import setting_lines
 from stats import LATENCIES, RATES, SLO, STREAM_RATE, EngineCounters, chunks_per_token, start_delays
 from workload import Workload
 
-from pdctl.bench.request_results import percentile
+from pdctl.bench.load import percentile
 
 _RATIOS = (
     ("mixed", "vllm"),

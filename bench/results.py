@@ -8,7 +8,7 @@ from footprint import Footprint
 from stats import EngineCounters, ratios, summarize
 from workload import Workload
 
-from pdctl.bench.request_results import LoadResult
+from pdctl.bench.load import LoadResult
 
 
 @dataclass(frozen=True, slots=True)

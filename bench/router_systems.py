@@ -26,11 +26,11 @@ import yaml
 from router_fakes import CERTIFICATES, MODEL, REVISION
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.started import end_process
+from pdctl.bench.measure import end_process
 from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
 from pdctl.local.machine import free_port
 from pdctl.local.processes import Launch, spawn
-from pdctl.local.run_files import make_certificates
+from pdctl.local.run_directory import make_certificates
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
 PEERS = ("sglang-router", "smg", "vllm-router")

@@ -41,7 +41,7 @@ from router_systems import (
 from setting import LOG_HELP, keep_report, setting_lines
 from stats import ratios
 
-from pdctl.bench.request_results import percentile
+from pdctl.bench.load import percentile
 
 DIRECT = "direct"
 OURS_BOTH = (OURS, RELAYING)

@@ -17,8 +17,7 @@ import yaml
 from cluster import Setup, running_cluster
 from prefix_trace import PrefixTrace
 
-from pdctl.bench.load import Arrivals, run_load
-from pdctl.bench.request_results import LoadResult
+from pdctl.bench.load import Arrivals, LoadResult, run_load
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "examples" / "prefix-routing.yaml"

@@ -46,9 +46,8 @@ from workload import FULL, GROUPS, QUICK, Workload
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import load
-from pdctl.bench.load import run_load
+from pdctl.bench.load import LoadResult, run_load
 from pdctl.bench.measure import require_complete
-from pdctl.bench.request_results import LoadResult
 from pdctl.local.machine import available_cores
 from pdctl.local.model import cached_model
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
-from pdctl.bench.load import poisson_arrivals
-from pdctl.bench.request_results import percentile
+from pdctl.bench.load import percentile, poisson_arrivals
 
 VOCABULARY = 40_000
 

@@ -1,6 +1,6 @@
 """Counts of the bench over rounds and systems: pure functions over recorded answers and counters.
 
-The formulas of a single answer are `pdctl.bench.request_results`', which
+The formulas of a single answer are `pdctl.bench.load`', which
 `pdctl bench` uses too.  It does not know systems, workloads or HTTP.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pdctl.bench.request_results import LatencyLimits, LoadResult, percentile
+from pdctl.bench.load import LatencyLimits, LoadResult, percentile
 
 SLO = LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1)
 

@@ -30,10 +30,9 @@ from stats import ratios, summarize
 from vllm_server import FOLDER, check_installed, version
 from workload import Workload
 
-from pdctl.bench.load import run_load
+from pdctl.bench.load import LoadResult, run_load
+from pdctl.bench.measure import StartedCluster, end_process, started_cluster
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.request_results import LoadResult
-from pdctl.bench.started import StartedCluster, end_process, started_cluster
 from pdctl.local.machine import free_port
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from vllm_server import FOLDER, Served
 from workload import Workload
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.request_results import LoadResult, RequestResult
+from pdctl.bench.load import LoadResult, RequestResult
 
 LIMIT_SECONDS = 400.0
 _LAST_BYTES = 2000

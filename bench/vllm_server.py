@@ -25,8 +25,8 @@ from system import Address
 
 from pdcluster_api.errors import StartError
 from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
+from pdctl.bench.measure import START_LIMIT_SECONDS, end_process
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.started import START_LIMIT_SECONDS, end_process
 from pdctl.local.machine import free_port
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "vllm"

@@ -10,7 +10,7 @@ import yaml
 from offload_curve import LENGTHS, POLICIES, QUEUES, needs_ping, row, with_routing
 
 from pdcluster_schema.load import parse
-from pdctl.bench.request_results import LoadResult, RequestResult
+from pdctl.bench.load import LoadResult, RequestResult
 
 
 def test_load_has_the_same_lengths_for_each_mode_and_no_prompt_twice() -> None:

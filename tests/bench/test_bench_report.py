@@ -11,7 +11,7 @@ from setting import log_entry
 from stats import EngineCounters
 from workload import Workload
 
-from pdctl.bench.request_results import LoadResult, RequestResult
+from pdctl.bench.load import LoadResult, RequestResult
 
 WORKLOAD = Workload("A", 32, 2, 1, concurrency=1)
 ENGINE = EngineCounters(

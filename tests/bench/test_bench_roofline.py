@@ -7,8 +7,8 @@ import roofline
 from cluster import Cluster
 from roofline_figures import Machine, Shape, Step, reached
 
+from pdctl.bench.measure import StartedCluster
 from pdctl.bench.openai import OpenAIServer
-from pdctl.bench.started import StartedCluster
 
 # q 4x4, k and v 4x2 each, output 4x4: 48 a layer; MLP 3 x 4 x 6 = 72
 CONFIG = {

@@ -4,7 +4,7 @@ import pytest
 import stats
 from stats import EngineCounters, Spread, ratios, spread, summarize
 
-from pdctl.bench.request_results import LoadResult, RequestResult
+from pdctl.bench.load import LoadResult, RequestResult
 
 
 def answer(

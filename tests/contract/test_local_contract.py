@@ -12,8 +12,7 @@ from pdcluster_worker.system.cpu_cores import (
     wait_environment,
 )
 from pdctl.local.plan import plan_local
-from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import Certificates, RunSettings, write_process
+from pdctl.local.run_directory import Certificates, RunDirectory, RunSettings, write_process
 from tests.schema.object_cases import minimal
 
 CORES = 5

@@ -10,8 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from pdctl.local.processes import Launch
-from pdctl.local.supervisor import Supervisor
+from pdctl.local.processes import Launch, Supervisor
 from tests.reference import Reference
 from tests.system.client import answer_of, body
 from tests.system.cluster import Cluster, NewCluster, Pair

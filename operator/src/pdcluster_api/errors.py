@@ -1,7 +1,7 @@
 """Every error that this package raises on purpose.
 
 OperatorError
-├── InvalidTraceError     a trace of load, or a speed to replay it at, is refused; carries every
+├── InvalidTraceError     a trace of load or a file of prompts is refused; carries every
 │                         fault: line, reason and fix
 ├── EtcdUnreachableError  no etcd endpoint answers
 │   └── EtcdFullError     it answers, and has no room for what was asked
@@ -20,9 +20,7 @@ class OperatorError(Exception):
 
 
 class InvalidTraceError(OperatorError):
-    """A trace, or a speed, that is refused; `faults` names everything that is wrong, with paths
-    like `line 3, column seconds`.
-    """
+    """`faults` names everything that is wrong, with paths like `line 3, column seconds`."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
@@ -41,16 +39,14 @@ class EtcdUnreachableError(OperatorError):
 
 
 class EtcdFullError(EtcdUnreachableError):
-    """An endpoint answered that etcd has no room: it takes no writes until its alarm is ended."""
+    """It takes no writes until its alarm is ended."""
 
 
 class IncompleteAnswerError(OperatorError):
-    """A server that is measured answered with an error, or ended before its answer did."""
+    pass
 
 
 class StartError(OperatorError):
-    """The cluster cannot start, or cannot go on; `exit_code` is what the process ends with."""
-
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code

@@ -42,8 +42,8 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import PoolPair, WorkloadId
 from pdctl.cli.main import main
+from pdctl.replay.queueing import Speeds
 from pdctl.replay.run import replay
-from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import read_trace
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,

@@ -13,11 +13,17 @@ from pdcluster_api.errors import StartError
 from pdcluster_schema.errors import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, LoadTarget, poisson_arrivals, run_load
-from pdctl.bench.measure import LocalCluster, warm_up
+from pdctl.bench.load import (
+    REQUEST_LIMIT_SECONDS,
+    Arrivals,
+    LoadResult,
+    LoadTarget,
+    percentile,
+    poisson_arrivals,
+    run_load,
+)
+from pdctl.bench.measure import LocalCluster, started_cluster, warm_up
 from pdctl.bench.openai import OpenAIServer, http_session
-from pdctl.bench.request_results import LoadResult, percentile
-from pdctl.bench.started import started_cluster
 from pdctl.bench.tuning import LatencyTargets, SearchResult, Sizes, Trial, TrialResult, search
 
 FIELDS = {

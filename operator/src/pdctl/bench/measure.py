@@ -1,18 +1,133 @@
 """The measurements of `pdctl bench`, of a running server or of a cluster started for one."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import re
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import yaml
 
 from pdcluster_api.errors import StartError
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, LoadTarget, run_load
+from pdctl.bench.load import (
+    REQUEST_LIMIT_SECONDS,
+    Arrivals,
+    BenchRequest,
+    LoadResult,
+    LoadTarget,
+    run_load,
+)
 from pdctl.bench.openai import COMPLETIONS, OpenAIServer, http_session
-from pdctl.bench.request_results import LoadResult
-from pdctl.bench.started import started_cluster
+
+START_LIMIT_SECONDS = 600.0
+"""Two stock engines that start on two cores, and compile meanwhile, take over three minutes.  One
+that ends says so at once.
+"""
+
+STOP_LIMIT_SECONDS = 30.0
+
+_READY = re.compile(r"^ready: (http://[^/\s]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StartedCluster:
+    """A cluster that serves.
+
+    base_url:      of its ingress, without a path
+    start_seconds: from the command to ready
+    state:         the state file of the run, at that time
+    """
+
+    base_url: str
+    start_seconds: float
+    state: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        return str(self.state["model"])
+
+
+@asynccontextmanager
+async def started_cluster(
+    file: Path, model: Path, engine: Mapping[str, Any] | None = None
+) -> AsyncIterator[StartedCluster]:
+    """`pdctl up FILE` on a free port, with state and logs in a temporary folder.
+
+    engine: fields that replace those of `spec.engine`
+    Raises StartError with its output when it does not start.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="pdcluster-bench-", ignore_cleanup_errors=True
+    ) as folder:
+        changed = Path(folder) / file.name
+        changed.write_text(with_engine(file.read_text(), engine or {}))
+        start = time.monotonic()
+        options = (
+            "--no-progress",
+            "--port",
+            "0",
+            "--state-dir",
+            folder,
+            "--model-path",
+            str(model),
+        )
+        command = (sys.executable, "-m", "pdctl", "up", str(changed), *options)
+        # In its own session: Ctrl-C reaches it through us only, once.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        )
+        try:
+            base_url = await _ready_url(process, file)
+            start_seconds = time.monotonic() - start
+            state = json.loads(next(Path(folder).glob("*/*/state.json")).read_text())
+            yield StartedCluster(base_url, start_seconds, state)
+        finally:
+            await end_process(process)
+
+
+def with_engine(text: str, engine: Mapping[str, Any]) -> str:
+    """Override fields of `spec.engine` in a file of YAML; other objects are kept.
+
+    >>> with_engine("kind: PDCluster\\nspec: {engine: {threads: 2}}", {"maxSequences": 8})
+    'kind: PDCluster\\nspec:\\n  engine:\\n    threads: 2\\n    maxSequences: 8\\n'
+    """
+    documents = list(yaml.safe_load_all(text))
+    for body in documents:
+        if isinstance(body, dict) and body.get("kind") == "PDCluster":
+            body["spec"]["engine"] = {**body["spec"].get("engine", {}), **engine}
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+async def end_process(process: Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.communicate(), STOP_LIMIT_SECONDS)
+    except TimeoutError:
+        process.kill()  # pdctl's children die with it
+        await process.wait()
+
+
+async def _ready_url(process: Process, file: Path) -> str:
+    assert process.stdout is not None
+    lines: list[str] = []
+    try:
+        async with asyncio.timeout(START_LIMIT_SECONDS):
+            async for line in process.stdout:
+                lines.append(line.decode())
+                if ready := _READY.match(lines[-1]):
+                    return ready[1]
+    except TimeoutError:
+        lines.append(f"not ready in {START_LIMIT_SECONDS:g} s")
+    raise StartError(f"pdctl up {file} did not start:\n{''.join(lines)}", exit_code=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from pdctl.bench.request_results import LatencyLimits, LoadResult, percentile
+from pdctl.bench.load import LatencyLimits, LoadResult, percentile
 
 NAMES = {
     "ttft": "Time to First Token",

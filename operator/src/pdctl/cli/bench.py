@@ -6,16 +6,15 @@ import typer
 
 from pdctl.bench.autotune import Tuning, autotune, result_text, start_sizes
 from pdctl.bench.datasets import DatasetSampling, Lengths, file_requests, random_requests
-from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, run_load
+from pdctl.bench.load import REQUEST_LIMIT_SECONDS, Arrivals, BenchRequest, LoadResult, run_load
 from pdctl.bench.measure import batch_latencies, require_complete, started, vocab_size, warm_up
-from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import latency_result, throughput_result
 from pdctl.bench.svg import Curve, Panel
 from pdctl.bench.tuning import LatencyTargets, SearchResult
 from pdctl.cli import bench_common as given
-from pdctl.cli.bench_common import draw, latency_panels, reported, run, write_result
+from pdctl.cli.bench_common import draw, latency_panels, run, write_result
 from pdctl.cli.bench_serve import serve_command
-from pdctl.cli.options import File
+from pdctl.cli.options import File, reported
 
 app = typer.Typer(
     help="Measure a server, or a cluster that is started for it; find its sizes.",
@@ -84,7 +83,7 @@ def throughput_command(
     model_path: given.ModelPath = None,
 ) -> None:
     """Send all requests at once to a cluster that is started for it, and time the whole."""
-    with reported(dataset_path or file):
+    with reported(file, dataset_path or ""):
         is_random = dataset_name == "random"
         lengths = Lengths(input_len, output_len)
         local = given.load_measured(file, model_path, lengths if is_random else None).local

@@ -3,24 +3,22 @@
 import asyncio
 import json
 import signal
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from pdcluster_api.errors import InvalidTraceError, StartError
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_api.errors import StartError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import Lengths
+from pdctl.bench.load import LatencyLimits, LoadResult
 from pdctl.bench.measure import LocalCluster
-from pdctl.bench.request_results import LatencyLimits, LoadResult
 from pdctl.bench.result import NAMES
 from pdctl.bench.svg import Panel, distribution, picture
-from pdctl.cli.options import failed, refused
+from pdctl.cli.options import cannot_write
 from pdctl.local.model import find_model
 
 ModelPath = Annotated[
@@ -140,20 +138,6 @@ def required(path: Path | None) -> Path:
 Result = TypeVar("Result")
 
 
-@contextmanager
-def reported(source: Path | str) -> Iterator[None]:
-    """Prints errors with `source` and exits with their code."""
-    try:
-        yield
-    except (InvalidObjectError, InvalidTraceError) as e:
-        raise refused(Path(source), e.faults) from e
-    except StartError as e:
-        raise failed(e) from e
-    except OSError as e:
-        message = f"{e.filename}: cannot be written: {e.strerror}; give another path"
-        raise failed(StartError(message, exit_code=1)) from e
-
-
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run until done; SIGINT, SIGTERM and SIGHUP cancel it, and the command exits with 130."""
     try:
@@ -173,13 +157,21 @@ async def _ended_by_signals(work: Coroutine[Any, Any, Result]) -> Result:
 
 def write_result(path: Path | None, result: dict[str, Any]) -> None:
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=4) + "\n")
+        _write(path, json.dumps(result, indent=4) + "\n")
 
 
 def draw(path: Path | None, title: str, panels: list[Panel]) -> None:
     if path is not None:
-        path.write_text(picture(title, panels))
+        _write(path, picture(title, panels))
+
+
+def _write(path: Path, text: str) -> None:
+    """Raises StartError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as e:
+        raise cannot_write(path, e) from e
 
 
 def latency_panels(whole: LoadResult) -> list[Panel]:

@@ -13,15 +13,16 @@ from pdctl.bench.load import (
     REQUEST_LIMIT_SECONDS,
     Arrivals,
     BenchRequest,
+    LoadResult,
     poisson_arrivals,
     run_load,
 )
 from pdctl.bench.measure import Server, connected, warm_up
 from pdctl.bench.openai import CHAT, COMPLETIONS
-from pdctl.bench.request_results import LoadResult
 from pdctl.bench.result import Reporting, serve_result, serve_text
 from pdctl.cli import bench_common as given
-from pdctl.cli.bench_common import draw, latency_panels, reported, run, write_result
+from pdctl.cli.bench_common import draw, latency_panels, run, write_result
+from pdctl.cli.options import reported
 
 Rate = Annotated[float, typer.Option(help="Poisson arrivals a second; inf = all at once")]
 Prefix = Annotated[int, typer.Option(min=0, help="tokens that all random prompts share, first")]
@@ -97,7 +98,7 @@ def serve_command(
 
     Sends OPENAI_API_KEY where it is set.  Ends with 1 when a request failed.
     """
-    with reported(dataset_path or base_url):
+    with reported(trace=dataset_path or ""):
         lengths = Lengths(input_len, output_len, random_prefix_len, random_range_ratio)
         sampling = DatasetSampling(temperature, ignore_eos)
         requests = Requests(dataset_name, dataset_path, lengths, vocab_size, sampling, seed)

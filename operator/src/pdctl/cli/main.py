@@ -8,11 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from pdcluster_api.errors import StartError
-from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
-from pdctl.cli.options import File, failed, load_file, refused
+from pdctl.cli.options import File, load_file, reported
 from pdctl.cli.plan import plan_command
 from pdctl.cli.replay import autoscale
 from pdctl.cli.status import find_directory, render_status
@@ -83,13 +81,8 @@ def up_command(
         model_path=model_path,
         vllm=vllm,
     )
-    try:
-        with make_screen(progress=progress) as screen:
-            up(request, screen)
-    except InvalidObjectError as e:
-        raise refused(file, e.faults) from e
-    except StartError as e:
-        raise failed(e) from e
+    with reported(file), make_screen(progress=progress) as screen:
+        up(request, screen)
 
 
 @app.command("status")
@@ -107,11 +100,9 @@ def status_command(
     state_dir: StateDir = None,
 ) -> None:
     """Show the workers of a cluster that runs on this machine."""
-    try:
+    with reported():
         run, state = find_directory(state_dir or default_state_dir(), name)
         typer.echo(render_status(state | run.read_transfers() | run.read_remarks(), output))
-    except StartError as e:
-        raise failed(e) from e
 
 
 @app.command("validate")

@@ -1,13 +1,14 @@
 """Options, input files and errors (on stderr, with exit codes) that commands share."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pdcluster_api.errors import StartError
+from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.errors import Fault, InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
@@ -15,21 +16,35 @@ from pdcluster_schema.pdcluster import PDCluster
 
 def load_file(file: Path) -> PDCluster:
     """Exits with 2 and a line for each fault where the file is not valid."""
-    try:
+    with reported(file):
         return load(file)
+
+
+@contextmanager
+def reported(file: Path | str = "", trace: Path | str = "") -> Iterator[None]:
+    """Print errors and exit with their code.
+
+    file, trace: what faults of an object, and of a trace, are found in
+    """
+    try:
+        yield
     except InvalidObjectError as e:
         raise refused(file, e.faults) from e
+    except InvalidTraceError as e:
+        raise refused(trace, e.faults) from e
+    except StartError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(e.exit_code) from e
 
 
-def refused(file: Path, faults: Iterable[Fault]) -> typer.Exit:
+def cannot_write(path: Path, error: OSError, fix: str = "give another path") -> StartError:
+    return StartError(f"{path}: cannot be written: {error.strerror or error}; {fix}", exit_code=1)
+
+
+def refused(file: Path | str, faults: Iterable[Fault]) -> typer.Exit:
     for fault in faults:
-        typer.echo(f"error: {file}: {fault}", err=True)
+        typer.echo(f"error: {f'{file}: ' if file else ''}{fault}", err=True)
     return typer.Exit(2)
-
-
-def failed(error: StartError) -> typer.Exit:
-    typer.echo(f"error: {error}", err=True)
-    return typer.Exit(error.exit_code)
 
 
 File = Annotated[

@@ -3,6 +3,7 @@
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,13 +22,13 @@ from pdctl.cli.options import (
     Context,
     Kubeconfig,
     Namespace,
-    failed,
     load_file,
     refused,
+    reported,
     required_file,
 )
 from pdctl.cli.table import WIDTH, table
-from pdctl.preview.immutable import identity_faults
+from pdctl.preview.differences import identity_faults
 from pdctl.preview.preview import Effect, Preview, preview, steady_state
 
 _MAX_VALUE = 24  # characters of a value in the table
@@ -184,12 +185,11 @@ def plan_command(
     """Say what applying a file would do, before it is applied: revision, accelerators, pools,
     what would be refused.
     """
-    try:
+    with reported(file):
         new = load_applied(file)
-    except InvalidObjectError as e:
-        raise refused(file, e.faults) from e
     if against is None:
-        new, found = _against_cluster(new, KubeContext(kubeconfig, context, namespace))
+        with reported():
+            new, found = _against_cluster(new, KubeContext(kubeconfig, context, namespace))
     else:
         old = load_file(against)
         if faults := identity_faults(old, new):
@@ -204,28 +204,17 @@ def plan_command(
 def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDCluster, Preview]:
     """Preview against the cluster, with the namespace of the options, the file or the context."""
     given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
-    try:
-        if given is not None and kube_context.namespace not in (None, given):
-            message = (
-                f"the file's metadata.namespace is {given}, and --namespace is "
-                f"{kube_context.namespace}; "
-                "leave one out, or make them equal"
-            )
-            raise StartError(message, exit_code=2)
-        kube_context = KubeContext(
-            kube_context.kubeconfig, kube_context.context, kube_context.namespace or given
+    if given is not None and kube_context.namespace not in (None, given):
+        message = (
+            f"the file's metadata.namespace is {given}, and --namespace is "
+            f"{kube_context.namespace}; leave one out, or make them equal"
         )
-        metadata = new.metadata.model_copy(update={"namespace": kube_context.in_namespace()})
-        new = new.model_copy(update={"metadata": metadata})
-        found, remark = preview_of_cluster(
-            new,
-            read_live(
-                KubeContext(kube_context.kubeconfig, kube_context.context, metadata.namespace),
-                metadata.name,
-            ),
-        )
-    except StartError as e:
-        raise failed(e) from e
+        raise StartError(message, exit_code=2)
+    namespace = replace(kube_context, namespace=kube_context.namespace or given).in_namespace()
+    metadata = new.metadata.model_copy(update={"namespace": namespace})
+    new = new.model_copy(update={"metadata": metadata})
+    live = read_live(replace(kube_context, namespace=namespace), metadata.name)
+    found, remark = preview_of_cluster(new, live)
     if remark is not None:
         typer.echo(f"note: {remark}", err=True)
     return new, found

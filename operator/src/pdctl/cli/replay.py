@@ -6,23 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.accelerators import accelerators_text
-from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdctl.cli.options import (
-    failed,
-    load_file,
-    refused,
-    required_file,
-)
+from pdctl.cli.options import cannot_write, load_file, reported, required_file
 from pdctl.cli.why import (
     record_lines,
 )
 from pdctl.replay.plot import draw, require_matplotlib
+from pdctl.replay.queueing import ESTIMATED, Speeds
 from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
-from pdctl.replay.speeds import ESTIMATED, Speeds
 from pdctl.replay.trace import read_trace
 
 autoscale = typer.Typer(help="Try the autoscaler without a cluster.", no_args_is_help=True)
@@ -52,10 +45,7 @@ def run_replay(request: ReplayRequest) -> list[str]:
     try:
         return [*lines, *_written(request, moments, request.out)]
     except OSError as e:
-        raise StartError(
-            f"{request.out}: cannot be written: {e.strerror or e}; give another folder with --out",
-            exit_code=1,
-        ) from e
+        raise cannot_write(request.out, e, "give another folder with --out") from e
 
 
 def _speeds_remark(spec: PDClusterSpec, speeds: Speeds) -> list[str]:
@@ -142,20 +132,9 @@ def replay_command(
     ] = Speeds.start_seconds,
 ) -> None:
     """Run a trace of load through the autoscaler of a file, on a simulated cluster."""
-    cluster = load_file(file)
-    try:
+    with reported(file, trace):
         speeds = Speeds(
             prefill_tokens_per_second, step_seconds, stream_seconds, kv_tokens, start_seconds
         )
-    except InvalidTraceError as e:
-        raise failed(StartError(str(e), exit_code=2)) from e
-    try:
-        typer.echo(
-            "\n".join(run_replay(ReplayRequest(trace, cluster, speeds, out, with_plot=plot)))
-        )
-    except InvalidTraceError as e:
-        raise refused(trace, e.faults) from e
-    except InvalidObjectError as e:
-        raise refused(file, e.faults) from e
-    except StartError as e:
-        raise failed(e) from e
+        request = ReplayRequest(trace, load_file(file), speeds, out, with_plot=plot)
+        typer.echo("\n".join(run_replay(request)))

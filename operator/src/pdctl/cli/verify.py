@@ -26,7 +26,7 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema import labels
 from pdcluster_schema.workload import PoolPair
 from pdctl.cli.live import KubeContext, with_client
-from pdctl.cli.options import Context, Kubeconfig, StateDir, failed
+from pdctl.cli.options import Context, Kubeconfig, StateDir, reported
 from pdctl.cli.status import find_local_run, transfer_line
 from pdctl.cli.table import table
 from pdctl.local.run_directory import RunDirectory, default_state_dir
@@ -71,7 +71,7 @@ def verify_command(
     Exit code 0 = it does; 1 = it does not, or nothing could be verified.
     """
     request, kube_context = _new_request(), KubeContext(kubeconfig, context, namespace)
-    try:
+    with reported():
         found = find_local_run(state_dir or default_state_dir(), name, kube_context)
         if found is not None:
             status = asyncio.run(verify_run(found[0], request))
@@ -79,8 +79,6 @@ def verify_command(
             raise StartError("which cluster? none runs here: give its NAME", exit_code=2)
         else:
             status = verify_object(kube_context, name, request)
-    except StartError as e:
-        raise failed(e) from e
     typer.echo("\n".join(render_pairs(status)))
     if not Previous(status).is_true(words.KV_TRANSFER_VERIFIED):
         raise typer.Exit(1)

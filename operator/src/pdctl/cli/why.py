@@ -19,14 +19,7 @@ from pdcluster_api.plan.autoscale.explain import (
 )
 from pdcluster_api.plan.observed.state import ScalingDecision
 from pdctl.cli.live import KubeContext, read_object
-from pdctl.cli.options import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    StateDir,
-    failed,
-    read_text,
-)
+from pdctl.cli.options import Context, Kubeconfig, Namespace, StateDir, read_text, reported
 from pdctl.cli.present import present_lines
 from pdctl.cli.status import find_local_run
 from pdctl.cli.table import table
@@ -207,23 +200,18 @@ def why_command(
     one in Kubernetes.
     """
     state = state_dir or default_state_dir()
-    if request is not None:
-        query = TraceQuery(request, name, url, api_key, state)
-        try:
-            typer.echo(render_request(query, KubeContext(kubeconfig, context, namespace)))
-        except StartError as e:
-            raise failed(e) from e
-        return
     kube_context = KubeContext(kubeconfig, context, namespace)
-    try:
+    with reported():
+        if request is not None:
+            query = TraceQuery(request, name, url, api_key, state)
+            typer.echo(render_request(query, kube_context))
+            return
         local = None if file else find_local_run(state, name, kube_context)
         if local is not None:
             typer.echo(render_why_local(local[1]))
         else:
             body = object_of_file(file, name) if file else _object(kube_context, name)
             typer.echo(render_why(body, last, datetime.now(UTC)))
-    except StartError as e:
-        raise failed(e) from e
 
 
 def _object(kube_context: KubeContext, name: str | None) -> Body:

@@ -8,16 +8,56 @@ import contextlib
 import shutil
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from pdcluster_api.discovery.etcd import check_reachable
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_schema import etcd_keys
+from pdcluster_schema.etcd_keys import records_prefix
+from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.machine import free_port
-from pdctl.local.processes import Launch
+from pdctl.local.processes import Launch, ManagedProcess
+from pdctl.local.run_directory import RunDirectory
 
 START_SECONDS = 15.0
 POLL_SECONDS = 0.02
+_END_SECONDS = 5.0  # it only closes files; later it is killed
+
+
+@contextlib.asynccontextmanager
+async def running_etcd(
+    cluster: PDCluster, run: RunDirectory, echo: Callable[[str], None]
+) -> AsyncIterator[tuple[tuple[str, ...], ManagedProcess | None]]:
+    """Endpoints, and our own etcd's process if none were given.
+
+    Raises StartError when they do not answer.
+    """
+    given = cluster.spec.discovery.etcd.endpoints
+    if given:
+        try:
+            await check_reachable(
+                given, records_prefix(cluster.metadata.namespace, cluster.metadata.name)
+            )
+        except EtcdUnreachableError as e:
+            raise StartError(
+                f"spec.discovery.etcd.endpoints: {e} ({e.reason}); start it, correct the address, "
+                "or leave the field out for one of our own",
+                exit_code=1,
+            ) from e
+        yield given, None
+        return
+    launch, endpoint = etcd_launch(find_etcd(), run.etcd_data, run.logs / "etcd.log")
+    managed = ManagedProcess(launch, echo)
+    task = asyncio.create_task(managed.run())
+    try:
+        await wait_until_reachable(endpoint, launch.log)
+        yield (endpoint,), managed
+    finally:
+        managed.stop()
+        await asyncio.wait({task}, timeout=_END_SECONDS)
+        managed.kill()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def find_etcd() -> Path:

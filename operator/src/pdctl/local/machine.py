@@ -1,9 +1,18 @@
-"""Resources of this machine: CPU cores and free ports."""
+"""CPU cores and free ports of this machine, and the programs of vLLM engines on it."""
 
 import errno
 import os
+import shutil
 import socket
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+
+from pdcluster_api.errors import StartError
+from pdcluster_api.manifests.vllm import DEFAULT_COMMAND, VllmSettings
+from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.vllm_engine import VLLM
+from pdctl.local.plan import LocalPlan, ProcessSpec
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -30,10 +39,16 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Held until all are known, so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _cgroup_cores(cgroup: Path) -> float | None:
@@ -47,3 +62,50 @@ def _cgroup_cores(cgroup: Path) -> float | None:
         except OSError:
             return None
     return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def with_programs(plan: LocalPlan, source: Path, given: Path | None) -> LocalPlan:
+    """Resolve the program of each worker with a vLLM engine.
+
+    source: the PDCluster's file; a relative path is relative to its folder
+    given:  overrides the program of every `engine.command`
+    Raises StartError for a given program that does not exist, InvalidObjectError where none is
+    found.
+    """
+    processes = {process.name: _with_program(process, source, given) for process in plan.processes}
+    return replace(plan, processes=tuple(processes.values()), ingress=processes[plan.ingress.name])
+
+
+def vllm_settings() -> VllmSettings:
+    http, kv_events, side_channel = free_ports(3)
+    return VllmSettings(http=http, kv_events=kv_events, side_channel=side_channel, is_process=True)
+
+
+def _with_program(process: ProcessSpec, source: Path, given: Path | None) -> ProcessSpec:
+    engine = process.engine
+    if engine.type != VLLM:
+        return process
+    program, *first_arguments = engine.command or DEFAULT_COMMAND
+    found = _from_option(given) if given is not None else _found(program, source)
+    if found is None:
+        reason = f"no program {program} is on this machine"
+        fix = (
+            "install vLLM into an environment of its own and give its program with `pdctl up FILE "
+            "--vllm ENVIRONMENT/bin/vllm`, or put it on the PATH"
+        )
+        raise InvalidObjectError([Fault("spec.engine.command", reason, fix)])
+    command = (found, *first_arguments)
+    return replace(process, engine=engine.model_copy(update={"command": command}))
+
+
+def _from_option(program: Path) -> str:
+    path = program.expanduser().absolute()
+    if shutil.which(path) is None:
+        raise StartError(f"--vllm: no program at {program}; correct the path", exit_code=2)
+    return str(path)
+
+
+def _found(program: str, source: Path) -> str | None:
+    if "/" not in program:
+        return shutil.which(program)
+    return shutil.which(str(source.absolute().parent / Path(program).expanduser()))

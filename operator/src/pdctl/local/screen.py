@@ -1,8 +1,7 @@
 """Output of a run: a live table on a terminal, plain lines in pipes and logs."""
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -21,29 +20,12 @@ _COLORS = {
 }
 
 
-class Screen(Protocol):
-    def show(self, rows: Sequence[Row]) -> None:
-        pass
+class Screen:
+    """Prints a line for each change of a worker's state."""
 
-    def echo(self, text: str) -> None:
-        pass
-
-
-class PlainScreen:
-    def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._states: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
     def show(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -55,32 +37,23 @@ class PlainScreen:
         self._console.print(text)
 
 
-class LiveScreen:
-    def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, soft_wrap=True)
-        self._live = Live(console=self._console, auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+class LiveScreen(Screen):
+    def __init__(self, console: Console, live: Live) -> None:
+        super().__init__(console)
+        self._live = live
 
     def show(self, rows: Sequence[Row]) -> None:
         self._live.update(_table(rows), refresh=True)
 
-    def echo(self, text: str) -> None:
-        self._console.print(text)
 
-
-def make_screen(*, progress: bool) -> PlainScreen | LiveScreen:
-    return LiveScreen() if progress and Console().is_terminal else PlainScreen()
+@contextmanager
+def make_screen(*, progress: bool) -> Iterator[Screen]:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not (progress and console.is_terminal):
+        yield Screen(console)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield LiveScreen(console, live)
 
 
 def _where(row: Row) -> str:

@@ -5,38 +5,36 @@ On an error all that was started is stopped before the error is shown.
 """
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdcluster_api.discovery.etcd import check_reachable
 from pdcluster_api.errors import EtcdUnreachableError, StartError
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_schema.etcd_keys import records_prefix, workers_prefix
+from pdcluster_schema.etcd_keys import workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
-from pdctl.local.etcd import etcd_launch, find_etcd, wait_until_reachable
+from pdctl.local.etcd import running_etcd
 from pdctl.local.ineffective import ineffective_remarks
-from pdctl.local.machine import available_cores, free_port, port_is_free
+from pdctl.local.machine import available_cores, free_port, port_is_free, with_programs
 from pdctl.local.model import FoundModel, find_model
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
-from pdctl.local.processes import ManagedProcess
-from pdctl.local.remarks import watch_remarks
-from pdctl.local.run_directory import RunDirectory, write_yaml
-from pdctl.local.run_files import RunSettings, make_certificates, write_process
+from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
+from pdctl.local.run_directory import (
+    RunDirectory,
+    RunSettings,
+    make_certificates,
+    write_process,
+    write_yaml,
+)
 from pdctl.local.screen import Screen
-from pdctl.local.state import DisaggregationReporter, make_state
-from pdctl.local.supervisor import CONFIGURATION_ERROR, Supervisor
-from pdctl.local.verification import watch_transfers
-from pdctl.local.vllm_engine import with_programs
-from pdctl.local.watcher import Row, Watcher
+from pdctl.local.verification import watch_remarks, watch_transfers
+from pdctl.local.watcher import DisaggregationReporter, Row, Watcher, make_state
 
-_ETCD_END_SECONDS = 5.0  # it only closes files; later it is killed
 WORKER_COMMAND = (sys.executable, "-m", "pdcluster_worker")
 
 
@@ -131,7 +129,7 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
         *ineffective_remarks(cluster),
     ):
         screen.echo(line)
-    async with _etcd(cluster, run, screen) as (endpoints, etcd):
+    async with running_etcd(cluster, run, screen.echo) as (endpoints, etcd):
         settings = RunSettings(
             run,
             prepared.model.path,
@@ -252,38 +250,3 @@ def _listen_to_signals() -> _Signals:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return signals
-
-
-@contextlib.asynccontextmanager
-async def _etcd(
-    cluster: PDCluster, run: RunDirectory, screen: Screen
-) -> AsyncIterator[tuple[tuple[str, ...], ManagedProcess | None]]:
-    """Endpoints, and our own etcd's process if none were given.
-
-    Raises StartError when they do not answer.
-    """
-    given = cluster.spec.discovery.etcd.endpoints
-    if given:
-        try:
-            await check_reachable(
-                given, records_prefix(cluster.metadata.namespace, cluster.metadata.name)
-            )
-        except EtcdUnreachableError as e:
-            raise StartError(
-                f"spec.discovery.etcd.endpoints: {e} ({e.reason}); start it, correct the address, "
-                "or leave the field out for one of our own",
-                exit_code=1,
-            ) from e
-        yield given, None
-        return
-    launch, endpoint = etcd_launch(find_etcd(), run.etcd_data, run.logs / "etcd.log")
-    managed = ManagedProcess(launch, screen.echo)
-    task = asyncio.create_task(managed.run())
-    try:
-        await wait_until_reachable(endpoint, launch.log)
-        yield (endpoint,), managed
-    finally:
-        managed.stop()
-        await asyncio.wait({task}, timeout=_ETCD_END_SECONDS)
-        managed.kill()
-        await asyncio.gather(task, return_exceptions=True)

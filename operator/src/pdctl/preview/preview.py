@@ -27,9 +27,8 @@ from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.revision import at_revision, revision_of, template_hash
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.workload import PoolKey, WorkloadId
-from pdctl.preview.fields import changed_fields
+from pdctl.preview.differences import changed_fields, immutable_faults
 from pdctl.preview.forecast import forecast, upcoming_conflicts, why_resized
-from pdctl.preview.immutable import immutable_faults
 
 _UNKNOWN = "unknown"  # the accelerator of a pool that is declared no more
 

@@ -57,68 +57,45 @@ def draw(moments: Sequence[Moment], spec: AutoscaleSpec, title: str, path: Path)
 
 def _draw_demand(axes: "Axes", at: Sequence[float], moments: Sequence[Moment]) -> None:
     loads = [moment.load for moment in moments]
-    axes.plot(
-        at,
-        [load.requests_per_second * load.input_tokens / 1000.0 for load in loads],
-        color=_COLORS["prefill"],
-        label="prompt",
-    )
-    axes.plot(
-        at,
-        [load.requests_per_second * load.output_tokens / 1000.0 for load in loads],
-        color=_COLORS["decode"],
-        label="answer",
-    )
-    axes.set_ylabel("1000 tokens/s\nthat arrive")
-    axes.legend(loc="upper right", fontsize="small", ncols=2)
+    prompts = [load.requests_per_second * load.input_tokens / 1000.0 for load in loads]
+    answers = [load.requests_per_second * load.output_tokens / 1000.0 for load in loads]
+    axes.plot(at, prompts, color=_COLORS["prefill"], label="prompt")
+    axes.plot(at, answers, color=_COLORS["decode"], label="answer")
+    _title(axes, "1000 tokens/s\nthat arrive")
 
 
 def _draw_queues(
     axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec
 ) -> None:
-    axes.plot(
-        at,
-        [moment.prefill_queue_requests for moment in moments],
-        color=_COLORS["prefill"],
-        label="prefill queue",
-    )
-    axes.plot(
-        at,
-        [moment.num_requests_waiting for moment in moments],
-        color=_COLORS["decode"],
-        label="waiting for decode",
-    )
-    axes.axhline(spec.prefill.queue_up, color=_COLORS["prefill"], linestyle=":", linewidth=1.0)
-    axes.axhline(spec.decode.queue_up, color=_COLORS["decode"], linestyle=":", linewidth=1.0)
-    axes.set_ylabel("requests\nthat wait")
-    axes.legend(loc="upper right", fontsize="small", ncols=2)
+    prefill = [moment.prefill_queue_requests for moment in moments]
+    decode = [moment.num_requests_waiting for moment in moments]
+    axes.plot(at, prefill, color=_COLORS["prefill"], label="prefill queue")
+    axes.plot(at, decode, color=_COLORS["decode"], label="waiting for decode")
+    _thresholds(axes, "prefill", spec.prefill.queue_up)
+    _thresholds(axes, "decode", spec.decode.queue_up)
+    _title(axes, "requests\nthat wait")
 
 
 def _draw_signals(
     axes: "Axes", at: Sequence[float], moments: Sequence[Moment], spec: AutoscaleSpec
 ) -> None:
-    axes.plot(
-        at,
-        [moment.engine_busy_ratio for moment in moments],
-        color=_COLORS["prefill"],
-        linewidth=1.0,
-        label="prefill utilization",
-    )
-    axes.plot(
-        at,
-        [moment.kv_cache_usage_ratio for moment in moments],
-        color=_COLORS["decode"],
-        linewidth=1.0,
-        label="decode KV usage",
-    )
-    for role, thresholds in (
-        ("prefill", (spec.prefill.utilization_down, spec.prefill.utilization_up)),
-        ("decode", (spec.decode.kv_usage_down, spec.decode.kv_usage_up)),
-    ):
-        for threshold in thresholds:
-            axes.axhline(threshold, color=_COLORS[role], linestyle=":", linewidth=1.0)
-    axes.set_ylabel("share\n(dotted: thresholds)")
-    axes.legend(loc="upper right", fontsize="small", ncols=2)
+    busy = [moment.engine_busy_ratio for moment in moments]
+    usage = [moment.kv_cache_usage_ratio for moment in moments]
+    axes.plot(at, busy, color=_COLORS["prefill"], linewidth=1.0, label="prefill utilization")
+    axes.plot(at, usage, color=_COLORS["decode"], linewidth=1.0, label="decode KV usage")
+    _thresholds(axes, "prefill", spec.prefill.utilization_down, spec.prefill.utilization_up)
+    _thresholds(axes, "decode", spec.decode.kv_usage_down, spec.decode.kv_usage_up)
+    _title(axes, "share\n(dotted: thresholds)")
+
+
+def _thresholds(axes: "Axes", role: str, *values: float) -> None:
+    for value in values:
+        axes.axhline(value, color=_COLORS[role], linestyle=":", linewidth=1.0)
+
+
+def _title(axes: "Axes", label: str, columns: int = 2) -> None:
+    axes.set_ylabel(label)
+    axes.legend(loc="upper right", fontsize="small", ncols=columns)
 
 
 def _draw_workers(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], role: str) -> None:
@@ -131,14 +108,7 @@ def _draw_workers(axes: "Axes", at: Sequence[float], moments: Sequence[Moment], 
         at, ready, ends, step="post", color="tab:red", linewidth=0.0, label="draining"
     )
     axes.step(at, replicas, where="post", color=_COLORS[role], label="asked for")
-    axes.plot(
-        at,
-        [moment.demand[role] for moment in moments],
-        color="black",
-        linestyle="--",
-        linewidth=1.0,
-        label="busy by the load",
-    )
+    demand = [moment.demand[role] for moment in moments]
+    axes.plot(at, demand, color="black", linestyle="--", linewidth=1.0, label="busy by the load")
     axes.locator_params(axis="y", integer=True)
-    axes.set_ylabel(f"{role} workers")
-    axes.legend(loc="upper right", fontsize="small", ncols=4)
+    _title(axes, f"{role} workers", columns=4)

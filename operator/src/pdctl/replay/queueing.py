@@ -8,11 +8,50 @@ answer, and a place in the batch, else it waits; decode steps slow down with mor
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
+from pdcluster_api.errors import StartError
+from pdcluster_api.plan.autoscale.ratio import worker_weight
+from pdcluster_schema.pdcluster import PDClusterSpec
+from pdcluster_schema.sections import PoolSpec
 from pdctl.replay.pools import SimulatedPool, SimulatedWorker, WorkerPhase
-from pdctl.replay.speeds import Speeds
 from pdctl.replay.trace import TraceLoad
+
+ESTIMATED = {"prefill": "B200", "decode": "B300"}
+"""Accelerator of each role that the defaults are estimates for."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """One worker of the first pool of its role.
+
+    step_seconds:   of a decode step with one stream
+    stream_seconds: that each further stream adds to a step
+    kv_tokens:      capacity of a decode worker's KV cache
+    start_seconds:  from the decision until a new worker is ready
+    """
+
+    prefill_tokens_per_second: float = 8_000.0
+    step_seconds: float = 0.022
+    stream_seconds: float = 0.0001
+    kv_tokens: float = 393_000.0
+    start_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name, number in asdict(self).items():
+            may_be_zero = name in ("stream_seconds", "start_seconds")
+            if not (0.0 < number < 1e12 or (may_be_zero and number == 0.0)):
+                least = "from 0 on" if may_be_zero else "of more than 0"
+                fix = f"give a finite number {least}"
+                option, reason = f"--{name.replace('_', '-')}", f"must not be {number:g}"
+                raise StartError(f"{option}: {reason}; {fix}", exit_code=2)
+
+
+def share_of_first(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:
+    """Speed relative to the role's first pool, by accelerators.yaml."""
+    first = spec.roles.present()[role].pools[0]
+    return worker_weight(spec, role, pool) / worker_weight(spec, role, first)
+
 
 _DUST = 1e-6  # of a request: less is none
 # between two looks at requests that may begin to decode; an engine looks at every step

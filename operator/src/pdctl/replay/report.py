@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -116,60 +116,36 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g} s"
 
 
-_PLAIN = (
-    "seconds",
-    "requests_per_second",
-    "input_tokens",
-    "output_tokens",
-    "prefill_demand_workers",
-    "decode_demand_workers",
-    "prefill_queue_requests",
-    "prefill_busy_ratio",
-    "num_requests_waiting",
-    "kv_cache_usage_ratio",
-    "time_to_first_token_seconds",
-    "time_per_output_token_seconds",
-)
+_PLAIN: dict[str, Callable[[Moment], float | None]] = {
+    "seconds": lambda moment: moment.load.seconds,
+    "requests_per_second": lambda moment: moment.load.requests_per_second,
+    "input_tokens": lambda moment: moment.load.input_tokens,
+    "output_tokens": lambda moment: moment.load.output_tokens,
+    "prefill_demand_workers": lambda moment: moment.demand["prefill"],
+    "decode_demand_workers": lambda moment: moment.demand["decode"],
+    "prefill_queue_requests": lambda moment: moment.prefill_queue_requests,
+    "prefill_busy_ratio": lambda moment: moment.engine_busy_ratio,
+    "num_requests_waiting": lambda moment: moment.num_requests_waiting,
+    "kv_cache_usage_ratio": lambda moment: moment.kv_cache_usage_ratio,
+    "time_to_first_token_seconds": lambda moment: moment.ttft_seconds,
+    "time_per_output_token_seconds": lambda moment: moment.tpot_seconds,
+}
+_OF_POOLS = ("replicas", "ready", "draining")
 
 
 def write_table(moments: Sequence[Moment], file: TextIO) -> None:
-    pools = list(moments[0].pools)
     writer = csv.writer(file, lineterminator="\n")
-    of_pools = [
-        f"{role}/{pool} {name}"
-        for role, pool in pools
-        for name in ("replicas", "ready", "draining")
-    ]
+    of_pools = [f"{role}/{pool} {name}" for role, pool in moments[0].pools for name in _OF_POOLS]
     writer.writerow([*_PLAIN, *of_pools, "decision", "problems"])
-    writer.writerows(_rows(moments))
+    writer.writerows(_row(moment) for moment in moments)
 
 
-def _rows(moments: Sequence[Moment]) -> Iterator[list[str]]:
-    for moment in moments:
-        load = moment.load
-        numbers = (
-            load.seconds,
-            load.requests_per_second,
-            load.input_tokens,
-            load.output_tokens,
-            moment.demand["prefill"],
-            moment.demand["decode"],
-            moment.prefill_queue_requests,
-            moment.engine_busy_ratio,
-            moment.num_requests_waiting,
-            moment.kv_cache_usage_ratio,
-            moment.ttft_seconds,
-            moment.tpot_seconds,
-        )
-        sizes = [
-            str(number)
-            for pool in moment.pools.values()
-            for number in (pool.replicas, pool.ready, pool.draining)
-        ]
-        decision = "" if moment.record is None else summary(moment.record)
-        yield [
-            *("" if number is None else f"{number:.6g}" for number in numbers),
-            *sizes,
-            decision,
-            " ".join(moment.problems),
-        ]
+def _row(moment: Moment) -> list[str]:
+    numbers = [value(moment) for value in _PLAIN.values()]
+    sizes = [getattr(pool, name) for pool in moment.pools.values() for name in _OF_POOLS]
+    return [
+        *("" if number is None else f"{number:.6g}" for number in numbers),
+        *map(str, sizes),
+        "" if moment.record is None else summary(moment.record),
+        " ".join(moment.problems),
+    ]

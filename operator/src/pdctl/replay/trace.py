@@ -11,9 +11,8 @@ A row holds until the next one begins, the last as long as the one before it.
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
 
 from pdcluster_api.errors import InvalidTraceError
 from pdcluster_schema.errors import Fault
@@ -72,157 +71,107 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Raises InvalidTraceError with every fault (the first 20 of many)."""
-    lines = 0
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            try:
-                return _parse(reader)
-            finally:
-                lines = reader.line_num
-    except OSError as e:
-        raise InvalidTraceError(
-            [
-                Fault(
-                    _WHOLE_FILE, f"cannot be read: {e.strerror or e}", "give the path of a CSV file"
-                )
-            ]
-        ) from e
-    except UnicodeDecodeError as e:
-        raise InvalidTraceError(
-            [Fault(_WHOLE_FILE, "is not UTF-8 text", "save it as CSV in UTF-8")]
-        ) from e
-    except csv.Error as e:
-        raise InvalidTraceError(
-            [Fault(f"line {lines}", f"is not CSV: {e}", "separate the values by commas")]
-        ) from e
-
-
-class _TraceReader(Protocol):
-    """The part of `csv.reader` that is used."""
-
-    @property
-    def line_num(self) -> int: ...
-
-    def __iter__(self) -> Self: ...
-
-    def __next__(self) -> list[str]: ...
-
-
-def _parse(reader: _TraceReader) -> Trace:
-    header = next(reader, None)
-    if header is None:
-        raise InvalidTraceError(
-            [
-                Fault(
-                    _WHOLE_FILE,
-                    "is empty",
-                    f"write the line {','.join(COLUMNS)} and two rows or more",
-                )
-            ]
-        )
-    places = _places([name.strip() for name in header])
+    rows = _read_rows(path)
+    if not rows:
+        fix = f"write the line {','.join(COLUMNS)} and two rows or more"
+        raise InvalidTraceError([Fault(_WHOLE_FILE, "is empty", fix)])
+    header = [name.strip() for name in rows[0][1]]
+    places = _places(header)
     loads: list[TraceLoad] = []
     faults: list[Fault] = []
-    last = reader.line_num
-    for cells in reader:
-        line, last = last + 1, reader.line_num  # a row may hold line breaks, in quotes
-        if not any(cell.strip() for cell in cells):
-            continue
-        numbers, wrong = (
-            _row(line, cells, places)
-            if len(cells) <= len(header)
-            else ({}, [_too_long(line, len(cells), len(header))])
-        )
+    for line, cells in rows[1:]:
+        numbers, wrong = _row(line, cells, places, len(header))
         if not wrong and loads and numbers["seconds"] <= loads[-1].seconds:
-            reason = (
-                f"must be more than {loads[-1].seconds:g} of the row before, not "
-                f"{numbers['seconds']:g}"
-            )
-            wrong = [
-                Fault(
-                    f"line {line}, column seconds",
-                    reason,
-                    "sort the rows by time, and give each time once",
-                )
-            ]
+            before = f"must be more than {loads[-1].seconds:g} of the row before"
+            fix = "sort the rows by time, and give each time once"
+            reason = f"{before}, not {numbers['seconds']:g}"
+            wrong = [Fault(f"line {line}, column seconds", reason, fix)]
         faults += wrong
         if not wrong:
             loads.append(TraceLoad(**numbers))
         if len(faults) >= _MAX_FAULTS or len(loads) > MAX_ROWS:
             break
-    if len(loads) > MAX_ROWS:
-        faults.append(
-            Fault(
-                f"line {MAX_ROWS + 2}",
-                f"a trace holds at most {MAX_ROWS} rows",
-                "take the mean of several rows",
-            )
-        )
-    elif not faults and len(loads) < 2:
-        reason = (
-            f"needs two rows or more, not {len(loads)}: the last lasts as long as the one before it"
-        )
-        faults.append(Fault(_WHOLE_FILE, reason, "add rows below the line of names"))
+    faults += _wrong_length(loads) if not faults or len(loads) > MAX_ROWS else []
     if faults:
         raise InvalidTraceError(faults[:_MAX_FAULTS])
-    return Trace(_from_zero(loads))
+    start = loads[0].seconds
+    return Trace(tuple(replace(load, seconds=load.seconds - start) for load in loads))
 
 
-def _too_long(line: int, cells: int, names: int) -> Fault:
-    reason = f"has {cells} values, and line 1 has {names} names"
-    return Fault(
-        f"line {line}",
-        reason,
-        "write decimals with a point, as in 12.5, and put text that holds a comma in quotes",
-    )
+def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Each row that is not blank, with the line on which it begins: it may hold line breaks."""
+    rows: list[tuple[int, list[str]]] = []
+    line = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            try:
+                for cells in reader:
+                    if any(cell.strip() for cell in cells) or not rows:
+                        rows.append((line, cells))
+                    line = reader.line_num + 1
+            except csv.Error as e:
+                place, fix = f"line {reader.line_num}", "separate the values by commas"
+                raise InvalidTraceError([Fault(place, f"is not CSV: {e}", fix)]) from e
+    except OSError as e:
+        reason = f"cannot be read: {e.strerror or e}"
+        raise InvalidTraceError([Fault(_WHOLE_FILE, reason, "give the path of a CSV file")]) from e
+    except UnicodeDecodeError as e:
+        fault = Fault(_WHOLE_FILE, "is not UTF-8 text", "save it as CSV in UTF-8")
+        raise InvalidTraceError([fault]) from e
+    return rows
+
+
+def _wrong_length(loads: Sequence[TraceLoad]) -> list[Fault]:
+    if len(loads) > MAX_ROWS:
+        reason, fix = f"a trace holds at most {MAX_ROWS} rows", "take the mean of several rows"
+        return [Fault(f"line {MAX_ROWS + 2}", reason, fix)]
+    if len(loads) < 2:
+        last = "the last lasts as long as the one before it"
+        reason, fix = f"needs two rows or more, not {len(loads)}: {last}", "add rows below the line"
+        return [Fault(_WHOLE_FILE, reason, f"{fix} of names")]
+    return []
 
 
 def _places(header: Sequence[str]) -> Mapping[str, int]:
-    if len(header) == 1 and (
-        separator := next((each for each in ";\t|" if each in header[0]), None)
-    ):
+    """Raises InvalidTraceError."""
+    separator = next((each for each in _SEPARATORS if each in header[0]), None)
+    if len(header) == 1 and separator:
         reason = f"has its names separated by {_SEPARATORS[separator]}"
-        raise InvalidTraceError(
-            [Fault("line 1", reason, f"separate names and values by commas: {','.join(COLUMNS)}")]
-        )
-    missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        found = ", ".join(header) or "nothing"
-        fix = f"name the columns {', '.join(COLUMNS)}"
-        raise InvalidTraceError(
-            [
-                Fault(f"line 1, column {name}", f"is missing; there are {found}", fix)
-                for name in missing
-            ]
-        )
-    repeated = [name for name in COLUMNS if header.count(name) > 1]
-    if repeated:
-        raise InvalidTraceError(
-            [
-                Fault(f"line 1, column {name}", "is given twice", "keep one of them")
-                for name in repeated
-            ]
-        )
+        fix = f"separate names and values by commas: {','.join(COLUMNS)}"
+        raise InvalidTraceError([Fault("line 1", reason, fix)])
+    found, fix = ", ".join(header) or "nothing", f"name the columns {', '.join(COLUMNS)}"
+    missing = [
+        Fault(f"line 1, column {name}", f"is missing; there are {found}", fix)
+        for name in COLUMNS
+        if name not in header
+    ]
+    repeated = [
+        Fault(f"line 1, column {name}", "is given twice", "keep one of them")
+        for name in COLUMNS
+        if header.count(name) > 1
+    ]
+    if missing or repeated:
+        raise InvalidTraceError(missing or repeated)
     return {name: header.index(name) for name in COLUMNS}
 
 
 def _row(
-    line: int, cells: Sequence[str], places: Mapping[str, int]
+    line: int, cells: Sequence[str], places: Mapping[str, int], num_names: int
 ) -> tuple[dict[str, float], list[Fault]]:
+    if len(cells) > num_names:
+        reason = f"has {len(cells)} values, and line 1 has {num_names} names"
+        fix = "write decimals with a point, as in 12.5, and put text that holds a comma in quotes"
+        return {}, [Fault(f"line {line}", reason, fix)]
     numbers: dict[str, float] = {}
     faults = []
     for name, place in places.items():
         text = cells[place].strip() if place < len(cells) else ""
-        reason = _wrong(text)
-        if reason is None:
-            numbers[name] = float(text)
+        if wrong := _wrong(text):
+            fix = "write a number from 0 on, such as 12.5"
+            faults.append(Fault(f"line {line}, column {name}", wrong, fix))
         else:
-            faults.append(
-                Fault(
-                    f"line {line}, column {name}", reason, "write a number from 0 on, such as 12.5"
-                )
-            )
+            numbers[name] = float(text)
     return numbers, faults
 
 
@@ -239,13 +188,3 @@ def _wrong(text: str) -> str | None:
     if number < 0.0:
         return f"must not be negative, not {text}"
     return None if number <= MAX_NUMBER else f"must be at most {MAX_NUMBER:g}, not {text}"
-
-
-def _from_zero(loads: Sequence[TraceLoad]) -> tuple[TraceLoad, ...]:
-    first = loads[0].seconds
-    return tuple(
-        TraceLoad(
-            load.seconds - first, load.requests_per_second, load.input_tokens, load.output_tokens
-        )
-        for load in loads
-    )

@@ -21,9 +21,8 @@ from pdctl.bench.autotune import (
     start_sizes,
 )
 from pdctl.bench.datasets import Lengths
-from pdctl.bench.load import BenchRequest, OnChunk, TokenUsage
+from pdctl.bench.load import BenchRequest, LoadResult, OnChunk, RequestResult, TokenUsage
 from pdctl.bench.measure import LocalCluster
-from pdctl.bench.request_results import LoadResult, RequestResult
 from pdctl.bench.tuning import (
     CompletedTrial,
     LatencyTargets,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdctl.bench import request_results
-from pdctl.bench.request_results import LatencyLimits, LoadResult, RequestResult, percentile
+from pdctl.bench import load
+from pdctl.bench.load import LatencyLimits, LoadResult, RequestResult, percentile
 
 SLO = LatencyLimits(ttft_seconds=2.0, tpot_seconds=0.1)
 
@@ -28,7 +28,7 @@ def failed(*chunk_seconds: float) -> RequestResult:
 
 
 def test_answers_examples_hold() -> None:
-    assert doctest.testmod(request_results).failed == 0
+    assert doctest.testmod(load).failed == 0
 
 
 def test_answer_splits_its_time_into_ttft_and_tpot() -> None:

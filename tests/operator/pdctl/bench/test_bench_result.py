@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pdctl.bench import svg
-from pdctl.bench.request_results import LatencyLimits, LoadResult, RequestResult
+from pdctl.bench.load import LatencyLimits, LoadResult, RequestResult
 from pdctl.bench.result import (
     Reporting,
     latency_result,

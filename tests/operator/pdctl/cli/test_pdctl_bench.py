@@ -14,8 +14,8 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_api.errors import StartError
-from pdctl.bench import autotune, measure, started
-from pdctl.bench.started import StartedCluster, started_cluster
+from pdctl.bench import autotune, measure
+from pdctl.bench.measure import StartedCluster, started_cluster
 from pdctl.cli import bench_common, bench_serve
 from pdctl.cli.main import app
 from tests.operator.pdctl.bench.small_servers import SmallServer, events, serving_aside
@@ -40,7 +40,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @pytest.fixture
 def as_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SmallServer]]:
-    """A small server in place of a cluster that would be started."""
+    """A small server in place of a cluster that would be measure."""
     serving: list[AbstractContextManager[SmallServer]] = []
 
     def serve(*answer: Any) -> SmallServer:
@@ -61,7 +61,7 @@ def as_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SmallS
 
 
 def test_examples_hold() -> None:
-    for module in (bench_common, bench_serve, started):
+    for module in (bench_common, bench_serve, measure):
         assert doctest.testmod(module).failed == 0
 
 

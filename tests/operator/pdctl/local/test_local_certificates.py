@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_schema.ports import WORKER_NAME
-from pdctl.local.run_files import Certificates, make_certificates
+from pdctl.local.run_directory import Certificates, make_certificates
 from tests.operator.pdcluster_api.certificates.handshakes import handshake
 
 

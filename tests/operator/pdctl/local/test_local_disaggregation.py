@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdctl.local.state import DisaggregationReporter, disaggregation_of
-from pdctl.local.watcher import Row
+from pdctl.local.watcher import DisaggregationReporter, Row, disaggregation_of
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, pool
 
 CLUSTER = make_cluster()

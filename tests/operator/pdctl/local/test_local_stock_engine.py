@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from pdcluster_schema.load import parse
+from pdctl.local.machine import vllm_settings, with_programs
 from pdctl.local.plan import LocalPlan, plan_local
-from pdctl.local.run_directory import RunDirectory
-from pdctl.local.run_files import Certificates, RunSettings, write_process
-from pdctl.local.vllm_engine import vllm_settings, with_programs
+from pdctl.local.run_directory import Certificates, RunDirectory, RunSettings, write_process
 from tests.schema.object_cases import at, vllm
 
 Document = dict[str, Any]

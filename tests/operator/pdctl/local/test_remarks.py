@@ -6,7 +6,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pdctl.cli.status import render_status
-from pdctl.local.remarks import remarks_of, watch_remarks
+from pdctl.local.verification import remarks_of, watch_remarks
 from tests.operator.pdctl.run_state import run_state
 
 NOTE = "the model allows 32768, and the KV cache holds 29104"

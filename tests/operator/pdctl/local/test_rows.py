@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from pdcluster_api.discovery.etcd import RegisteredWorker
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
 from pdctl.local.processes import Launch, ManagedProcess, Phase
-from pdctl.local.screen import LiveScreen, PlainScreen, make_screen
+from pdctl.local.screen import LiveScreen, Screen, make_screen
 from pdctl.local.watcher import RestartLedger, Row, make_rows
 
 RECORD = RegisteredWorker("w", "decode", "cpu", "e1", "ready", {"http": "127.0.0.1:8000"})
@@ -77,7 +79,7 @@ def test_record_of_an_earlier_run_says_nothing() -> None:
 def test_plain_screen_prints_changes_only(capsys: pytest.CaptureFixture[str]) -> None:
     starting = row(keeper("running", 1), None, RestartLedger({}))
     ready = row(keeper("running", 1), RECORD, RestartLedger({}))
-    with PlainScreen() as screen:
+    with make_screen(progress=False) as screen:
         for rows in ([starting], [starting], [ready], [replace(ready, num_restarts=1)]):
             screen.show(rows)
         screen.echo("[news] of 2")
@@ -89,7 +91,9 @@ def test_plain_screen_prints_changes_only(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_live_screen_draws_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    with LiveScreen() as screen:
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        screen = LiveScreen(console, live)
         screen.show([row(keeper("running", 1), RECORD, RestartLedger({}))])
         screen.echo("news")
 
@@ -98,4 +102,5 @@ def test_live_screen_draws_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_screen_is_plain_in_a_pipe() -> None:
-    assert isinstance(make_screen(progress=True), PlainScreen)
+    with make_screen(progress=True) as screen:
+        assert type(screen) is Screen

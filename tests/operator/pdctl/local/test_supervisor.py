@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pdctl.local.processes import Launch, last_lines
-from pdctl.local.supervisor import Supervisor
+from pdctl.local.processes import Launch, Supervisor, last_lines
 
 SERVE = (
     "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', "

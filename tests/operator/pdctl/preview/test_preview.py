@@ -10,8 +10,7 @@ from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
-from pdctl.preview.fields import changed_fields
-from pdctl.preview.immutable import identity_faults, immutable_faults
+from pdctl.preview.differences import changed_fields, identity_faults, immutable_faults
 from pdctl.preview.preview import (
     Accelerators,
     Effect,

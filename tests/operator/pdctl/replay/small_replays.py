@@ -4,7 +4,7 @@ from typing import Any
 
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdctl.replay.speeds import Speeds
+from pdctl.replay.queueing import Speeds
 from pdctl.replay.trace import Trace, TraceLoad
 
 SPEEDS = Speeds(

@@ -4,11 +4,9 @@ import doctest
 
 import pytest
 
-from pdctl.replay import streams
-from pdctl.replay.pools import SimulatedPool, WorkerPhase
-from pdctl.replay.queueing import DecodePhase, PrefillPhase, PromptBatch
-from pdctl.replay.speeds import Speeds
-from pdctl.replay.streams import Streams
+from pdctl.replay import pools
+from pdctl.replay.pools import SimulatedPool, Streams, WorkerPhase
+from pdctl.replay.queueing import DecodePhase, PrefillPhase, PromptBatch, Speeds
 from pdctl.replay.trace import TraceLoad
 
 SPEEDS = Speeds(
@@ -29,7 +27,7 @@ def states(of: SimulatedPool) -> list[WorkerPhase]:
 
 
 def test_examples_hold():
-    assert doctest.testmod(streams) == (0, 1)
+    assert doctest.testmod(pools) == (0, 1)
 
 
 def test_a_new_worker_is_ready_after_its_start():

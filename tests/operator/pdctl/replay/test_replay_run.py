@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.errors import InvalidTraceError
+from pdcluster_api.errors import InvalidTraceError, StartError
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import load
+from pdctl.replay.queueing import Speeds, share_of_first
 from pdctl.replay.report import summarize, summary_lines, write_table
 from pdctl.replay.run import Moment, replay
-from pdctl.replay.speeds import Speeds, share_of_first
 from pdctl.replay.trace import Trace, TraceLoad, read_trace
 from tests.operator.pdctl.replay.small_replays import SPEEDS, make_spec, steady
 
@@ -148,7 +148,7 @@ def test_a_trace_that_would_not_end_is_refused():
     ],
 )
 def test_speeds_that_cannot_be_are_refused(field: str, value: float, message: str):
-    with pytest.raises(InvalidTraceError) as caught:
+    with pytest.raises(StartError) as caught:
         Speeds(**{field: value})
     assert str(caught.value) == message
 
