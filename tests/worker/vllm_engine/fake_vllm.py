@@ -23,7 +23,6 @@ vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="in_progress
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="completed_waiting"} 0.0
 vllm:nixl_xfer_time_seconds_sum{engine="0",model_name="m"} 0.5
 vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 4.42368e+06
-vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 1.0
 vllm:cache_config_info{block_size="4",enable_prefix_caching="True",num_gpu_blocks="16"} 1.0
 """
 
@@ -102,7 +101,6 @@ class FakeVllm:
         default_factory=lambda: {"/metrics": METRICS.encode(), "/health": b""}
     )
     late: dict[str, int] = field(default_factory=dict)
-    num_connections: int = 0
 
 
 @asynccontextmanager
@@ -122,7 +120,6 @@ def _handler(
     fake: FakeVllm,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        fake.num_connections += 1
         call: Call | None = None
         try:
             while True:

@@ -53,7 +53,6 @@ class Rig:
             self._reading.cancel()
         self.engine.close()
         self.reports.close()
-        self.http.close()
 
     def take(self, outputs: Sequence[EngineOutput]) -> None:
         for output in outputs:

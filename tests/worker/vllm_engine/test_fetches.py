@@ -1,6 +1,6 @@
 """Time that fetches are under way, by what the engine's page says."""
 
-from pdcluster_worker.vllm_engine.fetches import FETCH_SECONDS, Fetches
+from pdcluster_worker.vllm_engine.engine_load import FETCH_SECONDS, Fetches
 
 
 def requested(*requests: tuple[str, int]) -> Fetches:

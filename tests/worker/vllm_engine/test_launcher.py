@@ -19,7 +19,7 @@ FAMILY = (
 
 
 def kept(program: str) -> "subprocess.Popen[bytes]":
-    keeper = [sys.executable, "-m", "pdcluster_worker.vllm_engine.launcher"]
+    keeper = [sys.executable, "-m", "pdcluster_worker.vllm_engine.command"]
     return subprocess.Popen([*keeper, sys.executable, "-c", program], stdout=subprocess.PIPE)
 
 

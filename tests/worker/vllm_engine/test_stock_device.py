@@ -4,8 +4,8 @@ import pytest
 
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.system.nvidia import GpuReport, parse_report
-from pdcluster_worker.vllm_engine import device
-from pdcluster_worker.vllm_engine.device import device_of, read_device
+from pdcluster_worker.vllm_engine import facts
+from pdcluster_worker.vllm_engine.facts import device_of, read_device
 
 BUSY, IDLE = "NVIDIA B200, 183359, 165000, 42, 17\n", "NVIDIA B200, 183359, 4, 0, 0\n"
 
@@ -51,14 +51,14 @@ def test_gpus_that_hold_nothing_are_not_what_it_computes_on() -> None:
 
 
 async def test_a_report_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(facts, "POLL_SECONDS", 0.001)
 
     assert (await read("0.32.0", "", "no answer within 3 s", BUSY)).kind == "cuda"
 
 
 async def test_without_a_report_it_is_unknown_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(device, "REPORT_SECONDS", 0.003)
+    monkeypatch.setattr(facts, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(facts, "REPORT_SECONDS", 0.003)
 
     found = await read("0.32.0", *["No devices were found"] * 4)
     assert found == DeviceFacts(

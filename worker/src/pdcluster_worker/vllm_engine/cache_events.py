@@ -3,11 +3,15 @@
 Blocks with an unknown parent or foreign keys are left out; a gap in the sequence clears all.
 """
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import zmq
 
+from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.block_hash import next_hash
 from pdcluster_worker.messages.engine import BlockEvents
 
@@ -137,6 +141,41 @@ class CacheEvents:
                 del self._held[ours]
                 stored.pop(ours, None)
                 removed[ours] = None
+
+
+class Subscription:
+    """A socket that vLLM connects to, so a restarted engine finds it.
+
+    on_batch: called with sequence and payload.
+    """
+
+    def __init__(self, port: int, on_batch: Callable[[int, bytes], None]) -> None:
+        self._port = port
+        self._on_batch = on_batch
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.set_hwm(0)
+        self._socket.subscribe(b"")
+        self._loop = asyncio.get_running_loop()
+
+    def open(self) -> None:
+        """Raises ConfigError when the port cannot be used."""
+        try:
+            self._socket.bind(f"tcp://127.0.0.1:{self._port}")
+        except zmq.ZMQError as e:
+            message = f"engine.vllm.kvEventsPort {self._port} cannot be used: {e}"
+            raise ConfigError(message) from e
+        self._loop.add_reader(self._socket.fileno(), self._poll)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _poll(self) -> None:
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            _, sequence, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+            self._on_batch(int.from_bytes(sequence, "big"), payload)
 
 
 def _salt(event: BlockStored) -> bytes | None:

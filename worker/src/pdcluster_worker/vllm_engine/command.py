@@ -1,20 +1,28 @@
-"""The vLLM command as a child process: starts it, forwards its output, ends all of it."""
+"""The vLLM command as a child process: starts it, forwards its output, ends all of it.
+
+vLLM's processes do not notice the end of their parent.  So `python -m
+pdcluster_worker.vllm_engine.command COMMAND...` stands between: it kills the process group after
+the command or the worker has ended.  SIGTERM terminates first; SIGQUIT kills at once.
+"""
 
 import asyncio
 import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.vllm_engine import launcher
+from pdcluster_worker.system.process import terminate_with_parent
 
 LAST_LINES = 12  # last lines of output in the reason of its end
 
-STOP_SECONDS = launcher.GRACE_SECONDS + 5.0  # for the launcher to end all processes
+GRACE_SECONDS = 10  # for the command to end after SIGTERM
+STOP_SECONDS = GRACE_SECONDS + 5.0  # for the launcher to end all processes
 
 
 class Command:
@@ -31,7 +39,7 @@ class Command:
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.vllm.command: there is no program {self._command[0]}")
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", launcher.__name__, *self._command),
+            *(sys.executable, "-m", "pdcluster_worker.vllm_engine.command", *self._command),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -84,3 +92,34 @@ class Command:
 
 def _shown(line: bytes) -> str:
     return line.decode(errors="replace").strip()[:300]
+
+
+def main(command: list[str]) -> int:
+    """Returns the command's exit status, 128 + n after signal n."""
+    child: subprocess.Popen[bytes] | None = None
+
+    def kill(_signal: int, _frame: FrameType | None) -> None:
+        if child is None:
+            sys.exit(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+    def on_signal(_signal: int, _frame: FrameType | None) -> None:
+        if child is None:
+            sys.exit(1)
+        child.terminate()
+        signal.alarm(GRACE_SECONDS)
+
+    signal.signal(signal.SIGALRM, kill)
+    signal.signal(signal.SIGQUIT, kill)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: the worker sends SIGTERM
+    terminate_with_parent()
+    child = subprocess.Popen(command, process_group=0)
+    status = child.wait()
+    kill(0, None)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

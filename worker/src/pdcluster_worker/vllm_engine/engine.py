@@ -1,35 +1,42 @@
-"""Runs our engine messages on a vLLM server, a request as one HTTP exchange at a time.
-
-vLLM keeps the KV of a prefill until the peer fetches it.
+"""Runs our engine messages on a vLLM server: each request is a task with one HTTP exchange at a
+time.  vLLM keeps the KV of a prefill until the peer fetches it.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
 from pdcluster_worker.messages import engine as messages
-from pdcluster_worker.messages.engine import EngineInput, EngineOutput
+from pdcluster_worker.messages.engine import EngineInput, EngineOutput, Received
 from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, RequestSpec, Token
 from pdcluster_worker.vllm_engine import generate_api, responses
-from pdcluster_worker.vllm_engine.fetches import FETCH_SECONDS
-from pdcluster_worker.vllm_engine.http import HttpExchange, VllmClient
+from pdcluster_worker.vllm_engine.engine_load import FETCH_SECONDS
+from pdcluster_worker.vllm_engine.http import HttpAnswer, HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.reports import Reports
-from pdcluster_worker.vllm_engine.request_exchanges import (
-    PrefillAnswer,
-    PromptAnswer,
-    TokenAnswer,
-    VerifiedAnswer,
-    VllmRequest,
-)
 from pdcluster_worker.vllm_engine.responses import TokenStream, VllmError
+from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
 
 logger = logging.getLogger(__name__)
 
 Emit = Callable[[Sequence[EngineOutput]], None]
+Exchange = Callable[..., Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True, eq=False)
+class VllmRequest:
+    spec: RequestSpec
+    trace: Mapping[str, str] = field(default_factory=dict)  # HTTP headers
+    epoch: bytes | None = None  # of the transfer while KV is expected; None = not
+    task: asyncio.Task[None] | None = None  # until its answer has ended
+    is_fetching: bool = False  # vLLM has the request with that KV, and no token has come
+    attempt: int = 0
 
 
 class VllmEngine:
@@ -49,7 +56,7 @@ class VllmEngine:
         self._emit = emit
         self._trace = trace
         self._requests: dict[str, VllmRequest] = {}
-        self._polling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         reports.on_page = self._give_up
 
     def take(self, message: EngineInput) -> None:
@@ -64,7 +71,10 @@ class VllmEngine:
                 if (request := self._waiting(request_id, epoch)) is not None:
                     self._submit(request)
             case messages.Prefill(spec=spec):
-                self._prefill(self._new(spec))
+                request = self._new(spec)
+                attempt = self._attempt(request, is_for_peer=True)
+                body = generate_api.prefill(spec, self._model, attempt=attempt)
+                self._begin(request, self._prefill, body)
             case messages.Abort(request_id=request_id):
                 self._forget(request_id)
             case messages.AskSnapshot():
@@ -78,16 +88,16 @@ class VllmEngine:
 
     def close(self) -> None:
         """Abort every request without output."""
-        for polling in self._polling:
-            polling.cancel()
+        for task in self._tasks:
+            task.cancel()
         for request_id in list(self._requests):
             self._forget(request_id)
 
     # --- requests ---------------------------------------------------------------------------
 
     def _new(self, spec: RequestSpec) -> VllmRequest:
-        trace = self._trace(spec.request_id)
-        request = self._requests[spec.request_id] = VllmRequest(spec, trace=trace)
+        request = VllmRequest(spec, self._trace(spec.request_id))
+        self._requests[spec.request_id] = request
         return request
 
     def _submit(self, request: VllmRequest) -> None:
@@ -98,26 +108,28 @@ class VllmEngine:
         if self._is_refused(request):
             return
         if spec.sampling.prompt_logprobs is not None and not spec.output:
-            body = generate_api.prompt_only(spec, self._model, attempt=self._attempt(request))
-            self._begin(request, PromptAnswer(self, request, body))
+            attempt = self._attempt(request)
+            body = generate_api.prompt_only(spec, self._model, attempt=attempt)
+            self._begin(request, self._score, body)
         else:
-            self.generate(request)
+            self._begin(request, self._stream, *self._generation(request))
 
     def _is_refused(self, request: VllmRequest) -> bool:
         """Fail a request that vLLM would run wrongly (`generate_api.refusal`)."""
         refused = generate_api.refusal(request.spec)
         if refused is not None:
             message, param = refused
-            self.failed(request, VllmError(message, is_refusal=True, param=param))
+            self._fail(request, VllmError(message, is_refusal=True, param=param))
         return refused is not None
 
-    def generate(self, request: VllmRequest, scores: Sequence[PromptLogprob] = ()) -> None:
-        """scores: of the prompt, reported with the first token."""
+    def _generation(
+        self, request: VllmRequest, scores: Sequence[PromptLogprob] = ()
+    ) -> tuple[bytes, TokenStream]:
+        """Body and reader of the next attempt.  scores: of the prompt, for the first token."""
         spec = request.spec
         body = generate_api.generate(spec, self._model, attempt=self._attempt(request))
         hit = self._reports.expected_hit(spec)
-        stream = TokenStream(spec, cached_tokens=hit, prompt_logprobs=scores)
-        self._begin(request, TokenAnswer(self, request, body, stream))
+        return body, TokenStream(spec, cached_tokens=hit, prompt_logprobs=scores)
 
     def _receive(self, spec: RequestSpec) -> None:
         needed = self._reports.num_blocks(len(spec.prompt) + len(spec.output) + 1)
@@ -142,25 +154,21 @@ class VllmEngine:
         except VllmError as e:
             self._emit([messages.FetchFailed(spec.request_id, str(e))])
             return
+        request.is_fetching = True
         attempt = self._attempt(request)
         body = generate_api.generate(spec, self._model, attempt=attempt, transfer=handle.transfer)
-        request.is_fetching = True
         self._reports.fetches.begun(spec.request_id, spec.priority, time.monotonic())
         stream = TokenStream(spec, handle=handle)
-        if spec.verify_transfer:
-            answer = VerifiedAnswer(self, request, body, stream)
-            self._begin(request, answer, lambda: answer.count_first(self._http))
-        else:
-            self._begin(request, TokenAnswer(self, request, body, stream))
+        run = self._verify if spec.verify_transfer else self._stream
+        self._begin(request, run, body, stream)
 
     def _give_up(self) -> None:
         """Fail fetches that take too long: the peer may be gone without vLLM noticing."""
         for request_id in self._reports.fetches.overdue(time.monotonic()):
             request = self._requests[request_id]
-            if request.exchange is not None:
-                request.exchange.close()
+            self._cancel(request)
             message = f"its fetch was under way for {FETCH_SECONDS:g} s, and no token came"
-            self.failed(request, VllmError(message))
+            self._fail(request, VllmError(message))
 
     def _has_fetched(self, request: VllmRequest) -> None:
         """The KV has arrived or is not expected any more."""
@@ -175,53 +183,106 @@ class VllmEngine:
             return None
         return request
 
-    def _prefill(self, request: VllmRequest) -> None:
-        body = generate_api.prefill(request.spec, self._model, attempt=self._attempt(request))
-        self._begin(request, PrefillAnswer(self, request, body))
-
-    def _attempt(self, request: VllmRequest) -> int:
+    def _attempt(self, request: VllmRequest, *, is_for_peer: bool = False) -> int:
+        """Count what is sent next.  A prompt counts once; one for a peer counts at the peer."""
         request.attempt += 1
-        return request.attempt
-
-    def _begin(
-        self, request: VllmRequest, exchange: HttpExchange, begin: Callable[[], None] | None = None
-    ) -> None:
-        """Send the request, replacing its previous exchange.  begin: sends it in another way."""
-        if request.exchange is not None:
-            request.exchange.close()
-        spec = request.spec
-        request.exchange = exchange
-        num_tokens = len(spec.prompt) + len(spec.output)
-        # A prompt counts once, however often it is sent; one for a peer counts at the peer.
-        is_new = request.attempt == 1 and not isinstance(exchange, PrefillAnswer)
+        num_tokens = len(request.spec.prompt) + len(request.spec.output)
         self._reports.load.begun(
-            spec.request_id,
+            request.spec.request_id,
             num_tokens,
             is_fetching=request.is_fetching,
-            is_new=is_new,
+            is_new=request.attempt == 1 and not is_for_peer,
             has_space=self._reports.can_begin(num_tokens),
         )
-        if begin is None:
-            self._http.begin(exchange)
-        else:
-            begin()
+        return request.attempt
+
+    def _begin(self, request: VllmRequest, exchange: Exchange, *args: Any) -> None:
+        """Run the next exchange of a request in place of its last one."""
+        self._cancel(request)
+        request.task = asyncio.create_task(self._run(request, exchange, *args))
+        self._tasks.add(request.task)
+        request.task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _cancel(request: VllmRequest) -> None:
+        task, request.task = request.task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
 
     def _forget(self, request_id: str) -> None:
         """Forget a request, and abort it if it runs."""
         request = self._requests.pop(request_id, None)
-        if request is None:
-            return
-        self._has_fetched(request)
-        if request.exchange is not None:
-            request.exchange.close()
-        self._reports.load.ended(request_id)
+        if request is not None:
+            self._has_fetched(request)
+            self._cancel(request)
+            self._reports.load.ended(request_id)
 
-    # --- called by exchanges ----------------------------------------------------------------
+    # --- tasks ------------------------------------------------------------------------------
 
-    def verified(self, received: messages.Received) -> None:
-        self._emit([received])
+    async def _run(self, request: VllmRequest, exchange: Exchange, *args: Any) -> None:
+        try:
+            await exchange(request, *args)
+        except HttpFailedError as e:
+            if request.task is not None and await self._reports.is_alive(str(e)):
+                self._fail(request, VllmError(f"the engine broke off its answer: {e}"))
+        except Exception as e:
+            if not isinstance(e, VllmError):
+                logger.exception("an exchange failed request=%s", request.spec.request_id)
+                e = VllmError(f"the engine's client failed: {e!r}")
+            if request.task is not None:  # else its last token has come
+                self._fail(request, e)
 
-    def made(self, request: VllmRequest, tokens: list[Token], *, is_end: bool) -> None:
+    @asynccontextmanager
+    async def _post(self, request: VllmRequest, body: bytes) -> AsyncIterator[HttpAnswer]:
+        """An answer 200.  Raises VllmError, HttpFailedError."""
+        path, trace = generate_api.PATH, request.trace
+        async with self._http.request("POST", path, body, trace) as answer:
+            if answer.status != 200:
+                raise responses.read_error(answer.status, await answer.body())
+            yield answer
+
+    async def _stream(
+        self, request: VllmRequest, body: bytes, stream: TokenStream, before: Scrape | None = None
+    ) -> None:
+        """before: counts what was received since, before the first token."""
+        async with self._post(request, body) as answer:
+            async for chunk in answer.chunks():
+                if before is not None:
+                    self._emit([received(request.spec, before, await self._page())])
+                    before = None
+                if tokens := stream.feed(chunk):
+                    self._made(request, tokens, is_end=stream.has_ended)
+        if not stream.has_ended:
+            raise VllmError("the engine ended its answer before the last token")
+
+    async def _verify(self, request: VllmRequest, body: bytes, stream: TokenStream) -> None:
+        await self._stream(request, body, stream, await self._page())
+
+    async def _page(self) -> Scrape:
+        try:
+            return read_numbers(await self._http.get("/metrics"))
+        except HttpFailedError as e:
+            raise VllmError(f"the engine does not say what it fetched: {e}") from e
+
+    async def _score(self, request: VllmRequest, body: bytes) -> None:
+        """Log probabilities of a prompt; its tokens are generated next, from the cache."""
+        async with self._post(request, body) as answer:
+            scores = responses.read_prompt_logprobs(await answer.body(), request.spec)
+        await self._stream(request, *self._generation(request, scores))
+
+    async def _prefill(self, request: VllmRequest, body: bytes) -> None:
+        """Report the handle of KV that vLLM keeps for a peer."""
+        async with self._post(request, body) as answer:
+            handle = responses.read_prefill(await answer.body(), request.spec)
+        request_id = request.spec.request_id
+        self._reports.kept()
+        seconds = self._reports.load.prefilled(request_id, num_cached=handle.cached_tokens)
+        self._forget(request_id)
+        data = responses.encode_handle(replace(handle, prefill_seconds=seconds))
+        self._emit([messages.PrefillDone(request_id, 0, 0.0, handle=data)])
+        self._reports.changed()
+
+    def _made(self, request: VllmRequest, tokens: list[Token], *, is_end: bool) -> None:
         request_id = request.spec.request_id
         self._has_fetched(request)
         request.epoch = None
@@ -230,39 +291,14 @@ class VllmEngine:
         if seconds is not None:
             tokens[0] = replace(tokens[0], queue_seconds=0.0, prefill_seconds=seconds)
         if is_end:
-            request.exchange = None  # its connection is kept once its last bytes have come
             self._forget(request_id)
         self._emit([messages.Tokens(tokens)])
         self._reports.changed()
 
-    def prefilled(self, request: VllmRequest, handle: responses.KvTransferParams) -> None:
-        """Report the handle of KV that vLLM keeps for a peer."""
-        request_id = request.spec.request_id
-        self._reports.kept()
-        cached_tokens = handle.cached_tokens
-        seconds = self._reports.load.prefilled(request_id, num_cached=cached_tokens)
-        self._forget(request_id)
-        data = responses.encode_handle(replace(handle, prefill_seconds=seconds))
-        self._emit([messages.PrefillDone(request_id, 0, 0.0, handle=data)])
-        self._reports.changed()
-
-    def broken_off(self, request: VllmRequest, exchange: HttpExchange, reason: str) -> None:
-        """Fail a request whose answer broke off, or report that the engine has ended."""
-
-        async def poll() -> None:
-            is_alive = await self._reports.is_alive(reason)
-            is_known = self._requests.get(request.spec.request_id) is request
-            if is_alive and is_known and request.exchange is exchange:
-                message = f"the engine broke off its answer: {reason}"
-                self.failed(request, VllmError(message))
-
-        polling = asyncio.create_task(poll())
-        self._polling.add(polling)
-        polling.add_done_callback(self._polling.discard)
-
-    def failed(self, request: VllmRequest, error: VllmError) -> None:
+    def _fail(self, request: VllmRequest, error: VllmError) -> None:
         """Fail a request; one that fetches gets FetchFailed and continues without that KV."""
         request_id = request.spec.request_id
+        request.task = None
         if request.is_fetching:
             self._has_fetched(request)
             self._reports.load.ended(request_id)
@@ -274,3 +310,16 @@ class VllmEngine:
             )
             self._emit([failed])
         self._reports.changed()
+
+
+def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
+    """Count what one request has received; with concurrent fetches its bytes may be unknown."""
+    num_tokens = now.external_tokens - before.external_tokens
+    if num_tokens > len(spec.prompt):
+        return Received(spec.request_id, len(spec.prompt))
+    return Received(
+        spec.request_id,
+        num_tokens,
+        num_bytes=now.bytes_received - before.bytes_received,
+        seconds=now.transfer_seconds - before.transfer_seconds,
+    )

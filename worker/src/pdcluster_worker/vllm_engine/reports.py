@@ -12,8 +12,7 @@ from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import EngineOutput, EngineStats, Pong
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.vllm_engine.cache_events import CacheEvents
-from pdcluster_worker.vllm_engine.engine_load import VllmLoad
-from pdcluster_worker.vllm_engine.fetches import Fetches
+from pdcluster_worker.vllm_engine.engine_load import Fetches, VllmLoad
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
 
@@ -51,7 +50,7 @@ class Reports:
         self._on_gone = on_gone
         self._max_sequences = max_sequences
         self._scraped_at = self._changed_at = time.monotonic()
-        self._is_silent = self._is_pinged = self._keeps = False
+        self.is_silent = self._is_pinged = self._keeps = False
         self._num_inputs = 0
         self._wake = asyncio.Event()
         self._due: asyncio.TimerHandle | None = None
@@ -78,14 +77,10 @@ class Reports:
 
     def answer_ping(self) -> None:
         """Answer a ping, once the page can be read."""
-        self._is_pinged = self._is_silent
-        if not self._is_silent:
+        self._is_pinged = self.is_silent
+        if not self.is_silent:
             is_to_step = self.load.is_to_step and not self._waits_for_kept
             self._emit([Pong(self.load.num_steps, is_to_step)])
-
-    @property
-    def shows_page(self) -> bool:
-        return not self._is_silent
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._first.block_size)
@@ -145,7 +140,7 @@ class Reports:
         """Read the page until cancelled."""
         while True:
             await self._poll()
-            is_busy = self.load.has_work or self._keeps or self._is_silent
+            is_busy = self.load.has_work or self._keeps or self.is_silent
             try:
                 if is_busy:
                     await asyncio.sleep(BUSY_SECONDS)
@@ -163,11 +158,11 @@ class Reports:
         except HttpFailedError as e:
             if e.is_refused:
                 self._on_gone(f"it does not listen any more: {e}")
-            elif not self._is_silent:
+            elif not self.is_silent:
                 logger.warning("the engine does not show its numbers reason=%s", e)
-            self._is_silent = True
+            self.is_silent = True
             return
-        self._is_silent = False
+        self.is_silent = False
         if scrape.started_seconds != self._first.started_seconds:
             self._on_gone("it was started again")
             return

@@ -24,7 +24,6 @@ class Scrape:
     external_tokens: int = 0  # prompt tokens whose KV came from a peer
     bytes_received: int = 0  # by NIXL, summed over ranks
     transfer_seconds: float = 0.0  # by NIXL, summed over ranks
-    failed_transfers: int = 0
     fetches_to_start: int = 0  # queued requests with KV from a peer
     fetches_complete: int = 0  # the same, with KV that has arrived
     started_seconds: float = 0.0  # start of the process; identifies it
@@ -43,7 +42,6 @@ _COUNTS = {
     "prefix_hit_tokens": "prefix_cache_hits_total",
     "external_tokens": "external_prefix_cache_hits_total",
     "bytes_received": "nixl_bytes_transferred_sum",
-    "failed_transfers": "nixl_num_failed_transfers_total",
 }
 _REALS = {
     "kv_usage": "kv_cache_usage_perc",

@@ -11,12 +11,12 @@ from pdcluster_worker.errors import WRONG_SETTING, WorkerError
 from pdcluster_worker.messages.engine import Begin, Stop
 from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.vllm_engine.cache_events import Subscription
 from pdcluster_worker.vllm_engine.command import Command
 from pdcluster_worker.vllm_engine.engine import VllmEngine
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.reports import Reports
-from pdcluster_worker.vllm_engine.subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,6 @@ class VllmChild:
             self._engine.close()
         if self._reports is not None:
             self._reports.close()
-        self._http.close()
         self._subscription.close()
         if self._command is not None:
             await self._command.stop()
