@@ -170,7 +170,6 @@ async def test_a_mixed_worker_s_engine_moves_no_kv(
         reading = asyncio.create_task(read_facts(client, given))
         await warmed(fake)
         served = await asyncio.wait_for(reading, 10)
-        client.close()
 
     assert served.ready.transport == transport
 
@@ -185,7 +184,6 @@ async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu
         reading = asyncio.create_task(read_facts(client, given))
         await warmed(fake)
         served = await asyncio.wait_for(reading, 10)
-        client.close()
 
     assert served.ready.device == DeviceFacts(
         "cpu", "cpu", operations="vllm 0.32.0+cpu", model_code="vllm"
