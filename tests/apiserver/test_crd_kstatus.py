@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pdcluster_api.plan.cluster_status import plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
-from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of

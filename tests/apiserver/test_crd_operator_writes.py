@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pdcluster_api.manifests.access import render_scaler
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_api.manifests.service import render_scaler
 from pdcluster_api.plan.autoscale.explain import read_record
+from pdcluster_api.plan.cluster_status import plan_invalid
 from pdcluster_api.plan.observed.state import (
     DecisionInput,
     DecisionStep,
@@ -23,7 +24,6 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
 )
 from pdcluster_api.plan.status.autoscaled import recorded
-from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_schema.conditions import CAPACITY_SHORT
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse

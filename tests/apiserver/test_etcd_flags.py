@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.manifests.etcd_pod import DATA_FOLDER
+from pdcluster_api.manifests.etcd import DATA_FOLDER
 from pdcluster_api.manifests.render import Owner, RenderSettings, render_shared
 from pdcluster_schema.load import parse
 from tests.apiserver.control_plane import binary

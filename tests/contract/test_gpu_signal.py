@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import generate_latest
 
-from pdcluster_api.manifests.engine_container import GPU_REPORT
+from pdcluster_api.manifests.vllm import GPU_REPORT
 from pdcluster_api.plan.autoscale.signals import Signal, signals_of
 from pdcluster_api.plan.autoscale.totals import read_pool
 from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pdcluster_api.manifests.access import KIND, render_scaler
 from pdcluster_api.manifests.objects import OWNER_API_VERSION, Owner
-from pdcluster_api.manifests.service import KIND, render_scaler
 from pdcluster_schema.labels import GROUP, SEEN_REPLICAS
 from pdcluster_schema.sections import RolesSpec
 

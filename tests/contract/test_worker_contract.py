@@ -14,10 +14,9 @@ import yaml
 
 from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd
-from pdcluster_api.discovery.disaggregation import read_disaggregation
+from pdcluster_api.discovery.etcd import read_disaggregation
 from pdcluster_api.manifests.vllm import VllmSettings
 from pdcluster_api.manifests.worker_config import (
-    EtcdTls,
     WorkerFileSettings,
     engine_file,
     policy_file,
@@ -36,7 +35,6 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
-    EtcdTLSConfig,
     ModelConfig,
     WorkerConfig,
     load_worker_config,
@@ -115,7 +113,7 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
         "tenants": {ENTRY: {"priority": "low"}},
     }
     cluster = parse(document)
-    tls = EtcdTls(ca="/e/ca", certificate="/e/c", key="/e/k")
+    tls = {"ca": "/e/ca", "certificate": "/e/c", "key": "/e/k"}
     site = replace(
         SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys"
     )
@@ -224,9 +222,7 @@ def test_defaults_are_equal_on_both_sides() -> None:
         | {"name": "m", "path": "/m"}
         == model
     )
-    assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == (None, None)
-    ours, theirs = EtcdTls(ca="/ca"), EtcdTLSConfig(ca="/ca")
-    assert (ours.certificate, ours.key) == (theirs.certificate, theirs.key)
+    assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == ({}, None)
     _, policy = rendered("mixed.yaml", "mixed")
     assert policy == PolicyConfig().model_dump(mode="json", by_alias=True)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_api.manifests.engine_config import policy_config
 from pdcluster_api.manifests.render import render_record, render_workload
+from pdcluster_api.manifests.worker_config import policy_config
 from pdcluster_schema.load import parse
 from pdcluster_worker.config.policy import load_policy
 from pdcluster_worker.config.worker import load_worker_config

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Owner, RenderSettings
+from pdcluster_api.plan.cluster_status import plan_invalid
 from pdcluster_api.plan.observed.state import (
     DecisionInput,
     DecisionStep,
@@ -31,7 +32,6 @@ from pdcluster_api.plan.observed.state import (
     WorkerRecords,
     WriteFailure,
 )
-from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.reconcile.rendering import Rendering

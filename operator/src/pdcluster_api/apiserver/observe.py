@@ -20,7 +20,7 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
     WriteFailure,
 )
-from pdcluster_api.plan.status.problems import worst_of
+from pdcluster_api.plan.status.condition import worst_of
 from pdcluster_schema import labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, template_hash, written_names

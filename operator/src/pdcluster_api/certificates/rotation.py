@@ -23,18 +23,16 @@ from cryptography.hazmat.primitives import serialization
 
 from pdcluster_api.certificates.authority import (
     AUTHORITY_LIFETIME,
-    LEAF_LIFETIME,
-    Pair,
-    issue,
-    make_authority,
-)
-from pdcluster_api.certificates.secret_reader import (
     CA_CERTIFICATES,
     CERTIFICATE,
     KEY,
+    LEAF_LIFETIME,
     HeldPairs,
+    Pair,
     StoredSecret,
     is_issued_by,
+    issue,
+    make_authority,
     read_secrets,
 )
 from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION

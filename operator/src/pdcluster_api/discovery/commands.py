@@ -16,7 +16,6 @@ from typing import Any
 
 from aetcd import rpc
 
-from pdcluster_api.discovery.alarms import is_full
 from pdcluster_api.discovery.etcd import (
     TIMEOUT_SECONDS,
     Endpoint,
@@ -26,8 +25,27 @@ from pdcluster_api.discovery.etcd import (
     call_each,
     parse_record,
 )
-from pdcluster_api.errors import EtcdFullError
+from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
 from pdcluster_schema import etcd_keys
+
+
+async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> bool:
+    """Return whether the alarm NOSPACE is raised; an etcd that keeps its alarms to itself has none.
+
+    Any member's alarm is known to all of them.
+    """
+    request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
+    try:
+        response = await call_each(
+            endpoints,
+            tls,
+            lambda etcd: etcd.Alarm(request, timeout=TIMEOUT_SECONDS),
+            stub=rpc.MaintenanceStub,
+        )
+    except EtcdUnreachableError:
+        return False
+    return any(each.alarm == rpc.NOSPACE for each in response.alarms)
+
 
 logger = logging.getLogger(__name__)
 MAX_OPERATIONS = 100

@@ -8,6 +8,7 @@ Records are leased: when a worker ends, its record expires.
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,55 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from pdcluster_api.discovery.addresses import ResolvedEndpoint
-from pdcluster_api.discovery.disaggregation import read_disaggregation
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
 from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
-from pdcluster_schema.text import one_line
+from pdcluster_schema.text import one_line, shortened
+
+_MAX_PEERS = 8
+_MAX_NAME = 63
+_MAX_TEXT = 400
+_MOST = 10**15
+"""Largest count or rate: what is larger is no number that a worker means."""
+
+
+def read_disaggregation(content: Mapping[str, Any]) -> WorkerDisaggregation | None:
+    """Parts of the section; None where one cannot be read, so that the rest of it counts all
+    the same.
+    """
+    found = content.get("disaggregation")
+    if not isinstance(found, Mapping):
+        return None
+    try:
+        ratio = found.get("remote_ratio")
+        return WorkerDisaggregation(
+            transport=str(found["transport"])[:_MAX_NAME],
+            refused=tuple(
+                (str(each["pod"])[:_MAX_NAME], shortened(str(each["reason"]), _MAX_TEXT))
+                for each in list(found.get("refused", ()))[:_MAX_PEERS]
+            ),
+            num_refused=_count(found.get("num_refused", 0)),
+            long_prompts=_count(found.get("long_prompts", 0)),
+            remote_ratio=None if ratio is None else _ratio(ratio),
+            bytes_per_second=_count(found.get("bytes_per_second", 0)),
+            transport_note=shortened(str(found.get("transport_note", "")), _MAX_TEXT),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _count(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= _MOST:
+        raise ValueError(f"{number} is no count")
+    return number
+
+
+def _ratio(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or not 0 <= number <= 1:
+        raise ValueError(f"{number} is no share")
+    return number
+
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 3

@@ -1,4 +1,6 @@
-"""NetworkPolicies (ingress only), the ServiceAccount and the TLS Secrets of a cluster."""
+"""What leads to a cluster's pods, and what keeps others away: Services, the InferencePool, budgets,
+scalers, NetworkPolicies (ingress only), the ServiceAccount and the TLS Secrets.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -6,15 +8,27 @@ from collections.abc import Mapping
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
+    OWNER_API_VERSION,
     Manifest,
     Owner,
     child_names,
-    etcd_policy_name,
+    etcd_object,
+    etcd_selector,
+    headless,
     new_object,
     policy_name,
+    shared_object,
     workers_selector,
+    workload_selector,
 )
-from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, cluster_labels
+from pdcluster_schema.labels import (
+    CLUSTER,
+    REVISION,
+    ROLE,
+    SEEN_REPLICAS,
+    pool_labels,
+    workload_labels,
+)
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import (
     GRPC_PORT,
@@ -23,14 +37,19 @@ from pdcluster_schema.ports import (
     NUM_KV_PORTS,
     NUM_UCX_PORTS,
 )
+from pdcluster_schema.service import EndpointPickerSpec
+from pdcluster_schema.workload import WorkloadId
+
+KIND = "PDPoolScaler"
 
 _KV_PORTS: Manifest = {
     "port": KV_PORT,
     "endPort": KV_PORT + NUM_KV_PORTS + NUM_UCX_PORTS - 1,
     "protocol": "TCP",
 }
-
-_KIND = "networking.k8s.io/v1/NetworkPolicy"
+_POLICY = "networking.k8s.io/v1/NetworkPolicy"
+_BUDGET = "policy/v1/PodDisruptionBudget"
+_NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
 def workers_policy(owner: Owner, *, has_stock_engines: bool = False) -> Manifest:
@@ -40,63 +59,44 @@ def workers_policy(owner: Owner, *, has_stock_engines: bool = False) -> Manifest
     workers = workers_selector(owner.name)
     peers: Manifest = {"from": [{"podSelector": workers}]}
     if not has_stock_engines:
-        peers["ports"] = [*_ports(GRPC_PORT), _KV_PORTS]
-    rules = [{"ports": _ports(HTTP_PORT)}, peers]
-    return new_object(
-        _KIND,
-        policy_name(owner.name),
-        owner,
-        cluster_labels(owner.name, "ingress"),
-        spec=_spec(workers, rules),
-    )
+        peers["ports"] = [_policy_port(GRPC_PORT), _KV_PORTS]
+    rules = [{"ports": [_policy_port(HTTP_PORT)]}, peers]
+    return shared_object(_POLICY, policy_name(owner.name), owner, spec=_policy(workers, rules))
 
 
 def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
     """Clients are this cluster's workers and the operator; members reach each other."""
-    members = {"matchLabels": {CLUSTER: owner.name, COMPONENT: ETCD}}
+    members = {"matchLabels": etcd_selector(owner)}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}
     }
     rules = [
         {
-            "ports": _ports(ETCD_CLIENT_PORT),
+            "ports": [_policy_port(ETCD_CLIENT_PORT)],
             "from": [{"podSelector": workers_selector(owner.name)}, operator],
         },
-        {"ports": _ports(ETCD_PEER_PORT), "from": [{"podSelector": members}]},
+        {"ports": [_policy_port(ETCD_PEER_PORT)], "from": [{"podSelector": members}]},
     ]
-    return new_object(
-        _KIND,
-        etcd_policy_name(owner.name),
-        owner,
-        cluster_labels(owner.name, ETCD),
-        spec=_spec(members, rules),
-    )
+    name = f"{policy_name(owner.name)}-etcd"
+    return etcd_object(_POLICY, name, owner, spec=_policy(members, rules))
 
 
-def _spec(pods: Manifest, rules: list[Manifest]) -> Manifest:
+def _policy(pods: Manifest, rules: list[Manifest]) -> Manifest:
     return {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": rules}
 
 
-def _ports(*numbers: int) -> list[Manifest]:
-    return [{"port": number, "protocol": "TCP"} for number in numbers]
+def _policy_port(number: int) -> Manifest:
+    return {"port": number, "protocol": "TCP"}
 
 
 def service_account(cluster: PDCluster, owner: Owner) -> Manifest:
     """Without a mounted token; with the pull secrets, which the etcd's image needs too."""
     secrets = [{"name": name} for name in cluster.spec.image.pull_secrets]
     parts = {"imagePullSecrets": secrets} if secrets else {}
-    labels = cluster_labels(owner.name, "ingress")
-    return new_object(
-        "v1/ServiceAccount",
-        child_names(owner.name).service_account,
-        owner,
-        labels,
-        automountServiceAccountToken=False,
-        **parts,
+    name = child_names(owner.name).service_account
+    return shared_object(
+        "v1/ServiceAccount", name, owner, automountServiceAccountToken=False, **parts
     )
-
-
-_NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
 def render_tls_secrets(
@@ -107,13 +107,15 @@ def render_tls_secrets(
     ca_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
     tls_annotations: Mapping[str, str] = _NO_ANNOTATIONS,
 ) -> tuple[Manifest, Manifest]:
-    """The authority's and the workers', to be written in this order.  ca: tls.crt and tls.key of
-    the authority, PEM tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the
-    workers, PEM
+    """The authority's and the workers', to be written in this order.  In PEM:
+
+    ca:  tls.crt and tls.key of the authority
+    tls: ca.crt (every authority that is accepted), tls.crt and tls.key of the workers
     """
     names = child_names(owner.name)
-    return _secret(owner, names.authority, ca, ca_annotations), _secret(
-        owner, names.certificates, tls, tls_annotations
+    return (
+        _secret(owner, names.authority, ca, ca_annotations),
+        _secret(owner, names.certificates, tls, tls_annotations),
     )
 
 
@@ -121,13 +123,94 @@ def _secret(
     owner: Owner, name: str, content: Mapping[str, bytes], annotations: Mapping[str, str]
 ) -> Manifest:
     data = {key: base64.b64encode(value).decode() for key, value in content.items()}
-    labels = cluster_labels(owner.name, "ingress")
+    return shared_object(
+        "v1/Secret", name, owner, annotations=annotations, type="kubernetes.io/tls", data=data
+    )
+
+
+def ingress_service(cluster: PDCluster, owner: Owner, serving: str, role: str) -> Manifest:
+    """The OpenAI API; changing `serving` switches the traffic at once."""
+    service = cluster.spec.service
+    spec = {
+        "type": service.type,
+        "selector": {CLUSTER: owner.name, ROLE: role, REVISION: serving},
+        "ports": [_http_port(service.port)],
+    }
+    return shared_object(
+        "v1/Service", owner.name, owner, annotations=service.annotations, spec=spec
+    )
+
+
+def workers_service(owner: Owner) -> Manifest:
+    """The headless Service of all worker StatefulSets."""
+    # By the application's name, which an etcd pod does not share: a Service cannot ask for "has a
+    # role".
+    selector = {CLUSTER: owner.name, "app.kubernetes.io/name": "pdcluster"}
+    spec = headless(selector, _http_port(HTTP_PORT))
+    return shared_object("v1/Service", f"{owner.name}-workers", owner, spec=spec)
+
+
+def _http_port(number: int) -> Manifest:
+    return {
+        "name": "http",
+        "port": number,
+        "targetPort": "http",
+        "protocol": "TCP",
+        "appProtocol": "http",
+    }
+
+
+def inference_pool(picker: EndpointPickerSpec, owner: Owner, serving: str, role: str) -> Manifest:
+    """The pods of the ingress Service, and the endpoint picker that chooses among them."""
+    spec = {
+        "selector": {"matchLabels": {CLUSTER: owner.name, ROLE: role, REVISION: serving}},
+        "targetPorts": [{"number": HTTP_PORT}],
+        "endpointPickerRef": {
+            "group": "",
+            "kind": "Service",
+            "name": picker.name,
+            "port": {"number": picker.port},
+            "failureMode": picker.failure_mode,
+        },
+    }
+    kind = "inference.networking.k8s.io/v1/InferencePool"
+    return shared_object(kind, owner.name, owner, spec=spec)
+
+
+def workload_budget(owner: Owner, workload: WorkloadId, min_available: int) -> Manifest:
+    labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+    spec = _budget(workload_selector(workload), {"minAvailable": min_available})
+    return new_object(_BUDGET, workload.name, owner, labels, spec=spec)
+
+
+def etcd_budget(owner: Owner) -> Manifest:
+    """Budget of a managed etcd of three, which lives as long as two do."""
+    spec = _budget(etcd_selector(owner), {"maxUnavailable": 1})
+    return etcd_object(_BUDGET, f"{owner.name}-etcd", owner, spec=spec)
+
+
+def _budget(selector: dict[str, str], bound: dict[str, int]) -> Manifest:
+    # AlwaysAllow: a pod that fails must not hold up the drain of its node, which may repair it.  A
+    # worker that drains and is evicted goes on draining within its grace period, as any that is
+    # evicted; nothing could keep its node longer than that.
+    return {
+        **bound,
+        "selector": {"matchLabels": selector},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+def render_scaler(owner: Owner, role: str, pool: str, replicas: int, seen: int) -> Manifest:
+    """The /scale of one pool.
+
+    replicas: what it starts with: the live size where there is one, else the pool's `replicas`
+    seen:     the pool's `replicas`, kept beside it so that later only another value is a request
+    """
     return new_object(
-        "v1/Secret",
-        name,
+        f"{OWNER_API_VERSION}/{KIND}",
+        f"{owner.name}-{role}-{pool}",
         owner,
-        labels,
-        annotations=annotations,
-        type="kubernetes.io/tls",
-        data=data,
+        pool_labels(owner.name, role, pool),
+        annotations={SEEN_REPLICAS: str(seen)},
+        spec={"cluster": owner.name, "role": role, "pool": pool, "replicas": replicas},
     )

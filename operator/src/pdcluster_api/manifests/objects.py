@@ -1,10 +1,18 @@
-"""Common parts of every rendered object: metadata, owner, names and selectors."""
+"""Common parts of every rendered object: metadata, owner, names, selectors and parts of pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE
+from pdcluster_schema.labels import (
+    CLUSTER,
+    COMPONENT,
+    ETCD,
+    POOL,
+    REVISION,
+    ROLE,
+    cluster_labels,
+)
 from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
@@ -14,6 +22,14 @@ Manifest = dict[str, Any]
 OWNER_API_VERSION = "pdcluster.io/v1alpha1"
 ETCD_CLIENT_PORT, ETCD_PEER_PORT = 2379, 2380
 USER = 65532  # the images' own user; neither workers nor etcd ever run as root
+
+# Folders of a worker pod's files
+ENGINE_FOLDER = "/etc/pdcluster/engine"
+POLICY_FOLDER = "/etc/pdcluster/policy"
+TLS_FOLDER = "/etc/pdcluster/tls"
+ETCD_TLS_FOLDER = "/etc/pdcluster/etcd-tls"
+API_KEYS_FOLDER = "/etc/pdcluster/api-keys"
+ENGINE_FILE, POLICY_FILE, LOGGING_FILE = "engine.yaml", "policy.yaml", "vllm-logging.json"
 
 
 @dataclass(frozen=True)
@@ -45,9 +61,10 @@ class Owner:
 def new_object(
     kind: str, name: str, owner: Owner, labels: Mapping[str, str], **parts: Any
 ) -> Manifest:
-    """An object of the owner's namespace, removed with its owner.  kind: apiVersion and kind in
-    one, as in apps/v1/StatefulSet parts: everything but metadata (spec, data, ...), and
-    `annotations`
+    """An object of the owner's namespace, removed with its owner.
+
+    kind:  apiVersion and kind in one, as in apps/v1/StatefulSet
+    parts: everything but metadata (spec, data, ...), and `annotations`
     """
     api_version, _, kind_name = kind.rpartition("/")
     annotations = parts.pop("annotations", None)
@@ -56,6 +73,14 @@ def new_object(
         metadata["annotations"] = dict(annotations)
     metadata["ownerReferences"] = [owner_reference(owner)]
     return {"apiVersion": api_version, "kind": kind_name, "metadata": metadata, **parts}
+
+
+def shared_object(kind: str, name: str, owner: Owner, **parts: Any) -> Manifest:
+    return new_object(kind, name, owner, cluster_labels(owner.name, "ingress"), **parts)
+
+
+def etcd_object(kind: str, name: str, owner: Owner, **parts: Any) -> Manifest:
+    return new_object(kind, name, owner, cluster_labels(owner.name, ETCD), **parts)
 
 
 def owner_reference(owner: Owner) -> Manifest:
@@ -90,6 +115,10 @@ def workers_selector(cluster: str) -> Manifest:
     }
 
 
+def etcd_selector(owner: Owner) -> dict[str, str]:
+    return {CLUSTER: owner.name, COMPONENT: ETCD}
+
+
 @dataclass(frozen=True)
 class ChildNames:
     """Names of one set of children."""
@@ -107,20 +136,40 @@ def policy_name(cluster: str) -> str:
     return f"{cluster}-pdc"
 
 
-def etcd_policy_name(cluster: str) -> str:
-    return f"{cluster}-pdc-etcd"
-
-
-def pod_security() -> Manifest:
-    """securityContext of a pod: our user, whose group owns the pod's own volumes."""
+def headless(selector: Mapping[str, str], port: Manifest) -> Manifest:
+    """Spec of a Service that gives pods their names, ready or not."""
     return {
-        "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
-        # a large volume is not walked again at every start
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector,
+        "ports": [port],
+    }
+
+
+def pod_base(cluster: str, grace_seconds: int, selector: Mapping[str, str]) -> Manifest:
+    """Spec of a pod of our user, whose group owns the pod's own volumes, spread over nodes."""
+    return {
+        "serviceAccountName": child_names(cluster).service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            # a large volume is not walked again at every start
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector},
+            }
+        ],
     }
 
 
@@ -131,3 +180,24 @@ def container_security() -> Manifest:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def container_port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def http_probe(port: str, path: str, period_seconds: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period_seconds,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def field_variables(fields: Mapping[str, str]) -> list[Manifest]:
+    """Variables of a container with fields of its pod.  fields: path by variable"""
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]

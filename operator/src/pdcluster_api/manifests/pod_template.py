@@ -1,23 +1,95 @@
-"""The user's pod templates over a rendered pod: that of the spec, then that of the role. Of the
-spec's, which is for every role, a pod takes what it has a place for.
+"""A worker pod's scheduling (its accelerator's nodes, its KV domain), and the user's pod templates
+over it: that of the spec, of which a pod takes what it has a place for, then that of the role.
 """
 
 import copy
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pdcluster_api.manifests.engine_container import ENGINE_CONTAINER
 from pdcluster_api.manifests.objects import Manifest
+from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.labels import CLUSTER, REVISION
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.sections import ROUTER, AcceleratorSpec
+from pdcluster_schema.workload import WorkloadId
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def placement_of(
+    workload: WorkloadId, accelerator: AcceleratorSpec, placement: PlacementSpec | None
+) -> Manifest:
+    affinity: Manifest = {}
+    if accelerator.node_labels:
+        terms = [{"matchExpressions": _expressions(accelerator)}]
+        affinity["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": terms}}
+    if placement and placement.domain_label:
+        # the first worker of a revision chooses the domain, the others follow it
+        revision = {CLUSTER: workload.cluster, REVISION: workload.revision}
+        term = {
+            "labelSelector": {"matchLabels": revision},
+            "topologyKey": placement.domain_label,
+        }
+        affinity["podAffinity"] = (
+            {_REQUIRED: [term]}
+            if placement.mode == "Required"
+            else {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
+        )
+    fields: Manifest = {"affinity": affinity} if affinity else {}
+    if accelerator.resource:
+        fields["tolerations"] = [_toleration(accelerator.resource)]
+    return fields
+
+
+def with_accelerator(spec: Manifest, accelerator: AcceleratorSpec) -> Manifest:
+    """A pod's spec after the user's template, whose lists took the place of ours: what the
+    accelerator needs is added to them.  A node must fit one of the terms, so our labels go into
+    each. Node affinity that the template removed stays away.
+    """
+    kept, tolerations = dict(spec), spec.get("tolerations", [])
+    if accelerator.resource and isinstance(tolerations, list):
+        ours = _toleration(accelerator.resource)
+        kept["tolerations"] = tolerations if ours in tolerations else [*tolerations, ours]
+    affinity = terms = copy.deepcopy(spec.get("affinity"))
+    for name in ("nodeAffinity", _REQUIRED, "nodeSelectorTerms"):
+        terms = terms.get(name) if isinstance(terms, dict) else None
+    if accelerator.node_labels and isinstance(terms, list):
+        for term in terms:
+            _add_expressions(term, _expressions(accelerator))
+        kept["affinity"] = affinity
+    return kept
+
+
+def _add_expressions(term: Any, expressions: list[Manifest]) -> None:
+    if not isinstance(term, dict) or not (term.get("matchExpressions") or term.get("matchFields")):
+        return
+    given = term.get("matchExpressions") or []
+    if isinstance(given, list):
+        term["matchExpressions"] = [*given, *(each for each in expressions if each not in given)]
+
+
+def _toleration(resource: str) -> Manifest:
+    """GPU nodes are often tainted with their resource's name, to keep pods away that need none."""
+    return {"key": resource, "operator": "Exists", "effect": "NoSchedule"}
+
+
+def _expressions(accelerator: AcceleratorSpec) -> list[Manifest]:
+    return [
+        {"key": key, "operator": "In", "values": [value]}
+        for key, value in sorted(accelerator.node_labels.items())
+    ]
+
 
 _CONTAINERS = ("initContainers", "containers")
 
 
 def with_templates(rendered: Manifest, spec: PDClusterSpec, role: str) -> Manifest:
     """The pod template of a role's workers; `rendered` is not changed."""
-    shared, has_engine = spec.pod_template, _has_engine(rendered)
+    shared = spec.pod_template
+    has_engine = any(map(_is_engine, rendered["spec"].get("initContainers", ())))
     if not has_engine:
         shared = _with_containers(shared, _no_engine)
     if role == ROUTER:
@@ -25,10 +97,6 @@ def with_templates(rendered: Manifest, spec: PDClusterSpec, role: str) -> Manife
     own = spec.roles.present()[role].pod_template
     merged = merge_pod_template(merge_pod_template(rendered, shared), own)
     return _with_containers(merged, _engine_last) if has_engine else merged
-
-
-def _has_engine(pod: Manifest) -> bool:
-    return any(map(_is_engine, pod["spec"].get("initContainers", ())))
 
 
 def _is_engine(container: Any) -> bool:
@@ -60,11 +128,8 @@ def _without_accelerators(template: Manifest, *, with_runtime: bool) -> Manifest
         return template
     dropped = {"resourceClaims"} | (set() if with_runtime else {"runtimeClassName"})
     kept = {name: value for name, value in spec.items() if name not in dropped}
-    return _with_containers({**template, "spec": kept}, _no_claims)
-
-
-def _no_claims(_: str, containers: list[Any]) -> list[Any]:
-    return [_without_claims(each) for each in containers]
+    changed = {**template, "spec": kept}
+    return _with_containers(changed, lambda _, containers: list(map(_without_claims, containers)))
 
 
 def _without_claims(container: Any) -> Any:

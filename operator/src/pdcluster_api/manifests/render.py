@@ -8,24 +8,27 @@ from typing import Any
 
 import yaml
 
-from pdcluster_api.manifests.access import render_tls_secrets, service_account, workers_policy
-from pdcluster_api.manifests.engine_config import ENGINE_FILE, engine_config, policy_config
-from pdcluster_api.manifests.engine_container import has_engine_container
+from pdcluster_api.manifests.access import (
+    inference_pool,
+    ingress_service,
+    render_scaler,
+    render_tls_secrets,
+    service_account,
+    workers_policy,
+    workers_service,
+    workload_budget,
+)
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
 from pdcluster_api.manifests.objects import (
+    ENGINE_FILE,
     Manifest,
     Owner,
     RenderSettings,
     new_object,
     workload_selector,
 )
-from pdcluster_api.manifests.service import (
-    inference_pool,
-    ingress_service,
-    render_scaler,
-    workers_service,
-    workload_budget,
-)
+from pdcluster_api.manifests.vllm import has_engine_container
+from pdcluster_api.manifests.worker_config import engine_config, policy_config
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
 from pdcluster_schema.labels import (
     CLUSTER,
@@ -64,7 +67,13 @@ def render_record(
     pool = next(pool for pool in pools if pool.name == workload.pool)
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     hashed = template_hash(cluster.spec, workload.role)
-    model_path = worker_model(cluster, workload.role, image).path
+    config = engine_config(
+        cluster,
+        workload.role,
+        pool,
+        worker_model(cluster, workload.role, image).path,
+        etcd_client_certificate=etcd_client_certificate,
+    )
     data = {
         "image": image,
         "pool": _pool(cluster, workload.role, pool),
@@ -72,16 +81,7 @@ def render_record(
             "metadata": {"labels": labels},
             "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
         },
-        "engineConfig": {
-            "metadata": {"labels": labels},
-            "data": engine_config(
-                cluster,
-                workload.role,
-                pool,
-                model_path,
-                etcd_client_certificate=etcd_client_certificate,
-            ),
-        },
+        "engineConfig": {"metadata": {"labels": labels}, "data": config},
     }
     name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
     return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)
@@ -222,24 +222,17 @@ def render_shared(
     budgets: of each workload that serves, how many of its workers a drain of nodes has to leave
              ready
     """
-    role = serving_role or cluster.spec.ingress_role
+    role, picker = serving_role or cluster.spec.ingress_role, cluster.spec.service.endpoint_picker
     records = list(records)
-    has_stock_engines = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
-    return (
+    found = [
         service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
         *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
-        *(
-            [workers_policy(owner, has_stock_engines=has_stock_engines)]
-            if cluster.spec.network_policy.enabled
-            else []
-        ),
-        *(
-            [inference_pool(picker, owner, serving, role)]
-            if (picker := cluster.spec.service.endpoint_picker) is not None
-            else []
-        ),
-        workers_service(owner),
-        ingress_service(cluster, owner, serving, role),
-    )
+    ]
+    if cluster.spec.network_policy.enabled:
+        has_stock = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
+        found.append(workers_policy(owner, has_stock_engines=has_stock))
+    if picker is not None:
+        found.append(inference_pool(picker, owner, serving, role))
+    return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))

@@ -2,27 +2,43 @@
 reloaded). An older image refuses unknown fields of the engine file, so defaults are left out of it.
 """
 
-from dataclasses import dataclass, fields
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_command, vllm_environment
+import yaml
+
+from pdcluster_api.manifests.model_source import on_volume
+from pdcluster_api.manifests.objects import (
+    API_KEYS_FOLDER,
+    ENGINE_FILE,
+    ETCD_CLIENT_PORT,
+    ETCD_TLS_FOLDER,
+    LOGGING_FILE,
+    POLICY_FILE,
+    TLS_FOLDER,
+    Manifest,
+    Owner,
+    shared_object,
+)
+from pdcluster_api.manifests.vllm import (
+    IN_CONTAINER,
+    VllmSettings,
+    vllm_command,
+    vllm_environment,
+    vllm_logging,
+)
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
-from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
-
-
-@dataclass(frozen=True)
-class EtcdTls:
-    """PEM files for an etcd that speaks TLS; certificate and key where it asks for them."""
-
-    ca: str
-    certificate: str | None = None
-    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,8 @@ class WorkerFileSettings:
     http_port: int = HTTP_PORT
     grpc_port: int = GRPC_PORT
     kv_port: int = KV_PORT
-    etcd_tls: EtcdTls | None = None
+    # PEM files for an etcd that speaks TLS: ca, and certificate and key where it asks for them
+    etcd_tls: Mapping[str, str] = field(default_factory=dict)
     # folder of files that each hold one key which clients may present; None = no key is asked for
     api_keys: str | None = None
     vllm: VllmSettings = IN_CONTAINER  # where a stock engine listens
@@ -77,13 +94,67 @@ _STALL_SECONDS, _ACCELERATOR_STALL_SECONDS = 20, 120
 _OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
 
 
+def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:
+    """host:port of the etcd that the workers use: the given ones, or the managed one's Service."""
+    given = cluster.spec.discovery.etcd.endpoints
+    return given or (
+        f"{cluster.metadata.name}-etcd.{cluster.metadata.namespace}.svc:{ETCD_CLIENT_PORT}",
+    )
+
+
+def requires_keys(cluster: PDCluster, role: str) -> bool:
+    """True if workers of a role check API keys: those that can answer a client."""
+    is_answering = role in (ROUTER, cluster.spec.decode_role)
+    return cluster.spec.service.api_key_secret is not None and is_answering
+
+
+def engine_config(
+    cluster: PDCluster, role: str, pool: PoolSpec, model_path: str, *, etcd_client_certificate: bool
+) -> Manifest:
+    """Files of a workload's engine ConfigMap, with the paths that its pods have."""
+    own, etcd_tls = _certificate_files(TLS_FOLDER), dict[str, str]()
+    if cluster.spec.discovery.etcd.tls_secret is not None:
+        etcd_tls = _certificate_files(ETCD_TLS_FOLDER)
+        if not etcd_client_certificate:
+            etcd_tls = {"ca": etcd_tls["ca"]}
+    site = WorkerFileSettings(
+        model_path=model_path,
+        etcd_endpoints=etcd_endpoints(cluster),
+        ca=own["ca"],
+        certificate=own["certificate"],
+        key=own["key"],
+        etcd_tls=etcd_tls,
+        api_keys=API_KEYS_FOLDER if requires_keys(cluster, role) else None,
+    )
+    engine = cluster.spec.engine_of(role)
+    draft = engine.speculation and engine.speculation.draft_model
+    if engine.speculation and draft and cluster.spec.model.pvc:
+        in_pod = engine.speculation.model_copy(update={"draft_model": on_volume(draft)})
+        engine = engine.model_copy(update={"speculation": in_pod})
+    files = {ENGINE_FILE: yaml_text(engine_file(cluster, role, pool, engine, site))}
+    return {**files, LOGGING_FILE: vllm_logging(engine)} if engine.type == VLLM else files
+
+
+def _certificate_files(folder: str) -> dict[str, str]:
+    return {
+        "ca": f"{folder}/ca.crt",
+        "certificate": f"{folder}/tls.crt",
+        "key": f"{folder}/tls.key",
+    }
+
+
+def policy_config(cluster: PDCluster, owner: Owner) -> Manifest:
+    data = {POLICY_FILE: yaml_text(policy_file(cluster))}
+    return shared_object("v1/ConfigMap", f"{owner.name}-policy", owner, data=data)
+
+
 def engine_file(
     cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
     model = cluster.spec.model
     discovery: dict[str, Any] = {"endpoints": list(site.etcd_endpoints)}
     if site.etcd_tls:
-        discovery["tls"] = _set_fields(site.etcd_tls)
+        discovery["tls"] = dict(site.etcd_tls)
     return {
         "cluster": cluster.metadata.name,
         "revision": revision_of(cluster.spec),
@@ -95,25 +166,22 @@ def engine_file(
             "path": site.model_path,
             **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
         },
-        "engine": _engine(cluster, pool, engine, site),
+        "engine": _engine_section(cluster, pool, engine, site),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
-        "listen": {
-            _LISTEN[name]: value for name, value in _set_fields(site).items() if name in _LISTEN
-        },
+        "listen": _changed(site, _LISTEN),
     }
 
 
 def policy_file(cluster: PDCluster) -> dict[str, Any]:
     spec = cluster.spec
-    service = spec.service
     policy = {
         **_fields(spec.routing),
         **_fields(spec.qos),
         "stallSeconds": _stall_seconds(spec),
-        "sharedPrefixCache": service.shared_prefix_cache,
-        "cors": _fields(service.cors),
-        "httpLimits": _fields(service.limits),
+        "sharedPrefixCache": spec.service.shared_prefix_cache,
+        "cors": _fields(spec.service.cors),
+        "httpLimits": _fields(spec.service.limits),
     }
     thresholds = spec.length_thresholds()
     policy["offload"] |= {
@@ -135,7 +203,7 @@ def _stall_seconds(spec: PDClusterSpec) -> int:
     return _ACCELERATOR_STALL_SECONDS if on_accelerators else _STALL_SECONDS
 
 
-def _engine(
+def _engine_section(
     cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
     if engine.type != VLLM:
@@ -143,36 +211,59 @@ def _engine(
             mode="json", by_alias=True, exclude_defaults=True
         )
         return section
-    vllm: dict[str, Any] = {
-        _VLLM_PORTS[name]: value
-        for name, value in _set_fields(site.vllm).items()
-        if name in _VLLM_PORTS
-    }
+    vllm = _changed(site.vllm, _VLLM_PORTS)
     if site.vllm.is_process:
         vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
         vllm["env"] = vllm_environment(pool, engine, site.vllm)
-    return {**_vllm_facts(pool, engine), "vllm": vllm}
-
-
-def _vllm_facts(pool: PoolSpec, engine: EngineSpec) -> dict[str, Any]:
-    """Fields as vLLM has them: each that is given, default or not, is one of its flags too."""
+    # fields as vLLM has them: each that is given, default or not, is one of its flags too
     given: dict[str, Any] = engine.model_dump(
         mode="json", by_alias=True, exclude_unset=True, exclude_none=True, include=_VLLM_FACTS
     )
-    if pool.gpu != NO_ACCELERATOR:
-        return _VLLM_SIZES | given
-    ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    return {name: size * ranks for name, size in _VLLM_SIZES_ON_CPU.items()} | given
+    sizes = _VLLM_SIZES
+    if pool.gpu == NO_ACCELERATOR:
+        ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        sizes = {name: size * ranks for name, size in _VLLM_SIZES_ON_CPU.items()}
+    return {**sizes, **given, "vllm": vllm}
 
 
-def _set_fields(part: EtcdTls | WorkerFileSettings | VllmSettings) -> dict[str, Any]:
+def _changed(part: WorkerFileSettings | VllmSettings, names: Mapping[str, str]) -> dict[str, Any]:
+    """Fields that are not as by default, under the names that the file has."""
     return {
-        field.name: value
-        for field in fields(part)
-        if (value := getattr(part, field.name)) != field.default
+        name: value
+        for attribute, name in names.items()
+        if (value := getattr(part, attribute)) != getattr(type(part), attribute)
     }
 
 
 def _fields(section: SpecSection) -> dict[str, Any]:
     fields: dict[str, Any] = section.model_dump(mode="json", by_alias=True)
     return fields
+
+
+# In JSON: characters that it escapes, an empty key, a long key. These libyaml writes otherwise than
+# PyYAML's own emitter does; a file of a running pod must not change.
+_OWN_WAYS = re.compile(r'\\|"":|"[^"]{100,}":')
+
+
+def yaml_text(value: Any) -> str:
+    return _text(json.dumps(value))
+
+
+@lru_cache(maxsize=128)
+def _text(value: str) -> str:
+    """Remembered: every reconcile renders the files, and they rarely change."""
+    dumper = _Dumper if _OWN_WAYS.search(value) else _QuickDumper
+    return yaml.dump(json.loads(value), Dumper=dumper, sort_keys=False, default_flow_style=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# The base is looked up, since PyYAML may be built without libyaml, and mypy knows no such base.
+class _QuickDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """The same text, by libyaml where PyYAML has it."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

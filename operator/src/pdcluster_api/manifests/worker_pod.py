@@ -4,7 +4,8 @@ change of policy or certificate reaches a running worker.
 
 from typing import Any
 
-from pdcluster_api.manifests.engine_config import (
+from pdcluster_api.manifests.model_source import ModelSource, model_source
+from pdcluster_api.manifests.objects import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
     ENGINE_FOLDER,
@@ -12,16 +13,19 @@ from pdcluster_api.manifests.engine_config import (
     POLICY_FILE,
     POLICY_FOLDER,
     TLS_FOLDER,
-    requires_keys,
+    Manifest,
+    child_names,
+    container_port,
+    container_security,
+    field_variables,
+    http_probe,
+    pod_base,
+    workload_selector,
 )
-from pdcluster_api.manifests.engine_container import (
-    SHARED_MEMORY as ENGINE_SHARED_MEMORY,
-)
-from pdcluster_api.manifests.engine_container import engine_container, engine_volumes
-from pdcluster_api.manifests.model_source import ModelSource, model_source
-from pdcluster_api.manifests.objects import Manifest, child_names, container_security, pod_security
-from pdcluster_api.manifests.placement import placement_of, with_accelerator
-from pdcluster_api.manifests.pod_template import with_templates
+from pdcluster_api.manifests.pod_template import placement_of, with_accelerator, with_templates
+from pdcluster_api.manifests.vllm import SHARED_MEMORY as ENGINE_SHARED_MEMORY
+from pdcluster_api.manifests.vllm import engine_container, engine_volumes
+from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
@@ -66,9 +70,12 @@ def worker_pod(
         "spec": _spec(cluster, workload, pool, image),
     }
     merged = with_templates(rendered, cluster.spec, workload.role)
+    metadata = merged.get("metadata", {})
+    others = metadata.get("labels")  # anything but a map cannot be kept
+    marks = {**(others if isinstance(others, dict) else {}), **labels}
     return {
         **merged,
-        "metadata": _marked(merged.get("metadata", {}), labels),
+        "metadata": {**metadata, "labels": marks},
         "spec": with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool)),
     }
 
@@ -78,36 +85,45 @@ def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
     return model_source(cluster.spec.model, container, weights=role != ROUTER)
 
 
-def _marked(metadata: Manifest, labels: dict[str, str]) -> Manifest:
-    """Our labels over the template's; anything but a map cannot be kept."""
-    others = metadata.get("labels")
-    return {**metadata, "labels": {**(others if isinstance(others, dict) else {}), **labels}}
-
-
 def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
     model = worker_model(cluster, workload.role, image)
     files = _files(cluster, workload)
-    spec: Manifest = {
-        "serviceAccountName": child_names(workload.cluster).service_account,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": cluster.spec.rollout.grace_period_seconds,
-        "securityContext": pod_security(),
-        **placement_of(workload, cluster.spec.accelerator_of(pool), cluster.spec.placement),
-        "containers": [
-            _container(cluster, workload, pool, image, [*_mounts(files), *model.mounts])
-        ],
-        "volumes": [*files.values(), *_scratch(SHARED_MEMORY), *model.volumes],
-    }
     init_containers = list(model.init_containers)
-    if has_vllm_engine(cluster, workload.role):
-        init_containers.append(_engine(cluster, workload, pool, model))
-        spec["volumes"] = [
-            *files.values(),
-            *_scratch(ENGINE_SHARED_MEMORY),
-            *engine_volumes(),
-            *model.volumes,
-        ]
+    shared_memory, own_volumes = SHARED_MEMORY, list[Manifest]()
+    if has_engine := _has_vllm_engine(cluster, workload.role):
+        shared_memory, own_volumes = ENGINE_SHARED_MEMORY, engine_volumes()
+        init_containers.append(
+            engine_container(
+                cluster,
+                pool,
+                cluster.spec.engine_of(workload.role),
+                model.path,
+                resources=_with_accelerators(cluster, workload, pool),
+                mounts=model.mounts,
+            )
+        )
+    mounts = [
+        *(
+            {"name": each["name"], "mountPath": path, "readOnly": True}
+            for path, each in files.items()
+        ),
+        *model.mounts,
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+    ]
+    resources = (
+        {"requests": SERVER_REQUESTS} if has_engine else _with_accelerators(cluster, workload, pool)
+    )
+    base = _base_container(cluster, cluster.spec.roles.present()[workload.role], image)
+    spec: Manifest = {
+        **pod_base(
+            workload.cluster,
+            cluster.spec.rollout.grace_period_seconds,
+            workload_selector(workload),
+        ),
+        **placement_of(workload, cluster.spec.accelerator_of(pool), cluster.spec.placement),
+        "containers": [_container(base, resources, mounts)],
+        "volumes": [*files.values(), *_scratch(shared_memory), *own_volumes, *model.volumes],
+    }
     if init_containers:
         spec["initContainers"] = init_containers
     if cluster.spec.image.pull_secrets:
@@ -115,59 +131,41 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     return spec
 
 
-def _container(
-    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str, mounts: list[Manifest]
-) -> Manifest:
-    role = cluster.spec.roles.present()[workload.role]
-    base = _base_container(cluster, role, image)
-    is_server = has_vllm_engine(cluster, workload.role)
-    files = [
-        "--engine-config",
-        f"{ENGINE_FOLDER}/{ENGINE_FILE}",
-        "--policy",
-        f"{POLICY_FOLDER}/{POLICY_FILE}",
-    ]
+def _container(base: Manifest, resources: Manifest, mounts: list[Manifest]) -> Manifest:
+    identity = {
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_IP": "status.podIP",
+    }
+    ports = {"http": HTTP_PORT, "grpc": GRPC_PORT, "kv": KV_PORT}
     return {
         **base,
         "name": CONTAINER,
-        "command": ["python", "-m", "pdcluster_worker", *files],
-        "env": [*_identity(), *base["env"]],
-        "ports": [_port("http", HTTP_PORT), _port("grpc", GRPC_PORT), _port("kv", KV_PORT)],
-        "resources": (
-            {"requests": SERVER_REQUESTS}
-            if is_server
-            else _with_accelerators(cluster, workload, pool)
-        ),
-        "volumeMounts": [
-            *base["volumeMounts"],
-            *mounts,
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        "command": [
+            "python",
+            "-m",
+            "pdcluster_worker",
+            "--engine-config",
+            f"{ENGINE_FOLDER}/{ENGINE_FILE}",
+            "--policy",
+            f"{POLICY_FOLDER}/{POLICY_FILE}",
         ],
-        "startupProbe": _probe(
-            "/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
+        "env": [*field_variables(identity), *base["env"]],
+        "ports": [container_port(name, number) for name, number in ports.items()],
+        "resources": resources,
+        "volumeMounts": [*base["volumeMounts"], *mounts],
+        "startupProbe": http_probe(
+            "http", "/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
         ),
-        "readinessProbe": _probe("/ready", 5, 2),
-        "livenessProbe": _probe("/health", 10, 6),
+        "readinessProbe": http_probe("http", "/ready", 5, 2),
+        "livenessProbe": http_probe("http", "/health", 10, 6),
         "lifecycle": {"preStop": {"sleep": {"seconds": FORGET_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
-def has_vllm_engine(cluster: PDCluster, role: str) -> bool:
+def _has_vllm_engine(cluster: PDCluster, role: str) -> bool:
     return role != ROUTER and cluster.spec.engine_of(role).type == VLLM
-
-
-def _engine(
-    cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, model: ModelSource
-) -> Manifest:
-    return engine_container(
-        cluster,
-        pool,
-        cluster.spec.engine_of(workload.role),
-        model.path,
-        resources=_with_accelerators(cluster, workload, pool),
-        mounts=model.mounts,
-    )
 
 
 def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec) -> dict[str, Any]:
@@ -201,36 +199,10 @@ def _resources(role: RoleSpec) -> dict[str, Any]:
     }
 
 
-def _identity() -> list[Manifest]:
-    fields = {
-        "POD_NAME": "metadata.name",
-        "POD_NAMESPACE": "metadata.namespace",
-        "POD_IP": "status.podIP",
-    }
-    return [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in fields.items()
-    ]
-
-
-def _port(name: str, number: int) -> Manifest:
-    return {"name": name, "containerPort": number, "protocol": "TCP"}
-
-
-def _probe(path: str, period_seconds: int, failures: int) -> Manifest:
-    return {
-        "httpGet": {"path": path, "port": "http"},
-        "periodSeconds": period_seconds,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
-
-
 def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
-    etcd_secret, key_secret = (
-        cluster.spec.discovery.etcd.tls_secret,
-        cluster.spec.service.api_key_secret,
-    )
+    """Volumes with files, by the folder where they are mounted."""
+    etcd_secret = cluster.spec.discovery.etcd.tls_secret
+    key_secret = cluster.spec.service.api_key_secret
     volumes = {
         ENGINE_FOLDER: {"name": "engine", "configMap": {"name": workload.name}},
         POLICY_FOLDER: {"name": "policy", "configMap": {"name": f"{workload.cluster}-policy"}},
@@ -239,27 +211,15 @@ def _files(cluster: PDCluster, workload: WorkloadId) -> dict[str, Manifest]:
     if etcd_secret is not None:
         volumes[ETCD_TLS_FOLDER] = _secret("etcd-tls", etcd_secret)
     if key_secret is not None and requires_keys(cluster, workload.role):
-        volumes[API_KEYS_FOLDER] = _keys(key_secret)
+        # Optional, since only then does a kubelet take the keys of a deleted Secret from running
+        # pods; a worker does not start without any.
+        volumes[API_KEYS_FOLDER] = _secret("api-keys", key_secret, optional=True)
     return volumes
 
 
-def _secret(name: str, secret: str) -> Manifest:
-    return {"name": name, "secret": {"secretName": secret, "defaultMode": _READABLE_BY_US}}
-
-
-def _keys(secret: str) -> Manifest:
-    """Optional, since only then does a kubelet take the keys of a deleted Secret from running
-    pods; a worker does not start without any.
-    """
-    volume = _secret("api-keys", secret)
-    return {**volume, "secret": {**volume["secret"], "optional": True}}
-
-
-def _mounts(files: dict[str, Manifest]) -> list[Manifest]:
-    return [
-        {"name": volume["name"], "mountPath": path, "readOnly": True}
-        for path, volume in files.items()
-    ]
+def _secret(name: str, secret: str, **options: bool) -> Manifest:
+    source = {"secretName": secret, "defaultMode": _READABLE_BY_US, **options}
+    return {"name": name, "secret": source}
 
 
 def _scratch(shared_memory: str) -> list[Manifest]:

@@ -2,23 +2,177 @@
 the last status: planning again on what a plan led to gives the same plan.
 """
 
-from pdcluster_api.plan.desired import (
-    DesiredState,
-    kept_workloads,
-    leaving_pools,
-    target_workloads,
-)
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 from pdcluster_api.plan.drain.disruption import ReadinessDeadline, plan_budgets
-from pdcluster_api.plan.inputs import plan_inputs
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.drain.draining import DrainPlan, plan_drain
+from pdcluster_api.plan.inputs import PlanInputs, plan_inputs
+from pdcluster_api.plan.observed.pools import ingress_of
+from pdcluster_api.plan.observed.state import Observed, Previous
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_api.plan.rollout.steps import next_step
-from pdcluster_api.plan.sizes.pool_facts import RequestedSizes
-from pdcluster_api.plan.sizes.scalers import PoolSize, plan_scaler
-from pdcluster_api.plan.status.autoscaled import ON, is_new
+from pdcluster_api.plan.rollout import RolloutStep, next_step
+from pdcluster_api.plan.sizes import PoolSize, RequestedSizes, plan_scaler
+from pdcluster_api.plan.status.autoscaled import ON, SideBySide, is_new, rollout_over_budget
+from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.status.discovery import InSync, in_sync
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.workload import Workload, WorkloadId
+
+
+@dataclass(frozen=True)
+class DesiredState:
+    """One reconcile's desired state."""
+
+    inputs: PlanInputs
+    step: RolloutStep
+    kept: tuple[Workload, ...]  # older workloads that stay
+    leaving: tuple[Workload, ...]  # pools that are no longer declared and still answer
+    drain: DrainPlan  # all workloads, at the sizes that they may have now
+    registered: InSync
+    over_budget: Condition | None
+    now: str  # RFC 3339 in UTC
+
+    @property
+    def serving_role(self) -> str:
+        inputs, step = self.inputs, self.step
+        if step.serving == inputs.target:
+            return _ingress_role(inputs)
+        kept = ingress_of(
+            workload.role
+            for workload in step.kept
+            if workload.role != ROUTER or size_before(inputs, workload)
+        )
+        return (
+            kept or inputs.existing.ingress_role(step.serving) or inputs.cluster.spec.ingress_role
+        )
+
+    @property
+    def serving(self) -> list[Workload]:
+        """Workloads that clients reach: while the Service cannot be written, those of the revision
+        that it still selects, too.
+        """
+        reached = (self.step.serving, self.inputs.observed.service_revision)
+        return [workload for workload in self.drain.workloads if workload.id.revision in reached]
+
+
+def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredState:
+    """Decide the revision that serves, and every workload with its size."""
+    inputs = plan_inputs(cluster, observed, now)
+    step = next_step(
+        cluster.spec.rollout.strategy,
+        inputs.target,
+        observed,
+        is_target_ready=inputs.is_target_ready,
+        lost=inputs.ending.lost,
+    )
+    target, kept = tuple(target_workloads(inputs, step)), tuple(kept_workloads(inputs, step))
+    leaving = leaving_pools(inputs)
+    return DesiredState(
+        inputs,
+        step,
+        kept,
+        leaving,
+        drain=_drain(inputs, (*target, *kept, *leaving)),
+        registered=in_sync(observed.worker_records, observed.workloads, Previous(observed.status)),
+        over_budget=_over_budget(inputs, (*target, *kept)),
+        now=now,
+    )
+
+
+def target_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
+    """Workloads of the declared revision; only the existing ones while an older one ends first."""
+    for size in inputs.sizes:
+        if step.waits_for is None or inputs.existing.of(*size.key, inputs.target):
+            desired = 0 if inputs.is_rolled_back else size.desired
+            yield Workload(
+                WorkloadId(inputs.cluster.metadata.name, *size.key, inputs.target), desired
+            )
+
+
+def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
+    """The older workloads that stay, at their pool's size; at their own size if that is more.  So
+    their scaler counts as ever and edits by hand do not, while a lower `replicas` that came with a
+    new revision takes no worker from the serving one. One whose pool is no longer declared keeps
+    its size.
+    """
+    desired = {size.key: size.desired for size in inputs.sizes}
+    for workload in step.kept:
+        sizes = (desired.get((workload.role, workload.pool)), size_before(inputs, workload))
+        yield Workload(workload, max((size for size in sizes if size is not None), default=1))
+
+
+def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
+    """Size of a workload that stays, as last planned, else as it is; None = unknown."""
+    state = inputs.existing.of(workload.role, workload.pool, workload.revision)
+    kept_sizes = Previous(inputs.observed.status).kept()
+    return kept_sizes.get(workload.name, None if state is None else state.desired)
+
+
+def leaving_pools(inputs: PlanInputs) -> tuple[Workload, ...]:
+    """Pools of the serving revision that are no longer declared: they answer until their role is
+    ready.  One that answers nothing goes: it would only keep others from what they wait for. Not
+    with Recreate, which removes the old pods first.
+    """
+    if inputs.current != inputs.target or inputs.cluster.spec.rollout.strategy == "Recreate":
+        return ()
+    declared = {size.key for size in inputs.sizes}
+    unready = {view.name for view in inputs.views() if not view.is_ready}
+    states = [
+        state
+        for state in inputs.existing.of_revision(inputs.target)
+        if state.ready and not state.gone and state.id.role in unready
+    ]
+    left = [state for state in states if (state.id.role, state.id.pool) not in declared]
+    return tuple(Workload(state.id, size_before(inputs, state.id) or 0) for state in left)
+
+
+def _ingress_role(inputs: PlanInputs) -> str:
+    """The role that answers in the declared revision.  Of routers it takes one that is asked for. A
+    Service that leads to decode or mixed workers, since there were no routers, leads on to them
+    until one is ready.
+    """
+    decode_role = inputs.cluster.spec.decode_role
+    if not any(size.desired for size in inputs.sizes if size.role == ROUTER):
+        return decode_role
+    states = inputs.existing.of_revision(inputs.target)
+    is_ready = any(state.ready for state in states if state.id.role == ROUTER and not state.gone)
+    selected = (inputs.observed.service_revision, inputs.observed.service_role)
+    return decode_role if selected == (inputs.target, decode_role) and not is_ready else ROUTER
+
+
+def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
+    """Replicas to which workloads may shrink now; undeclared pools that serve shrink to 0 before
+    they go.  Not with Recreate, and not of a replaced revision: they go as a whole, and their pods
+    drain as they end. So do the workers of a revision that is given up, which no Service selects:
+    etcd, which may be the cause, is not asked.
+    """
+    is_dropped = inputs.is_rolled_back and inputs.observed.service_revision != inputs.target
+    dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
+    drained = [each for each in desired if each not in dropped]
+    planned = {workload.id for workload in desired}
+    is_drained_first = (
+        inputs.current == inputs.target and inputs.cluster.spec.rollout.strategy != "Recreate"
+    )
+    states = [
+        state
+        for state in inputs.existing.of_revision(inputs.target)
+        if not state.gone and state.id not in planned
+    ]
+    timeout = inputs.cluster.spec.rollout.drain_timeout_seconds
+    leaving = states if is_drained_first else ()
+    drain = plan_drain(
+        drained, leaving, inputs.observed.workloads, inputs.observed.worker_records, timeout
+    )
+    return replace(drain, workloads=(*dropped, *drain.workloads))
+
+
+def _over_budget(inputs: PlanInputs, workloads: tuple[Workload, ...]) -> Condition | None:
+    if inputs.cluster.spec.rollout.strategy == "Recreate":
+        return None
+    side_by_side = SideBySide(inputs.target, workloads, inputs.sizes, inputs.observed.workloads)
+    return rollout_over_budget(inputs.cluster.spec.autoscale, side_by_side)
 
 
 def plan_cluster(desired: DesiredState) -> ClusterPlan:

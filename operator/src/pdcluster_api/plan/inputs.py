@@ -3,20 +3,26 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pdcluster_api.plan.observed.ending import Ending, ending_of
-from pdcluster_api.plan.observed.pools import PREFILL, DeclaredPool, RoleView, Workloads
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Observed, WorkloadState
-from pdcluster_api.plan.rollout.progress import (
+from pdcluster_api.plan.observed.pools import (
+    PREFILL,
+    DeclaredPool,
+    Ending,
+    RoleView,
+    Workloads,
+    ending_of,
+)
+from pdcluster_api.plan.observed.state import Observed, Previous, WorkloadState
+from pdcluster_api.plan.rollout import (
     Rollout,
     RolloutState,
+    current_revision,
     is_blocked,
     is_rolled_back,
     next_rollout,
+    old_pods_of,
     read_rollout,
 )
-from pdcluster_api.plan.rollout.steps import current_revision, old_pods_of
-from pdcluster_api.plan.sizes.scalers import PoolSize, pool_sizes
+from pdcluster_api.plan.sizes import PoolSize, pool_sizes
 from pdcluster_api.plan.status.autoscaled import autoscaled
 from pdcluster_api.plan.status.conditions import missing_parts, waiting_for
 from pdcluster_api.plan.status.discovery import discovery_answers

@@ -17,7 +17,7 @@ from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import Observed, ScalingDecision
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, is_unschedulable, pool_facts
+from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics

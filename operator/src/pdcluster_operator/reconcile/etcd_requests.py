@@ -9,7 +9,7 @@ from datetime import datetime
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError
 from pdcluster_api.apiserver.kinds import POD, SECRET, Key
-from pdcluster_api.certificates.secret_reader import StoredSecret
+from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.discovery.addresses import resolve
 from pdcluster_api.discovery.commands import (
     Registered,
@@ -20,7 +20,7 @@ from pdcluster_api.discovery.commands import (
 )
 from pdcluster_api.discovery.etcd import Endpoint, EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError
-from pdcluster_api.manifests.engine_config import etcd_endpoints
+from pdcluster_api.manifests.worker_config import etcd_endpoints
 from pdcluster_schema.pdcluster import PDCluster
 
 

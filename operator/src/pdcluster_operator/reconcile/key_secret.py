@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
 from pdcluster_api.apiserver.kinds import SECRET
-from pdcluster_api.certificates.secret_reader import StoredSecret
+from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions
 

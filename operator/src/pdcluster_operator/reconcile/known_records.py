@@ -14,7 +14,7 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
 )
 from pdcluster_api.plan.status.disaggregating import digest
-from pdcluster_api.plan.status.in_sync import find_mismatches
+from pdcluster_api.plan.status.discovery import find_mismatches
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_schema.backoff import Backoff
 

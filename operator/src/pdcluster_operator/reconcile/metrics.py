@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.plan.autoscale.values import Outcome
-from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Previous
 from pdcluster_api.plan.status.transfers import FIELD
 from pdcluster_schema import conditions as words
 from pdcluster_schema.qos import SloSpec

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from pdcluster_api.apiserver.errors import ConflictError, UnavailableError
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
 from pdcluster_api.apiserver.observe import Live, observe
-from pdcluster_api.plan.cluster import plan_cluster, serving_replicas
-from pdcluster_api.plan.cluster_status import plan_status
-from pdcluster_api.plan.desired import DesiredState, desired_state
+from pdcluster_api.plan.cluster import DesiredState, desired_state, plan_cluster, serving_replicas
+from pdcluster_api.plan.cluster_status import plan_invalid, plan_status
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
 from pdcluster_api.plan.status.events import cut_short
-from pdcluster_api.plan.status.invalid import plan_invalid
 from pdcluster_operator.queue.runner import Done
 from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
 from pdcluster_operator.reconcile.key_secret import KeySecret

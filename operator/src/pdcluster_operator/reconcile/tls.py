@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pdcluster_api.apiserver.observe import Live
+from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
-from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_api.manifests.objects import child_names
 from pdcluster_api.manifests.render import Owner, render_tls_secrets
 from pdcluster_operator.writes.actions import ObjectName

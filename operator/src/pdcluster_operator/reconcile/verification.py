@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.observe import Live, ready_workers
-from pdcluster_api.certificates.secret_reader import KEY
+from pdcluster_api.certificates.authority import KEY
 from pdcluster_api.discovery.verifier import (
     NoOutcome,
     VerificationRequest,

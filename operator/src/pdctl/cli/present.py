@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pdcluster_api.plan.autoscale.capacity import bounds_of
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import ScalingDecision
+from pdcluster_api.plan.autoscale.base import bounds_of
+from pdcluster_api.plan.observed.state import Previous, ScalingDecision
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import InvalidObjectError

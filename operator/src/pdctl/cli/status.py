@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdcluster_api.errors import StartError
-from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Previous
 from pdcluster_schema import conditions as words
 from pdctl.cli.live import KubeContext
 from pdctl.local.run_directory import RunDirectory, runs

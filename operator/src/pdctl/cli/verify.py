@@ -18,10 +18,9 @@ from pdcluster_api.apiserver.errors import NotFoundError
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Body
 from pdcluster_api.discovery.verifier import TOTAL_SECONDS, Verifier
 from pdcluster_api.errors import StartError
-from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Previous
 from pdcluster_api.plan.status.disaggregating import readable_rate
-from pdcluster_api.plan.status.transfers import FIELD
-from pdcluster_api.plan.status.verified_pairs import VerifiedPair, read_pairs
+from pdcluster_api.plan.status.transfers import FIELD, VerifiedPair, read_pairs
 from pdcluster_schema import conditions as words
 from pdcluster_schema import labels
 from pdcluster_schema.workload import PoolPair

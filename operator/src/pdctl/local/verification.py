@@ -12,8 +12,7 @@ import aiohttp
 
 from pdcluster_api.discovery.verifier import NoOutcome, Verifier, verification_requests
 from pdcluster_api.plan.observed.pools import PREFILL
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import PairVerification
+from pdcluster_api.plan.observed.state import PairVerification, Previous
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_api.plan.status.transfers import (
     MAX_PAIRS,

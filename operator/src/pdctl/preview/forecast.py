@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-from pdcluster_api.plan.autoscale.capacity import bounds_of, conflict, is_on
+from pdcluster_api.plan.autoscale.base import bounds_of, conflict, is_on
 from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts
 from pdcluster_api.plan.cluster import sizes_of
 from pdcluster_api.plan.observed.state import Observed, Problem, ScalingDecision
-from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.plan.sizes import PoolSize
 from pdcluster_api.plan.status.autoscaled import OFF, ON
 from pdcluster_schema.autoscale import ScheduleSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from pdcluster_api.plan.cluster import requested_sizes, sizes_of
-from pdcluster_api.plan.desired import desired_state
+from pdcluster_api.plan.cluster import desired_state, requested_sizes, sizes_of
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -19,8 +18,7 @@ from pdcluster_api.plan.observed.state import (
     ScalingDecision,
     WorkloadState,
 )
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
-from pdcluster_api.plan.sizes.scalers import PoolSize
+from pdcluster_api.plan.sizes import PoolSize, ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text
 from pdcluster_schema.errors import Fault
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec

@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from pdcluster_api.certificates.secret_reader import StoredSecret
+from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_schema.ports import WORKER_NAME
 
 

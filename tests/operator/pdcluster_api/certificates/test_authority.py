@@ -13,10 +13,10 @@ from pdcluster_api.certificates.authority import (
     AUTHORITY_LIFETIME,
     LEAF_LIFETIME,
     Pair,
+    StoredSecret,
     issue,
     make_authority,
 )
-from pdcluster_api.certificates.secret_reader import StoredSecret
 from pdcluster_schema.ports import WORKER_NAME
 from tests.operator.pdcluster_api.certificates.handshakes import context, handshake, talk
 

@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from pdcluster_api.certificates.authority import Pair, issue, make_authority
+from pdcluster_api.certificates.authority import (
+    Pair,
+    StoredSecret,
+    issue,
+    make_authority,
+    read_secrets,
+)
 from pdcluster_api.certificates.rotation import (
     SETTLE,
     RotationDecision,
@@ -23,7 +29,6 @@ from pdcluster_api.certificates.rotation import (
     carry_out,
     next_step,
 )
-from pdcluster_api.certificates.secret_reader import StoredSecret, read_secrets
 from pdcluster_schema.labels import CERTIFICATES_CHANGED, OBSERVED_ROTATION
 from tests.operator.pdcluster_api.certificates.handshakes import talk
 

@@ -7,8 +7,7 @@ import grpc
 import pytest
 from httpx import HTTPStatusError
 
-from pdcluster_api.discovery.alarms import is_full
-from pdcluster_api.discovery.commands import read_registered
+from pdcluster_api.discovery.commands import is_full, read_registered
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_schema import etcd_keys
 from tests.ports import free_port

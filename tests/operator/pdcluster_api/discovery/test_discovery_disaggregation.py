@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.discovery.disaggregation import read_disaggregation
-from pdcluster_api.discovery.etcd import parse_record
+from pdcluster_api.discovery.etcd import parse_record, read_disaggregation
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
 
 RECORD = {

@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from pdcluster_api.manifests.engine_container import GPU_REPORT
 from pdcluster_api.manifests.objects import Manifest, policy_name
+from pdcluster_api.manifests.vllm import GPU_REPORT
 from pdcluster_schema.ports import HTTP_PORT
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pdcluster_api.manifests.worker_config import (
-    EtcdTls,
     WorkerFileSettings,
     engine_file,
     policy_file,
@@ -78,7 +77,7 @@ def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(
     pool = cluster.spec.roles.present()["decode"].pools[0]
     site = replace(
         SITE,
-        etcd_tls=EtcdTls(ca="/e/ca.crt", certificate="/e/tls.crt", key="/e/tls.key"),
+        etcd_tls={"ca": "/e/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"},
         api_keys="/keys",
     )
     made = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site)

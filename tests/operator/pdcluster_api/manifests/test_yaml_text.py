@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.manifests import engine_config
-from pdcluster_api.manifests.engine_config import yaml_text
+from pdcluster_api.manifests import worker_config
+from pdcluster_api.manifests.worker_config import yaml_text
 
 READ_OTHERWISE = "|null|yes|~|<<|=|-|---|...|? a|a: b|a #b| a|a |12:30|2026-11-23|0x1|1_000|1e3"
 WORDS = st.sampled_from(
@@ -58,6 +58,6 @@ def test_equal_parts_are_written_out_each_time():
 
 def test_without_libyaml_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(yaml, "CSafeDumper")
-    found = runpy.run_path(str(engine_config.__file__))
+    found = runpy.run_path(str(worker_config.__file__))
     value = {"a": [{"b": 1}], "c": "yes"}
     assert found["yaml_text"](value) == yaml_text(value) == plain(value)

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_api.plan.cluster import plan_cluster
+from pdcluster_api.plan.cluster import desired_state, plan_cluster
 from pdcluster_api.plan.cluster_status import plan_status
-from pdcluster_api.plan.desired import desired_state
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,

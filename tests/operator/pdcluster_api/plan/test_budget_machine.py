@@ -23,7 +23,7 @@ from pdcluster_api.plan.observed.state import (
     WorkerRecords,
     WorkloadState,
 )
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
+from pdcluster_api.plan.sizes import ScrapeState, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

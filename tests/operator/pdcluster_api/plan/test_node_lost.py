@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.ending import ENDING_SECONDS
+from pdcluster_api.plan.observed.pools import ENDING_SECONDS
 from pdcluster_api.plan.observed.state import DiscoveryState, EndingPod, Observed, PodState, Problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster

@@ -15,9 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed
-from pdcluster_api.plan.rollout.steps import current_revision
+from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Previous
+from pdcluster_api.plan.rollout import current_revision
 from pdcluster_schema.conditions import NEEDS_ACTION
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

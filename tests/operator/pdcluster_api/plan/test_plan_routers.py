@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.engine_config import requires_keys
 from pdcluster_api.manifests.render import render_shared
-from pdcluster_api.manifests.worker_config import policy_file
+from pdcluster_api.manifests.worker_config import policy_file, requires_keys
 from pdcluster_api.plan.observed.state import ScalerState
 from pdcluster_schema import conditions as words
 from pdcluster_schema.load import parse

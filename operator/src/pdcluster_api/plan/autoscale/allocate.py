@@ -16,8 +16,16 @@ budget is shared.  No role becomes smaller than recommended, or than it was.
 from collections.abc import Mapping, Sequence
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, by_role, unit_of
-from pdcluster_api.plan.autoscale.ratio import Band, capacity, ratio_text
+from pdcluster_api.plan.autoscale.pools import (
+    Band,
+    Budget,
+    Pool,
+    Vector,
+    by_role,
+    capacity,
+    ratio_text,
+    unit_of,
+)
 from pdcluster_api.plan.autoscale.values import Amounts, DecisionTrace
 from pdcluster_api.plan.observed.state import Problem
 from pdcluster_schema import conditions

@@ -8,19 +8,31 @@ from dataclasses import replace
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.allocate import fit
-from pdcluster_api.plan.autoscale.base import base_of
-from pdcluster_api.plan.autoscale.capacity import (
+from pdcluster_api.plan.autoscale.base import (
     backoff_until,
+    base_of,
     bounds_of,
     capacity_problems,
     conflict,
     probe_capacity,
 )
-from pdcluster_api.plan.autoscale.pools import Budget, Pool, Vector, num_ready_left
-from pdcluster_api.plan.autoscale.ratio import measured_weights, worker_weight
-from pdcluster_api.plan.autoscale.safety import Recommendation, RoleState, recommend
+from pdcluster_api.plan.autoscale.pools import (
+    Budget,
+    Pool,
+    Vector,
+    measured_weights,
+    num_ready_left,
+    worker_weight,
+)
+from pdcluster_api.plan.autoscale.safety import (
+    Recommendation,
+    RoleState,
+    is_same,
+    recommend,
+    stabilize,
+    stabilize_advice,
+)
 from pdcluster_api.plan.autoscale.signals import signals_of
-from pdcluster_api.plan.autoscale.stabilization import is_same, stabilize, stabilize_advice
 from pdcluster_api.plan.autoscale.totals import Totals, fresh_rounds, read_pool, together
 from pdcluster_api.plan.autoscale.values import (
     Clock,

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from pdcluster_api.plan.drain.shrink import ordinal_of
-from pdcluster_api.plan.observed.ending import ENDING_SECONDS
+from pdcluster_api.plan.drain.draining import ordinal_of
+from pdcluster_api.plan.observed.pools import ENDING_SECONDS
 from pdcluster_api.plan.observed.state import PodState, WorkloadState
 from pdcluster_schema import conditions
 from pdcluster_schema.workload import Workload, WorkloadId

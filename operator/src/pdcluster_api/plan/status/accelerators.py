@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdcluster_api.plan.observed.pools import RoleView
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import PodState, WorkerDevice, WorkerRecords
+from pdcluster_api.plan.observed.state import PodState, Previous, WorkerDevice, WorkerRecords
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.accelerators import NO_ACCELERATOR

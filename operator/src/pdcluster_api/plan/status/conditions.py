@@ -5,14 +5,23 @@ Serving, Reconciling, Stalled. Pure; messages hold nothing that changes by itsel
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pdcluster_api.plan.observed.ending import node_lost
-from pdcluster_api.plan.observed.pools import RoleView
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem, WriteFailure
-from pdcluster_api.plan.rollout.steps import OldPods
-from pdcluster_api.plan.status.condition import Condition
+from pdcluster_api.plan.observed.pools import RoleView, node_lost
+from pdcluster_api.plan.observed.state import (
+    DiscoveryState,
+    Observed,
+    Previous,
+    Problem,
+    WriteFailure,
+)
+from pdcluster_api.plan.rollout import OldPods
+from pdcluster_api.plan.status.condition import (
+    Condition,
+    rank,
+    still_loading,
+    worst_of,
+    worst_problem,
+)
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition
-from pdcluster_api.plan.status.problems import rank, still_loading, worst_of, worst_problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.sections import ROUTER
 from pdcluster_schema.workload import WorkloadId

@@ -9,8 +9,12 @@ from statistics import median
 from typing import Any
 
 from pdcluster_api.plan.observed.pools import PREFILL
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import WorkerDisaggregation, WorkerRecords, WorkloadState
+from pdcluster_api.plan.observed.state import (
+    Previous,
+    WorkerDisaggregation,
+    WorkerRecords,
+    WorkloadState,
+)
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
 

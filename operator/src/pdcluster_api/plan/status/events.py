@@ -5,9 +5,9 @@ none.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdcluster_api.plan.observed.previous import Previous
+from pdcluster_api.plan.observed.state import Previous
 from pdcluster_api.plan.result import PlannedEvent
-from pdcluster_api.plan.rollout.progress import FIELD
+from pdcluster_api.plan.rollout import FIELD
 from pdcluster_schema import conditions as words
 
 # Reasons that have an event of their own

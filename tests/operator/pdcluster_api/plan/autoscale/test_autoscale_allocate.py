@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale.allocate import Allocation
-from pdcluster_api.plan.autoscale.pools import ALL, Budget, Pool, Vector
-from pdcluster_api.plan.autoscale.ratio import Band, capacity
+from pdcluster_api.plan.autoscale.pools import ALL, Band, Budget, Pool, Vector, capacity
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_schema.workload import PoolKey
 from tests.operator.pdcluster_api.plan.autoscale.pools_drawn import FEW, drawn_pools

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.capacity import bounds_of, is_on
+from pdcluster_api.plan.autoscale.base import bounds_of, is_on
 from pdcluster_schema.autoscale import ScheduleSpec
 from pdcluster_schema.errors import InvalidObjectError
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (

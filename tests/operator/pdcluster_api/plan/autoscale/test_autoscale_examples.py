@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from pdcluster_api.plan.autoscale import explain, ratio, signals, totals
+from pdcluster_api.plan.autoscale import explain, pools, signals, totals
 
 
 @pytest.mark.parametrize(
     "module",
-    [explain, ratio, signals, totals],
+    [explain, pools, signals, totals],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_examples_hold(module: ModuleType):

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pdcluster_api.plan.autoscale.ratio import Band
+from pdcluster_api.plan.autoscale.pools import Band
 from pdcluster_api.plan.autoscale.values import Memory, Outcome, PoolFacts
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey

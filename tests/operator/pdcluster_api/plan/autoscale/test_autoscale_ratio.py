@@ -5,7 +5,7 @@ had.
 from dataclasses import replace
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.ratio import measured_weights, table_weight, worker_weight
+from pdcluster_api.plan.autoscale.pools import measured_weights, table_weight, worker_weight
 from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine import EngineSpec

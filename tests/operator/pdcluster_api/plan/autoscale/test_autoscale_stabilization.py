@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcluster_api.plan.autoscale import rules
-from pdcluster_api.plan.autoscale.stabilization import stabilize
+from pdcluster_api.plan.autoscale.safety import stabilize
 from pdcluster_api.plan.autoscale.values import DecisionTrace, Memory, PoolSample
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.workload import PoolKey

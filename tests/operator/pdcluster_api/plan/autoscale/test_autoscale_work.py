@@ -17,8 +17,7 @@ from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.values import Clock, Memory, PoolFacts, WorkerSample
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import ScalerState
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
-from pdcluster_api.plan.sizes.scalers import pool_sizes
+from pdcluster_api.plan.sizes import ScrapeState, pool_facts, pool_sizes
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS

@@ -13,7 +13,7 @@ from pdcluster_api.plan.drain.disruption import (
     min_available,
     plan_budgets,
 )
-from pdcluster_api.plan.observed.ending import ENDING_SECONDS
+from pdcluster_api.plan.observed.pools import ENDING_SECONDS
 from pdcluster_api.plan.observed.state import PodState, Problem, WorkloadState
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_api.plan.drain.draining import plan_drain
-from pdcluster_api.plan.drain.shrink import (
+from pdcluster_api.plan.drain.draining import (
     MISSING_RECORD_GRACE_SECONDS,
     Shrink,
     ordinal_of,
+    plan_drain,
     plan_shrink,
 )
 from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadState

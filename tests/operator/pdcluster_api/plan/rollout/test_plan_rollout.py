@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.observed.state import Observed
-from pdcluster_api.plan.rollout.steps import OldPods, RolloutStep, current_revision, next_step
+from pdcluster_api.plan.rollout import OldPods, RolloutStep, current_revision, next_step
 from tests.operator.pdcluster_api.plan.clusters import ETCD_READY, identity, workload
 from tests.operator.pods import pod_states
 

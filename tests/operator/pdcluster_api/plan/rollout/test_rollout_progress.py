@@ -15,8 +15,8 @@ from pdcluster_api.plan.observed.state import (
     WorkloadState,
     WriteFailure,
 )
-from pdcluster_api.plan.rollout.progress import read_rollout
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
+from pdcluster_api.plan.rollout import read_rollout
+from pdcluster_api.plan.sizes import ScrapeState, pool_facts
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

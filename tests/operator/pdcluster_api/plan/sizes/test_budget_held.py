@@ -13,7 +13,7 @@ from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import Holding, Outcome
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import Observed, WorkloadState
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, held_by_type, pool_facts
+from pdcluster_api.plan.sizes import ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_api.plan.observed.state import ScalerState
-from pdcluster_api.plan.sizes.scalers import plan_scaler, pool_sizes
+from pdcluster_api.plan.sizes import plan_scaler, pool_sizes
 from tests.operator.pdcluster_api.plan.clusters import identity, make_cluster, pool, workload
 
 

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import Observed, PodState, Problem, ScalerState
-from pdcluster_api.plan.sizes.pool_facts import ScrapeState, pool_facts
+from pdcluster_api.plan.sizes import ScrapeState, pool_facts
 from pdcluster_schema import conditions
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import Observed
+from pdcluster_api.plan.observed.state import Observed, Previous
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.observed.state import ScalerState, WriteFailure
-from pdcluster_api.plan.status.condition import MAX_MESSAGE
-from pdcluster_api.plan.status.problems import rank
+from pdcluster_api.plan.status.condition import MAX_MESSAGE, rank
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.plan.observed.previous import Previous
-from pdcluster_api.plan.observed.state import WorkerRecords
-from pdcluster_api.plan.status.in_sync import MISMATCH_GRACE_SECONDS, find_mismatches, in_sync
+from pdcluster_api.plan.observed.state import Previous, WorkerRecords
+from pdcluster_api.plan.status.discovery import MISMATCH_GRACE_SECONDS, find_mismatches, in_sync
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     condition_of,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from pdcluster_api.plan.cluster_status import NOTHING_IS_REVERTED, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
-from pdcluster_api.plan.status.invalid import NOTHING_IS_REVERTED, plan_invalid
 from pdcluster_schema import conditions as words
 from pdcluster_schema.errors import Fault
 from pdcluster_schema.revision import revision_of

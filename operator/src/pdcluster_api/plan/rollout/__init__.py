@@ -1,1 +1,0 @@
-"""Roll outs: the revision that serves, the next step, and the clock that gives one up."""
