@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdcluster_api.plan.observed.previous import Previous
-
 from pdcluster_api.discovery.etcd import RegisteredWorker, read_workers
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.pools import PREFILL
-from pdcluster_api.plan.observed.state import WorkerDisaggregation
+from pdcluster_api.plan.observed.state import Previous, WorkerDisaggregation
 from pdcluster_api.plan.status.disaggregating import DisaggregationReports, disaggregating
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.plan import LocalPlan

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from pdcluster_api.plan.autoscale.ratio import worker_weight
-
 from pdcluster_api.errors import StartError
+from pdcluster_api.plan.autoscale.pools import worker_weight
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import PoolSpec
 from pdctl.replay.pools import SimulatedPool, SimulatedWorker, WorkerPhase
