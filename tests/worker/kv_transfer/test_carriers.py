@@ -12,7 +12,7 @@ import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, KVMemory, SendEnded, TransferRoute
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.kv_transfer import carrier_receiver, carriers, tcp, wire
+from pdcluster_worker.kv_transfer import carriers, tcp, tcp_inbound, wire
 from pdcluster_worker.kv_transfer.carrier import (
     SENDING_SLOTS,
     CarrierError,
@@ -50,7 +50,7 @@ class ShelfFetch:
         self.shelf, self.source, self.num_bytes, self.slot = shelf, source, num_bytes, slot
         self.has_come = False
 
-    def is_done(self) -> bool:
+    def __call__(self) -> bool:
         if self.shelf.broken is not None:
             raise CarrierError(self.shelf.broken)
         if self.num_bytes > self.shelf.most_bytes:
@@ -189,7 +189,7 @@ def test_a_carrier_that_does_not_bring_its_probe_is_not_used(
 def test_a_carrier_that_hangs_is_not_waited_for(
     pair_over: MakePair, shelf: Shelf, epoch: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrier_receiver, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(tcp_inbound, "PROBE_SECONDS", 0.05)
     shelf.flow.clear()
     ((_, note),) = sent(pair_over(), epoch)
     assert note == "not nixl: nixl does not reach the sender: the carrier brought nothing in 0.05 s"

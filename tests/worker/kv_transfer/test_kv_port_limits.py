@@ -9,8 +9,9 @@ import pytest
 
 from pdcluster_worker.engine.ports import Fenced, SendEnded
 from pdcluster_worker.kv_transfer import wire
-from pdcluster_worker.kv_transfer.connection_limiter import ConnectionLimiter, PortLimits
+from pdcluster_worker.kv_transfer.tcp_inbound import PortLimits
 from pdcluster_worker.kv_transfer.tcp_link import LinkSettings
+from pdcluster_worker.kv_transfer.tcp_receiver import ConnectionLimiter
 
 SOON = 0.05
 PACE_SECONDS = 0.02

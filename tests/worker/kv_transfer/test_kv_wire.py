@@ -26,7 +26,7 @@ MESSAGES = {
         st.integers(0, 2**64 - 1),
         st.binary(min_size=wire.PROBE_BYTES, max_size=wire.PROBE_BYTES),
     ),
-    (wire.encode_header, wire.decode_header): st.builds(
+    (wire.encode_header, wire.decode_request): st.builds(
         wire.Header,
         EPOCHS,
         st.tuples(st.integers(0, 99), st.integers(100, wire.MAX_HEADS)).map(
@@ -95,29 +95,29 @@ def test_decode_of_one_damaged_byte_raises_nothing_but_wire_error(
         ),
         (wire.decode_reply, b"PDCKV\r\n\x00\x00\x03\x00\xff\xff", "reason bytes"),
         (wire.decode_reply, b"PDCKV\r\n\x00\x00\x03\x07\x00\x00", "unknown status 7"),
-        (wire.decode_header, bytes(45), "not a frame header"),
+        (wire.decode_request, bytes(45), "not a frame header"),
         (
-            wire.decode_header,
+            wire.decode_request,
             b"KVFR" + bytes(16) + HEADS + bytes(8) + b"\x00\x00\x00\x01" + INLINE,
             "no blocks",
         ),
         (
-            wire.decode_header,
+            wire.decode_request,
             b"KVFR" + bytes(16) + HEADS + bytes(7) + b"\x01" + b"\xff" * 4 + INLINE,
             "blocks of a frame: 4294967295 is over",
         ),
         (
-            wire.decode_header,
+            wire.decode_request,
             b"KVFR" + bytes(16) + HEADS + b"\xff" * 8 + b"\x00\x00\x00\x01" + INLINE,
             "payload bytes of a frame: .* is over",
         ),
         (
-            wire.decode_header,
+            wire.decode_request,
             b"KVFR" + bytes(16) + b"\x00\x02\x00\x02" + b"\x00\x00\x00\x01" * 3 + INLINE,
             "no heads: 2 to 2",
         ),
         (
-            wire.decode_header,
+            wire.decode_request,
             b"KVFR" + bytes(16) + HEADS + b"\x00\x00\x00\x01" * 3 + b"\x00" + b"\x01" * 8,
             "unknown place",
         ),

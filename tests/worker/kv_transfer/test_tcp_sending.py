@@ -52,7 +52,7 @@ def read(sock, decode):
 
 
 def take_frame(sock):
-    header = read(sock, wire.decode_header)
+    header = read(sock, wire.decode_request)
     payload = b""
     while len(payload) < header.payload_bytes:
         payload += sock.recv(header.payload_bytes - len(payload))
@@ -194,7 +194,7 @@ def test_peer_killed_in_mid_transfer_ends_its_epochs_and_no_other_peers(
     prefill.wait_sent(1)
     write(prefill, epoch, receiver, [(i, i) for i in range(MANY)])
     prefill.write(other, decode, [(0, 0)])
-    read(sock, wire.decode_header)
+    read(sock, wire.decode_request)
     sock.close()
     (ended,) = prefill.wait_for(SendEnded)
     assert ended.epoch == epoch  # not the one that is fully acknowledged
@@ -257,7 +257,7 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     write(prefill, epoch, receiver, [(0, 0), (1, 1), (2, 2)])
     sock = receiver.accept()
     # the first frame is on its way and cannot end: its payload is not read
-    header = read(sock, wire.decode_header)
+    header = read(sock, wire.decode_request)
     prefill.transport.cancel(epoch)
     assert prefill.transport.poll() == []
     got = 0
@@ -267,7 +267,7 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     acknowledge(sock, epoch)
     other = os.urandom(16)
     write(prefill, other, receiver, [(2, 0)])
-    assert read(sock, wire.decode_header).epoch == other
+    assert read(sock, wire.decode_request).epoch == other
     assert prefill.transport.poll() == []
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.kv_transfer.rate_limit import BURST_SECONDS, TokenBucket
 from pdcluster_worker.kv_transfer.tcp import frame_blocks
+from pdcluster_worker.kv_transfer.tcp_link import BURST_SECONDS, TokenBucket
 from pdcluster_worker.kv_transfer.wire import FRAME_BYTES
 
 

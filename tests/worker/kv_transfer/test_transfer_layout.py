@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.kv_transfer.layout import ShardChecksum, combined, head_crcs
+from pdcluster_worker.kv_transfer.sharded import ShardChecksum, combined, head_crcs
 
 NUM_HEADS = 4
 BLOCKS = st.lists(

@@ -74,15 +74,12 @@ class Grammars(Protocol):
 
     def begin(self, request: EngineRequest) -> None:
         """Begin to compile the constraint of a new request, unless that was done before."""
-        ...
 
     def open(self, request: EngineRequest) -> bool | RequestError:
         """True once its constraint is compiled, False until then; the error where it cannot be."""
-        ...
 
     def take_counts(self) -> GrammarCounts:
         """Counts since the last call."""
-        ...
 
 
 class ModelRunner(Protocol):
@@ -91,25 +88,20 @@ class ModelRunner(Protocol):
     @property
     def grammars(self) -> Grammars:
         """Grammars of the requests that have a constraint; a batch holds only open ones."""
-        ...
 
     @property
     def depth(self) -> int:
         """Batches prepared and not waited for: 1, or 2 if one is while another computes."""
-        ...
 
     @property
     def seconds(self) -> StepSeconds:
         """Times of the last `wait` that returned."""
-        ...
 
     def prepare(self, batch: Batch) -> Any:
         """Make the inputs of a batch; tokens unknown yet come with `begin`.  May raise."""
-        ...
 
     def begin(self, prepared: Any, sampled: Mapping[EngineRequest, int]) -> None:
         """Begin to compute once the one before has ended; sampled: the tokens of that one."""
-        ...
 
     def wait(self, prepared: Any) -> Sequence[RowOutcome]:
         """One outcome per item: Sample, DraftSamples, None if nothing is sampled, or its error.
@@ -117,11 +109,9 @@ class ModelRunner(Protocol):
         A row that fails by itself (`failed_row`) changes no other.  Running items again gives the
         same result, so a batch that raises may be retried in parts.
         """
-        ...
 
     def forget(self, request_id: str) -> None:
         """Drop whatever is kept for this request; unknown ids are a no-op."""
-        ...
 
 
 def execute(runner: ModelRunner, batch: Batch) -> Sequence[RowOutcome]:
@@ -135,15 +125,12 @@ class Drafter(Protocol):
 
     def may_follow(self, request: EngineRequest) -> bool:
         """Return whether there may be drafts once the step in flight has given one more token."""
-        ...
 
     def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
         """At most so many drafts for each request; none without a guess."""
-        ...
 
     def forget(self, request_id: str) -> None:
         """Drop whatever is kept for this request; unknown ids are a no-op."""
-        ...
 
 
 class KVMemory(Protocol):
@@ -155,15 +142,12 @@ class KVMemory(Protocol):
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         """These heads (None = all) of one block, contiguous, in host memory; a copy on a device."""
-        ...
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """Writable host memory for heads of a block; they count from `write_block` on."""
-        ...
 
     def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
         """Make the bytes of a whole `staging` those of the block; steps after it read them."""
-        ...
 
 
 class SlotMemory(Protocol):
@@ -175,19 +159,15 @@ class SlotMemory(Protocol):
 
     def write(self, start: int, data: bytes) -> None:
         """Copy bytes of the host to `start`."""
-        ...
 
     def read(self, start: int, num_bytes: int) -> bytes:
         """A copy, in host memory."""
-        ...
 
     def load(self, start: int, block_id: int, heads: range) -> None:
         """Copy these heads of one block to `start`."""
-        ...
 
     def write_block(self, start: int, block_id: int, heads: range) -> None:
         """Copy as many bytes from `start` on into these heads of one block."""
-        ...
 
 
 @runtime_checkable
@@ -196,7 +176,6 @@ class HasSlots(Protocol):
 
     def slots(self, num_bytes: int) -> SlotMemory:
         """Raises RuntimeError where the device has no room."""
-        ...
 
 
 class TransferRoute(NamedTuple):
@@ -253,11 +232,9 @@ class Transport(Protocol):
 
         verify: its `Fenced` has a checksum, also where those of others have none.
         """
-        ...
 
     def fence(self, epoch: bytes) -> None:
         """Close the epoch for good; `Fenced` follows, an empty one for unknown epochs."""
-        ...
 
     def write(
         self,
@@ -273,24 +250,18 @@ class Transport(Protocol):
         addresses: of the peer's KV ports, each of which takes an even share of the heads.
         The caller keeps every source block alive until `BlocksSent` or `SendEnded` names it.
         """
-        ...
 
     def checksum(self, epoch: bytes) -> int | None:
         """Checksum of all blocks sent under this epoch, in write order; None when it is off."""
-        ...
 
     def forget(self, epoch: bytes) -> None:
         """Drop the sending side's record of a finished epoch."""
-        ...
 
     def cancel(self, epoch: bytes) -> None:
         """Stop sending; `SendEnded` follows, for unknown epochs too."""
-        ...
 
     def poll(self) -> list[TransferEvent]:
         """Events since the last call, in order; never waits."""
-        ...
 
     def close(self) -> None:
         """Stop all threads and sockets; outstanding epochs are abandoned."""
-        ...

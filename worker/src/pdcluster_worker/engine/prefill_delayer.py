@@ -82,15 +82,12 @@ class Board(Protocol):
 
     def publish(self, state: RankState) -> None:
         """Say what is so now."""
-        ...
 
     def withdraw(self) -> None:
         """Say nothing any more: an engine without requests has no part in it."""
-        ...
 
     def others(self) -> list[RankState]:
         """Last states of the other engines, unless they are old."""
-        ...
 
 
 class OwnBoard:

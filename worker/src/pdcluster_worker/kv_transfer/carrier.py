@@ -3,7 +3,7 @@
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,12 +43,10 @@ class Slot:
         return self.memory.address + self.start
 
 
-class CarrierFetch(Protocol):
-    """A payload that is on its way into a slot."""
-
-    def is_done(self) -> bool:
-        """True once all of it is there.  Raises CarrierError if it will not come."""
-        ...
+Fetch = Callable[[], bool]
+"""A payload on its way into a slot: True once all of it is there.  Raises CarrierError if it will
+not come.
+"""
 
 
 class CarrierOutgoing(Protocol):
@@ -58,15 +56,12 @@ class CarrierOutgoing(Protocol):
 
     def connect(self, blob: bytes) -> None:
         """Take what the receiver's side said.  Raises CarrierError."""
-        ...
 
     def post(self, slot: Slot, num_bytes: int) -> int:
         """Offer the first bytes of a slot; returns the number that names them to the receiver."""
-        ...
 
     def close(self) -> None:
         """Offer nothing more."""
-        ...
 
 
 class CarrierIncoming(Protocol):
@@ -74,13 +69,11 @@ class CarrierIncoming(Protocol):
 
     blob: bytes
 
-    def fetch(self, place: int, num_bytes: int, slot: Slot) -> CarrierFetch:
+    def fetch(self, place: int, num_bytes: int, slot: Slot) -> Fetch:
         """Begin to bring what the sender offered under that number.  Raises CarrierError."""
-        ...
 
     def close(self) -> None:
         """Begin nothing more; what is on its way may still come."""
-        ...
 
 
 class Carrier(Protocol):
@@ -92,15 +85,12 @@ class Carrier(Protocol):
 
     def outgoing(self) -> CarrierOutgoing:
         """For a connection to a peer."""
-        ...
 
     def incoming(self, blob: bytes) -> CarrierIncoming:
         """For a connection of a peer, by what it said.  Raises CarrierError."""
-        ...
 
     def close(self) -> None:
         """End its threads and free its memory, after all connections."""
-        ...
 
 
 class SlotPool:
@@ -118,7 +108,11 @@ class SlotPool:
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
-                self._sort()
+                if self._busy and not self._free:
+                    # One that has become idle comes beside the one that took its place.
+                    idle = [slot for slot in self._busy if slot.is_idle()]
+                    self._busy = [slot for slot in self._busy if slot not in idle]
+                    self._free.extend(idle)
                 if self._free:
                     return self._free.pop()
                 left = deadline - time.monotonic()
@@ -131,12 +125,12 @@ class SlotPool:
             (self._free if slot.is_idle() else self._busy).append(slot)
             self._changed.notify()
 
-    def lose(self, slot: Slot, fetch: CarrierFetch) -> None:
+    def lose(self, slot: Slot, fetch: Fetch) -> None:
         """Give back a slot into which a fetch may still bring bytes."""
 
         def has_ended() -> bool:
             try:
-                return fetch.is_done()
+                return fetch()
             except CarrierError:
                 return True
 
@@ -149,13 +143,6 @@ class SlotPool:
             self._busy.append(slot)
             self._free.append(other)
             self._changed.notify()
-
-    def _sort(self) -> None:
-        """Move what has become idle; such a slot comes beside the one that took its place."""
-        if self._busy and not self._free:
-            idle = [slot for slot in self._busy if slot.is_idle()]
-            self._busy = [slot for slot in self._busy if slot not in idle]
-            self._free.extend(idle)
 
 
 class HostSlots:
@@ -188,12 +175,3 @@ class HostSlots:
 def slots_of(memory: SlotMemory, slot_bytes: int, num_slots: int) -> list[Slot]:
     """Its first bytes as slots."""
     return [Slot(memory, index * slot_bytes, slot_bytes) for index in range(num_slots)]
-
-
-def agreed(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """The carrier of a connection: the sender's best that the receiver has; empty = none.
-
-    >>> agreed(("nixl", "ucx"), ("ucx",)), agreed(("nixl",), ())
-    ('ucx', '')
-    """
-    return next((kind for kind in theirs if kind in ours), "")

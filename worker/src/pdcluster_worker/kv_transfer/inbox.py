@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.ports import Fenced, KVMemory
-from pdcluster_worker.kv_transfer.layout import ShardChecksum, combined, head_crcs
+from pdcluster_worker.kv_transfer.sharded import ShardChecksum, combined, head_crcs
 from pdcluster_worker.messages.requests import EPOCH_BYTES
 
 DEAD_EPOCH = "dead epoch"

@@ -15,6 +15,7 @@ from pdcluster_worker.kv_transfer.carrier import (
     RECEIVING_SLOTS,
     SENDING_SLOTS,
     CarrierError,
+    Fetch,
     HostSlots,
     Slot,
     SlotPool,
@@ -92,9 +93,7 @@ class NixlCarrier:
             self._users[side.name] += 1
         return _NixlIncoming(self, side.name, side.device)
 
-    def read(
-        self, source: tuple[str, int | None], place: int, num_bytes: int, slot: Slot
-    ) -> "_Read":
+    def read(self, source: tuple[str, int | None], place: int, num_bytes: int, slot: Slot) -> Fetch:
         """Begin to read from an agent that was loaded.  Raises CarrierError."""
         (name, device), operation = source, self._nixl.NIXL_READ
         with self._lock:
@@ -106,7 +105,7 @@ class NixlCarrier:
         except Exception as e:
             self.leave(name)
             raise CarrierError(f"NIXL cannot read: {e}") from e
-        return _Read(self, name, request)
+        return self._reading(name, request)
 
     def leave(self, name: str) -> None:
         """One use of an agent less; with the last it is forgotten."""
@@ -120,20 +119,29 @@ class NixlCarrier:
             except Exception as e:
                 raise CarrierError(f"NIXL cannot forget {name}: {e}") from e
 
-    def post(self, request: int) -> bool:
-        """Begin; True where it has ended by that.  Raises what NIXL raises."""
-        return bool(self._agent.postXferReq(request) == self._nixl.NIXL_SUCCESS)
-
-    def poll(self, request: int) -> bool:
-        """Return whether it has ended.  Raises what NIXL raises."""
-        return bool(self._agent.getXferStatus(request) == self._nixl.NIXL_SUCCESS)
-
-    def release(self, request: int) -> None:
-        self._agent.releaseXferReq(request)
-
     def close(self) -> None:
         """NIXL ends its thread with its agent."""
         self._agent = None
+
+    def _reading(self, name: str, request: int) -> Fetch:
+        """Begin it; it is freed once it has ended."""
+        has_ended = False
+
+        def note(state: Callable[[], Any]) -> bool:
+            nonlocal has_ended
+            try:
+                has_ended = bool(state() == self._nixl.NIXL_SUCCESS)
+            except Exception as e:
+                has_ended = True
+                raise CarrierError(f"NIXL's read failed: {e}") from e
+            finally:
+                if has_ended:
+                    self._agent.releaseXferReq(request)
+                    self.leave(name)
+            return has_ended
+
+        note(lambda: self._agent.postXferReq(request))
+        return lambda: has_ended or note(lambda: self._agent.getXferStatus(request))
 
     def _load(self, name: str, known: bytes) -> None:
         try:
@@ -206,34 +214,8 @@ class _NixlIncoming:
         self._carrier = carrier
         self._source = name, device
 
-    def fetch(self, place: int, num_bytes: int, slot: Slot) -> "_Read":
+    def fetch(self, place: int, num_bytes: int, slot: Slot) -> Fetch:
         return self._carrier.read(self._source, place, num_bytes, slot)
 
     def close(self) -> None:
         self._carrier.leave(self._source[0])
-
-
-class _Read:
-    """One read, which is freed once it has ended."""
-
-    def __init__(self, carrier: NixlCarrier, name: str, request: int) -> None:
-        self._carrier = carrier
-        self._name = name
-        self._request = request
-        self._has_ended = False
-        self._noted(carrier.post)
-
-    def is_done(self) -> bool:
-        return self._has_ended or self._noted(self._carrier.poll)
-
-    def _noted(self, check: Callable[[int], bool]) -> bool:
-        try:
-            self._has_ended = check(self._request)
-        except Exception as e:
-            self._has_ended = True
-            raise CarrierError(f"NIXL's read failed: {e}") from e
-        finally:
-            if self._has_ended:
-                self._carrier.release(self._request)
-                self._carrier.leave(self._name)
-        return self._has_ended

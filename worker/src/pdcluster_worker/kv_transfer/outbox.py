@@ -13,8 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.ports import TransferRoute
-from pdcluster_worker.kv_transfer.layout import ShardChecksum
-from pdcluster_worker.kv_transfer.sharded import Emit, HeadShard, ShardEnded, ShardSent
+from pdcluster_worker.kv_transfer.sharded import (
+    Emit,
+    HeadShard,
+    ShardChecksum,
+    ShardEnded,
+    ShardSent,
+)
 
 PeerAddress = tuple[str, str]
 """(engine_id, address): a restarted engine is another peer."""

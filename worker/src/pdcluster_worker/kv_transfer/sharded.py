@@ -1,4 +1,5 @@
 """A transport over the ports of an engine's ranks, each of which moves its heads of every block.
+Checksums are the same on both sides, however ranks share the heads.
 
 The ranks of an engine share the KV heads evenly, in their order, and each has a KV port.  Between
 engines of unequal sizes a rank writes to every port that takes some of its heads.  A block is sent
@@ -6,8 +7,9 @@ when the peer has all of its heads; an epoch ends when no shard of it reads a bl
 fenced when every port has fenced it.  A shard that ends ends the others.
 """
 
+import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -18,7 +20,52 @@ from pdcluster_worker.engine.ports import (
     TransferEvent,
     TransferRoute,
 )
-from pdcluster_worker.kv_transfer.layout import combined
+
+CHECKSUM_START = 0xCBF29CE484222325
+"""The offset basis of 64-bit FNV-1a, whose step also folds the CRCs."""
+
+_PRIME = 0x100000001B3
+_MASK = (1 << 64) - 1
+
+
+def head_crcs(block: bytes | bytearray | memoryview, num_heads: int) -> tuple[int, ...]:
+    """CRC-32 of each head's bytes in (a shard of) one block."""
+    size = len(block) // num_heads
+    return tuple(
+        zlib.crc32(block[start : start + size]) for start in range(0, size * num_heads, size)
+    )
+
+
+class ShardChecksum:
+    """The checksum of some heads, as blocks are added."""
+
+    __slots__ = ("_folds",)
+
+    def __init__(self, heads: range) -> None:
+        self._folds = [_fold(CHECKSUM_START, head) for head in heads]
+
+    def extend(self, blocks: Iterable[Sequence[int]]) -> None:
+        """Add the CRCs of the next blocks (`head_crcs`); order matters."""
+        for crcs in blocks:
+            self._folds = [_fold(fold, crc) for fold, crc in zip(self._folds, crcs, strict=True)]
+
+    @property
+    def value(self) -> int:
+        return sum(self._folds) & _MASK
+
+
+def combined(slices: Iterable[int | None]) -> int | None:
+    """The checksum of all shards together; None where one has none."""
+    total = 0
+    for checksum in slices:
+        if checksum is None:
+            return None
+        total += checksum
+    return total & _MASK
+
+
+def _fold(checksum: int, value: int) -> int:
+    return ((checksum ^ value) * _PRIME) & _MASK
 
 
 class HeadShard(NamedTuple):
@@ -57,31 +104,15 @@ Emit = Callable[[ShardEvent], None]
 class ShardPort(Protocol):
     """One rank's end of transfers, as `engine.ports.Transport`, of its heads alone."""
 
-    @property
-    def heads(self) -> range:
-        """The heads that it sends and receives."""
-        ...
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of its heads of one block."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """TCP port that peers connect to; 0 when there is none."""
-        ...
+    heads: range  # that it sends and receives
+    block_bytes: int  # of its heads of one block
+    port: int  # that peers connect to; 0 when there is none
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """Accept writes into its heads of these blocks.
-
-        Once it returns, none is refused as too early.
-        """
-        ...
+        """Once it returns, no write into its heads of these blocks is refused as too early."""
 
     def fence(self, epoch: bytes) -> None:
         """Close the epoch here; Fenced follows."""
-        ...
 
     def write(
         self,
@@ -93,32 +124,25 @@ class ShardPort(Protocol):
         verify: bool = False,
     ) -> None:
         """Queue writes of these heads, of (source block here, target block there)."""
-        ...
 
     def forget(self, part: HeadShard) -> None:
         """Drop the record of a finished shard."""
-        ...
 
     def cancel(self, part: HeadShard) -> None:
         """Stop sending; ShardEnded follows."""
-        ...
 
     def poll(self) -> list[ShardEvent]:
         """Events since the last call, in order."""
-        ...
 
     def close(self) -> None:
         """Stop all threads and sockets."""
-        ...
 
 
 def shares(num_heads: int, num_ports: int) -> list[range]:
-    """The heads of each port.
+    """The heads of each port.  Raises ValueError where they cannot be shared evenly.
 
     >>> shares(8, 2)
     [range(0, 4), range(4, 8)]
-
-    Raises ValueError where they cannot be shared evenly.
     """
     if num_ports < 1 or num_heads % num_ports:
         raise ValueError(f"{num_ports} KV ports cannot share {num_heads} KV heads evenly")
@@ -133,8 +157,6 @@ def routes(held: range, num_heads: int, addresses: Sequence[str]) -> list[tuple[
     [(range(0, 2), 'a'), (range(2, 4), 'b')]
     >>> routes(range(2, 4), 4, ["a"])
     [(range(2, 4), 'a')]
-
-    Raises ValueError where the peer's ports cannot share the heads evenly.
     """
     taken = zip(shares(num_heads, len(addresses)), addresses, strict=True)
     common = [

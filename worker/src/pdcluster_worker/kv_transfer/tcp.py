@@ -18,18 +18,17 @@ from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carriers import TransportName, open_carriers
-from pdcluster_worker.kv_transfer.connection_limiter import PortLimits
 from pdcluster_worker.kv_transfer.inbox import Inbox
 from pdcluster_worker.kv_transfer.outbox import Outbox, PeerAddress
-from pdcluster_worker.kv_transfer.rate_limit import TokenBucket
 from pdcluster_worker.kv_transfer.sharded import (
     EventQueue,
     HeadShard,
     ShardedTransport,
     ShardPort,
 )
-from pdcluster_worker.kv_transfer.tcp_link import Link, LinkSettings, Stopped
-from pdcluster_worker.kv_transfer.tcp_receiver import ReceiverSettings, TcpReceiver
+from pdcluster_worker.kv_transfer.tcp_inbound import PortLimits, ReceivingEnd
+from pdcluster_worker.kv_transfer.tcp_link import Link, LinkSettings, Stopped, TokenBucket
+from pdcluster_worker.kv_transfer.tcp_receiver import TcpReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +91,7 @@ class TcpPort:
             clock=settings.clock,
         )
         self._receiver = TcpReceiver(
-            inbox,
-            memory,
-            engine_id,
-            listen,
-            ReceiverSettings(settings.limits, self._carriers),
+            ReceivingEnd(inbox, memory, engine_id, settings.limits, self._carriers.known), listen
         )
         self.port = self._receiver.port
         # The rest of `ShardPort` is the rules of epochs on either side.

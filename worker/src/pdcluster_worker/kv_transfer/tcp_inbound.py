@@ -6,17 +6,31 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.kv_transfer import sockets, wire
-from pdcluster_worker.kv_transfer.carrier import Carrier, agreed
-from pdcluster_worker.kv_transfer.carrier_receiver import CarrierReceiver
-from pdcluster_worker.kv_transfer.connection_limiter import PortLimits
+from pdcluster_worker.kv_transfer.carrier import (
+    SLOT_SECONDS,
+    Carrier,
+    CarrierError,
+    CarrierIncoming,
+    Fetch,
+    Slot,
+)
 from pdcluster_worker.kv_transfer.inbox import DEAD_EPOCH, Inbox, IncomingShard
 from pdcluster_worker.messages.requests import EPOCH_BYTES
+
+PROBE_SECONDS = 3.0
+"""For a probe to come: what a carrier does not bring in this time goes over the connection."""
+
+FETCH_SECONDS = 60.0
+"""Without a payload that was announced; then its connection ends."""
+
+_FIRST_PAUSE = 20e-6
+_LONGEST_PAUSE = 1e-3
 
 _SCRATCH_BYTES = 256 << 10
 _BROKE_OFF = "the peer closed within a frame"
@@ -27,12 +41,119 @@ Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True)
-class InboundSettings:
-    """Settings of all connections to a port.  carriers: by kind.  is_closing: of the port."""
+class PortLimits:
+    """Limits of a KV port, in seconds of silence and in connections."""
 
+    hello_seconds: float = 5.0  # to introduce oneself, from the first byte to the last
+    # Without a whole header, or within a frame without a byte; a sender that has nothing to write
+    # leaves earlier (`tcp_link.LinkSettings.idle_seconds`).
+    idle_seconds: float = 60.0
+    ack_seconds: int = 30  # without room for an acknowledgement
+    # With a hello, a thread each.  A pool has at most 1024 workers, with one connection of each
+    # rank that writes here; twice that, because one of a pod that is gone may be held for
+    # idle_seconds beside that of its replacement.
+    max_connections: int = 2048
+    # Of these from one address: one pod has one of each of its ranks, and all pods of a machine may
+    # share its address (host network, address translation between machines).
+    max_per_address: int = 512
+    max_unauthenticated: int = 128  # without a hello, beyond these
+    max_unauthenticated_per_address: int = 64  # of these from one address
+
+    def within(self, num_files: int) -> "PortLimits":
+        """These, for a process that may have so many connections in all; at least one peer."""
+        return replace(
+            self,
+            max_connections=max(1, min(self.max_connections, num_files - self.max_unauthenticated)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingEnd:
+    """The receiving side of a port, as all connections to it share it."""
+
+    inbox: Inbox
+    memory: KVMemory
+    engine_id: str
     limits: PortLimits
-    carriers: Mapping[str, Carrier]
-    is_closing: Callable[[], bool]
+    carriers: Mapping[str, Carrier]  # that peers may ask for, by kind
+
+
+class CarrierReceiver:
+    """One per connection; `close` with it.  is_stopped: True once the port is closing."""
+
+    def __init__(self, carrier: Carrier, is_stopped: Callable[[], bool]) -> None:
+        self._carrier = carrier
+        self._is_stopped = is_stopped
+        self._incoming: CarrierIncoming | None = None
+
+    def attach(self, blob: bytes) -> wire.Attached:
+        """Have the carrier reach the sender, by what that said of its side."""
+        self.close()
+        try:
+            self._incoming = self._carrier.incoming(blob)
+        except CarrierError as e:
+            return wire.Attached(refusal=str(e))
+        return wire.Attached(self._incoming.blob)
+
+    def try_out(self, probe: wire.CarrierProbe) -> str | None:
+        """Bring the bytes of a probe; returns why it is not used, if it does not bring them."""
+        try:
+            slot = self.fetch(probe.place, len(probe.data), PROBE_SECONDS)
+        except (CarrierError, TimeoutError) as e:
+            self.close()
+            return f"{self._carrier.kind} does not reach the sender: {e}"
+        came = slot.memory.read(slot.start, len(probe.data))
+        self.give_back(slot)
+        if came == probe.data:
+            return None
+        self.close()
+        return f"{self._carrier.kind} brought other bytes than the sender's"
+
+    def fetch(self, place: int, num_bytes: int, seconds: float = FETCH_SECONDS) -> Slot:
+        """A slot with these bytes, to be given back.  Raises CarrierError, TimeoutError."""
+        if self._incoming is None:
+            raise wire.WireError("a payload was announced by a carrier that was not attached")
+        slot = self._carrier.receiving.take(SLOT_SECONDS)
+        if slot is None:
+            raise CarrierError("no slot is free")
+        if num_bytes > slot.num_bytes:
+            self.give_back(slot)
+            raise wire.WireError(f"a payload of {num_bytes} bytes fits no slot")
+        fetch: Fetch | None = None
+        try:
+            fetch = self._incoming.fetch(place, num_bytes, slot)
+            self._wait(fetch, seconds)
+        except CarrierError:
+            self.give_back(slot)
+            raise
+        except (TimeoutError, ConnectionAbortedError):
+            if fetch is not None:
+                self._carrier.receiving.lose(slot, fetch)
+            raise
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """After its bytes were copied, or dropped."""
+        self._carrier.receiving.give_back(slot)
+
+    def close(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.close()
+
+    def _wait(self, fetch: Fetch, seconds: float) -> None:
+        """Look at growing distances: a carrier wakes no thread, and a frame takes about 1 ms.
+
+        Raises TimeoutError, ConnectionAbortedError, CarrierError.
+        """
+        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while not fetch():
+            if self._is_stopped():
+                raise ConnectionAbortedError("the KV port is closing")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the carrier brought nothing in {seconds:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class Inbound:
@@ -41,17 +162,14 @@ class Inbound:
     def __init__(
         self,
         sock: socket.socket,
-        inbox: Inbox,
-        memory: KVMemory,
-        engine_id: str,
-        settings: InboundSettings,
+        end: ReceivingEnd,
+        is_closing: Callable[[], bool],
     ) -> None:
+        """is_closing: of the port."""
         self._sock = sock
-        self._inbox = inbox
-        self._memory = memory
-        self._engine_id = engine_id
-        self._limits = settings.limits
-        self._settings = settings
+        self._end = end
+        self._inbox, self._memory, self._limits = end.inbox, end.memory, end.limits
+        self._is_closing = is_closing
         self._fetching: CarrierReceiver | None = None
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -68,26 +186,24 @@ class Inbound:
         hello = self._read(wire.decode_hello, self._limits.hello_seconds)
         if hello is None:
             return
-        if not hmac.compare_digest(hello.engine_id.encode(), self._engine_id.encode()):
+        if not hmac.compare_digest(hello.engine_id.encode(), self._end.engine_id.encode()):
             self._sock.sendall(wire.encode_reply(wire.Reply(_ANOTHER)))
             raise ConnectionRefusedError("its hello is not for this engine")
         if (objection := authenticate()) is not None:
             self._sock.sendall(wire.encode_reply(wire.Reply(objection)))
             raise ConnectionRefusedError(objection)
-        carriers = self._settings.carriers
-        kind = agreed(hello.carriers, tuple(carriers))
+        carriers = self._end.carriers
+        kind = next((each for each in hello.carriers if each in carriers), "")  # the sender's best
         if kind:
-            self._fetching = CarrierReceiver(carriers[kind], self._settings.is_closing)
+            self._fetching = CarrierReceiver(carriers[kind], self._is_closing)
         self._sock.sendall(wire.encode_reply(wire.Reply(carrier=kind)))
         try:
-            while (message := self._next_request()) is not None:
+            idle_seconds = self._limits.idle_seconds
+            while (message := self._read(wire.decode_request, idle_seconds)) is not None:
                 self._sock.sendall(self._answer(message))
         finally:
             if self._fetching is not None:
                 self._fetching.close()
-
-    def _next_request(self) -> wire.KvRequest | None:
-        return self._read(wire.decode_request, self._limits.idle_seconds)
 
     def _answer(self, message: wire.KvRequest) -> bytes:
         match message:

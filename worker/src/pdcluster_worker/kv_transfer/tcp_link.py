@@ -6,6 +6,7 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,18 +18,38 @@ from pdcluster_schema.addresses import parse_address
 from pdcluster_worker.engine.ports import KVMemory, TransferRoute
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.kv_transfer import sockets, wire
-from pdcluster_worker.kv_transfer.carrier_sender import TCP, CarrierSender
-from pdcluster_worker.kv_transfer.carriers import Carriers
-from pdcluster_worker.kv_transfer.layout import head_crcs
+from pdcluster_worker.kv_transfer.carriers import TCP, Carriers, CarrierSender
 from pdcluster_worker.kv_transfer.outbox import Frame, Outbox, PeerAddress
-from pdcluster_worker.kv_transfer.rate_limit import TokenBucket
+from pdcluster_worker.kv_transfer.sharded import head_crcs
 
 WINDOW_FRAMES = 8
 """Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to
 end.
 """
 
+BURST_SECONDS = 0.01
+"""Unused allowance that is kept: enough to make good for the kernel's millisecond timers."""
+
 Message = TypeVar("Message")
+
+
+class TokenBucket:
+    """Caps the bytes a second that all sender threads send together; 0 = no cap."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def delay(self, now: float) -> float:
+        """Seconds until the next frame may start; 0.0 = now."""
+        with self._lock:
+            return max(0.0, self._free_at - now) if self._rate else 0.0
+
+    def spend(self, num_bytes: int, now: float) -> None:
+        if self._rate:
+            with self._lock:
+                self._free_at = max(self._free_at, now - BURST_SECONDS) + num_bytes / self._rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ class LinkSettings:
     # Without a byte taken or a frame acknowledged while some are in flight.
     stall_seconds: float = 30.0
     # Since the last byte was sent, after which a connection is written on no more. Half of what a
-    # KV port allows (`connection_limiter.PortLimits`): it has never closed a connection that we
+    # KV port allows (`tcp_inbound.PortLimits`): it has never closed a connection that we
     # still write on, so closing idle ones costs no transfer.
     idle_seconds: float = 30.0
     clock: Callable[[], float] = time.monotonic  # monotonic seconds

@@ -1,24 +1,27 @@
-"""The KV port: listens, and gives each connection a thread within the limits."""
+"""The KV port: listens, and gives each connection a thread, within limits for those with and
+without a hello.
+"""
 
 import contextlib
 import logging
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 from pdcluster_schema.addresses import join_address
-from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carrier import CarrierError
-from pdcluster_worker.kv_transfer.carriers import Carriers
-from pdcluster_worker.kv_transfer.connection_limiter import ConnectionLimiter, PortLimits
-from pdcluster_worker.kv_transfer.inbox import Inbox
-from pdcluster_worker.kv_transfer.tcp_inbound import Inbound, InboundSettings
+from pdcluster_worker.kv_transfer.tcp_inbound import Inbound, PortLimits, ReceivingEnd
 from pdcluster_worker.system.process import fitting
 
 logger = logging.getLogger(__name__)
+
+ConnectionT = TypeVar("ConnectionT")
 
 JOIN_SECONDS = 5.0
 
@@ -26,33 +29,67 @@ _ACCEPT_RETRY_SECONDS = 0.1
 _QUIET_SECONDS = 1.0  # between two lines in the log about refused connections
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverSettings:
-    """Settings of a KV port.  carriers: that peers may ask for."""
+class ConnectionLimiter(Generic[ConnectionT]):
+    """Counts open connections.  close: ends one that was replaced."""
 
-    limits: PortLimits
-    carriers: Carriers
+    def __init__(self, limits: PortLimits, close: Callable[[ConnectionT], None]) -> None:
+        self._limits = limits
+        self._close = close
+        self._unauthenticated: dict[ConnectionT, str] = {}  # the longest silent one first
+        self._peers: dict[ConnectionT, str] = {}
+        self._unauthenticated_of: Counter[str] = Counter()
+        self._peers_of: Counter[str] = Counter()
+
+    def take(self, connection: ConnectionT, address: str) -> str | None:
+        """Give a new connection of this address its place, or say why there is none."""
+        limits = self._limits
+        if self._unauthenticated_of[address] >= limits.max_unauthenticated_per_address:
+            return (
+                f"{limits.max_unauthenticated_per_address} without a hello are open from its "
+                "address, the limit of one"
+            )
+        if len(self._unauthenticated) >= limits.max_unauthenticated:
+            longest = next(iter(self._unauthenticated))
+            self.leave(longest)
+            self._close(longest)
+        self._unauthenticated[connection] = address
+        self._unauthenticated_of[address] += 1
+        return None
+
+    def authenticate(self, connection: ConnectionT) -> str | None:
+        """Its hello was right: give it a peer's place, or say why there is none."""
+        limits, address = self._limits, self._unauthenticated.get(connection)
+        if address is None:
+            return "its place was given to a new connection"
+        if len(self._peers) >= limits.max_connections:
+            return f"{limits.max_connections} are open, the limit"
+        if self._peers_of[address] >= limits.max_per_address:
+            return f"{limits.max_per_address} are open from its address, the limit of one"
+        self.leave(connection)
+        self._peers[connection] = address
+        self._peers_of[address] += 1
+        return None
+
+    def leave(self, connection: ConnectionT) -> None:
+        for entries, by_address in (
+            (self._unauthenticated, self._unauthenticated_of),
+            (self._peers, self._peers_of),
+        ):
+            if (address := entries.pop(connection, None)) is not None:
+                by_address[address] -= 1
+                if not by_address[address]:
+                    del by_address[address]
 
 
 class TcpReceiver:
     """Listens from construction to `close`."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        memory: KVMemory,
-        engine_id: str,
-        address: tuple[str, int],
-        settings: ReceiverSettings,
-    ) -> None:
-        limits = settings.limits
-        self._carriers = settings.carriers.known
-        self._inbox = inbox
-        self._memory = memory
-        self._engine_id = engine_id
-        self._limits = limits.within(fitting(limits.max_connections + limits.max_unauthenticated))
+    def __init__(self, end: ReceivingEnd, address: tuple[str, int]) -> None:
+        limits = end.limits
+        limits = limits.within(fitting(limits.max_connections + limits.max_unauthenticated))
+        self._end = replace(end, limits=limits)
         self._lock = threading.Lock()
-        self._limiter = ConnectionLimiter[socket.socket](self._limits, _shut)
+        self._limiter = ConnectionLimiter[socket.socket](limits, _shut)
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closing = threading.Event()
         self._spoke_at = 0.0
@@ -120,13 +157,7 @@ class TcpReceiver:
     def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = join_address(*address)
         try:
-            inbound = Inbound(
-                sock,
-                self._inbox,
-                self._memory,
-                self._engine_id,
-                InboundSettings(self._limits, self._carriers, self._closing.is_set),
-            )
+            inbound = Inbound(sock, self._end, self._closing.is_set)
             inbound.serve(lambda: self._authenticate(sock))
         except wire.WireError as e:
             with self._lock:

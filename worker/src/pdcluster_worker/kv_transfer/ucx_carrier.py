@@ -12,6 +12,7 @@ from pdcluster_worker.kv_transfer.carrier import (
     RECEIVING_SLOTS,
     SENDING_SLOTS,
     CarrierError,
+    Fetch,
     HostSlots,
     Slot,
     SlotPool,
@@ -92,22 +93,11 @@ class _Endpoint:
         self._carrier = carrier
         self._endpoint = carrier.endpoint(address)
 
-    def tag(self, number: int) -> Any:
-        return self._carrier.api.UCXXTag(number)
-
-    def send(self, data: Any, tag: int) -> Any:
-        return self._guarded(
-            lambda: self._endpoint.tag_send(self._carrier.array(data), self.tag(tag))
-        )
-
-    def receive(self, data: Any, tag: int) -> Any:
-        return self._guarded(
-            lambda: self._endpoint.tag_recv(self._carrier.array(data), self.tag(tag))
-        )
-
-    def _guarded(self, action: Any) -> Any:
+    def begin(self, method: str, data: Any, tag: int) -> Any:
+        """method: tag_send or tag_recv.  Raises CarrierError."""
         try:
-            return action()
+            begin = getattr(self._endpoint, method)
+            return begin(self._carrier.array(data), self._carrier.api.UCXXTag(tag))
         except Exception as e:
             raise CarrierError(f"UCX: {e}") from e
 
@@ -136,7 +126,8 @@ class _UcxOutgoing:
             raise CarrierError("UCX has no endpoint yet")
         number = self._num_posted
         self._num_posted += 1
-        request = self._endpoint.send(slot.bytes[:num_bytes], self._first_tag + number)
+        tag = self._first_tag + number
+        request = self._endpoint.begin("tag_send", slot.bytes[:num_bytes], tag)
         slot.is_idle = lambda: bool(request.completed)
         return number
 
@@ -153,24 +144,22 @@ class _UcxIncoming:
         self._first_tag = secrets.randbits(_PLACE_BITS) << _PLACE_BITS
         self.blob = _encode((carrier.address, self._first_tag))
 
-    def fetch(self, place: int, num_bytes: int, slot: Slot) -> "_Receive":
+    def fetch(self, place: int, num_bytes: int, slot: Slot) -> Fetch:
         if place >> _PLACE_BITS:
             raise CarrierError(f"UCX: message {place} is none of this connection")
-        return _Receive(self._endpoint.receive(slot.bytes[:num_bytes], self._first_tag + place))
+        tag = self._first_tag + place
+        request = self._endpoint.begin("tag_recv", slot.bytes[:num_bytes], tag)
+
+        def is_done() -> bool:
+            if not request.completed:
+                return False
+            try:
+                request.check_error()
+            except Exception as e:
+                raise CarrierError(f"UCX: {e}") from e
+            return True
+
+        return is_done
 
     def close(self) -> None:
         self._endpoint.close()
-
-
-class _Receive:
-    def __init__(self, request: Any) -> None:
-        self._request = request
-
-    def is_done(self) -> bool:
-        if not self._request.completed:
-            return False
-        try:
-            self._request.check_error()
-        except Exception as e:
-            raise CarrierError(f"UCX: {e}") from e
-        return True

@@ -20,7 +20,10 @@ unpickled.
 # against its limit before it is asked for.  Bad bytes raise WireError, nothing else.
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.requests import EPOCH_BYTES
@@ -30,7 +33,7 @@ MAX_ENGINE_ID_BYTES = 256
 MAX_REASON_BYTES = 512
 MAX_CARRIERS_BYTES = 64
 MAX_BLOB_BYTES = 256 << 10
-"""A carrier's own part of a message: addresses of devices, and keys of a few runs of memory."""
+"""A carrier's own part: addresses of devices, and keys of a few runs of memory."""
 PROBE_BYTES = 64
 MAX_FRAME_BLOCKS = 256
 """Bounds a header to about 1 KB."""
@@ -46,15 +49,15 @@ _ACK = b"KVAK"
 _ATTACH = b"KVAT"
 _ATTACHED = b"KVAD"
 _PROBE = b"KVPR"
-_MAGIC_BYTES = 4
 _OPENING = struct.Struct("!8sH")
-_HELLO_HEAD = struct.Struct("!8sHHH")
-_REPLY_HEAD = struct.Struct("!8sHBH")
-_ATTACH_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sI")
-_ATTACHED_HEAD = struct.Struct("!4sBI")
-_PROBE_BODY = struct.Struct(f"!4sQ{PROBE_BYTES}s")
-_FRAME_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sHHQIBQ")
-_ACK_HEAD = struct.Struct(f"!4s{EPOCH_BYTES}sBH")
+_KIND = struct.Struct("!4s")
+_HELLO_HEAD = struct.Struct("!HH")
+_REPLY_HEAD = struct.Struct("!BH")
+_ATTACH_HEAD = struct.Struct(f"!{EPOCH_BYTES}sI")
+_ATTACHED_HEAD = struct.Struct("!BI")
+_PROBE_BODY = struct.Struct(f"!Q{PROBE_BYTES}s")
+_FRAME_HEAD = struct.Struct(f"!{EPOCH_BYTES}sHHQIBQ")
+_ACK_HEAD = struct.Struct(f"!{EPOCH_BYTES}sBH")
 
 
 class WireError(PeerError):
@@ -115,8 +118,7 @@ class Header(KvRequest):
     heads: range
     block_ids: tuple[int, ...]
     payload_bytes: int
-    # Number by which the carrier knows the payload; None = it follows here.
-    place: int | None = None
+    place: int | None = None  # number by which the carrier knows the payload; None = it follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,161 +134,175 @@ def frame_bytes(block_bytes: int) -> int:
     return max(FRAME_BYTES, block_bytes)
 
 
+# --- encoders: raise WireError for what is over a limit; a long refusal is cut ---
+
+
 def encode_hello(hello: KvHello) -> bytes:
-    """Raises WireError if the engine_id is too long."""
     engine_id, carriers = hello.engine_id.encode(), ",".join(hello.carriers).encode()
     _check("engine_id bytes", len(engine_id), MAX_ENGINE_ID_BYTES)
-    head = _HELLO_HEAD.pack(_MAGIC, VERSION, len(engine_id), len(carriers))
-    return head + engine_id + carriers
-
-
-def decode_hello(data: bytes) -> KvHello | int:
-    """The message, or how many bytes are missing; the version is checked before the length."""
-    if (missing := _OPENING.size - len(data)) > 0:
-        return missing
-    _check_opening(*_OPENING.unpack_from(data))
-    if (missing := _HELLO_HEAD.size - len(data)) > 0:
-        return missing
-    _, _, length, more = _HELLO_HEAD.unpack_from(data)
-    _check("engine_id bytes", length, MAX_ENGINE_ID_BYTES)
-    _check("carriers bytes", more, MAX_CARRIERS_BYTES)
-    carriers = _text(data, _HELLO_HEAD.size + length, more)
-    if isinstance(carriers, int):
-        return carriers
-    engine_id = bytes(data[_HELLO_HEAD.size :][:length]).decode(errors="replace")
-    return KvHello(engine_id, tuple(filter(None, carriers.split(","))))
+    lengths = _HELLO_HEAD.pack(len(engine_id), len(carriers))
+    return _OPENING.pack(_MAGIC, VERSION) + lengths + engine_id + carriers
 
 
 def encode_reply(reply: Reply) -> bytes:
     reason = _cut(reply.refusal or reply.carrier)
-    return _REPLY_HEAD.pack(_MAGIC, VERSION, reply.refusal is not None, len(reason)) + reason
-
-
-def decode_reply(data: bytes) -> Reply | int:
-    """The message, or the number of bytes still missing."""
-    if (missing := _REPLY_HEAD.size - len(data)) > 0:
-        return missing
-    magic, version, status, length = _REPLY_HEAD.unpack_from(data)
-    _check_opening(magic, version)
-    _check("reason bytes", length, MAX_REASON_BYTES)
-    text = _text(data, _REPLY_HEAD.size, length)
-    if isinstance(text, int):
-        return text
-    refusal = _refusal(status, text)
-    return Reply(refusal, carrier=text if refusal is None else "")
+    head = _REPLY_HEAD.pack(reply.refusal is not None, len(reason))
+    return _OPENING.pack(_MAGIC, VERSION) + head + reason
 
 
 def encode_attach(attach: Attach) -> bytes:
-    """Raises WireError if something of it is too long, or the epoch malformed."""
     _check("epoch bytes", len(attach.epoch), EPOCH_BYTES)
     _check("bytes of a carrier", len(attach.blob), MAX_BLOB_BYTES)
-    return _ATTACH_HEAD.pack(_ATTACH, attach.epoch, len(attach.blob)) + attach.blob
-
-
-def _decode_attach(data: bytes) -> Attach | int:
-    if (missing := _ATTACH_HEAD.size - len(data)) > 0:
-        return missing
-    _, epoch, length = _ATTACH_HEAD.unpack_from(data)
-    _check("bytes of a carrier", length, MAX_BLOB_BYTES)
-    blob = _bytes(data, _ATTACH_HEAD.size, length)
-    return blob if isinstance(blob, int) else Attach(epoch, blob)
+    return _ATTACH + _ATTACH_HEAD.pack(attach.epoch, len(attach.blob)) + attach.blob
 
 
 def encode_attached(attached: Attached) -> bytes:
-    """A long refusal is cut.  Raises WireError if the blob is too long."""
     _check("bytes of a carrier", len(attached.blob), MAX_BLOB_BYTES)
     is_refused = attached.refusal is not None
     rest = _cut(attached.refusal) if is_refused else attached.blob
-    return _ATTACHED_HEAD.pack(_ATTACHED, is_refused, len(rest)) + rest
-
-
-def decode_attached(data: bytes) -> Attached | int:
-    """The message, or the number of bytes still missing."""
-    if (missing := _ATTACHED_HEAD.size - len(data)) > 0:
-        return missing
-    magic, status, length = _ATTACHED_HEAD.unpack_from(data)
-    if magic != _ATTACHED:
-        raise WireError(f"not an answer to attach: {magic!r}")
-    _check("bytes of a carrier", length, MAX_BLOB_BYTES)
-    blob = _bytes(data, _ATTACHED_HEAD.size, length)
-    if isinstance(blob, int):
-        return blob
-    refusal = _refusal(status, blob.decode(errors="replace"))
-    return Attached(blob if refusal is None else b"", refusal)
+    return _ATTACHED + _ATTACHED_HEAD.pack(is_refused, len(rest)) + rest
 
 
 def encode_probe(probe: CarrierProbe) -> bytes:
-    """Raises WireError unless it has PROBE_BYTES."""
     if len(probe.data) != PROBE_BYTES:
         raise WireError(f"a probe has {len(probe.data)} bytes, not {PROBE_BYTES}")
-    return _PROBE_BODY.pack(_PROBE, probe.place, probe.data)
-
-
-def _decode_probe(data: bytes) -> CarrierProbe | int:
-    if (missing := _PROBE_BODY.size - len(data)) > 0:
-        return missing
-    _, place, there = _PROBE_BODY.unpack_from(data)
-    return CarrierProbe(place, there)
-
-
-def decode_request(data: bytes) -> KvRequest | int:
-    """The message after the hello, or the number of bytes still missing."""
-    if (missing := _MAGIC_BYTES - len(data)) > 0:
-        return missing
-    if data.startswith(_ATTACH):
-        return _decode_attach(data)
-    return _decode_probe(data) if data.startswith(_PROBE) else decode_header(data)
+    return _PROBE + _PROBE_BODY.pack(probe.place, probe.data)
 
 
 def encode_header(header: Header) -> bytes:
-    """Raises WireError if the frame is over a limit or the epoch malformed."""
     _check("epoch bytes", len(header.epoch), EPOCH_BYTES)
     _check_frame(header.heads, len(header.block_ids), header.payload_bytes)
-    ends = header.heads.start, header.heads.stop
-    place = header.place is not None, header.place or 0
     head = _FRAME_HEAD.pack(
-        _FRAME, header.epoch, *ends, header.payload_bytes, len(header.block_ids), *place
+        *(header.epoch, header.heads.start, header.heads.stop, header.payload_bytes),
+        *(len(header.block_ids), header.place is not None, header.place or 0),
     )
-    return head + _block_ids(len(header.block_ids)).pack(*header.block_ids)
-
-
-def decode_header(data: bytes) -> Header | int:
-    """The message, or how many bytes are missing; ids and heads are not checked here."""
-    if (missing := _FRAME_HEAD.size - len(data)) > 0:
-        return missing
-    magic, epoch, first_head, end_head, payload_bytes, count, is_placed, place = (
-        _FRAME_HEAD.unpack_from(data)
-    )
-    if magic != _FRAME:
-        raise WireError(f"not a frame header: {magic!r}")
-    if is_placed not in (0, 1) or (place and not is_placed):
-        raise WireError(f"unknown place {is_placed} {place}")
-    heads = range(first_head, end_head)
-    _check_frame(heads, count, payload_bytes)
-    ids = _block_ids(count)
-    if (missing := _FRAME_HEAD.size + ids.size - len(data)) > 0:
-        return missing
-    block_ids = ids.unpack_from(data, _FRAME_HEAD.size)
-    return Header(epoch, heads, block_ids, payload_bytes, place if is_placed else None)
+    return _FRAME + head + _block_ids(len(header.block_ids)).pack(*header.block_ids)
 
 
 def encode_ack(ack: Ack) -> bytes:
-    """A long refusal is cut.  Raises WireError if the epoch is malformed."""
     _check("epoch bytes", len(ack.epoch), EPOCH_BYTES)
     reason = _cut(ack.refusal)
-    return _ACK_HEAD.pack(_ACK, ack.epoch, ack.refusal is not None, len(reason)) + reason
+    return _ACK + _ACK_HEAD.pack(ack.epoch, ack.refusal is not None, len(reason)) + reason
 
 
-def decode_ack(data: bytes) -> Ack | int:
-    """The message, or the number of bytes still missing."""
-    if (missing := _ACK_HEAD.size - len(data)) > 0:
-        return missing
-    magic, epoch, status, length = _ACK_HEAD.unpack_from(data)
-    if magic != _ACK:
-        raise WireError(f"not an acknowledgement: {magic!r}")
+# --- decoders: the message, or how many more bytes to read ---
+
+
+class _IncompleteError(Exception):
+    """So many bytes of the message are missing."""
+
+
+class _Parts:
+    """Takes the parts of a message off its bytes, in order.  Raises _IncompleteError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._place = 0
+
+    def take(self, num_bytes: int) -> bytes:
+        start, self._place = self._place, self._place + num_bytes
+        if (missing := self._place - len(self._data)) > 0:
+            raise _IncompleteError(missing)
+        return bytes(self._data[start : self._place])
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        return layout.unpack(self.take(layout.size))
+
+    def text(self, num_bytes: int) -> str:
+        return self.take(num_bytes).decode(errors="replace")
+
+    def opening(self) -> None:
+        """The version is checked before any length."""
+        magic, version = self.unpack(_OPENING)
+        if magic != _MAGIC:
+            raise WireError(f"not a KV port: the connection opens with {magic!r}")
+        if version != VERSION:
+            raise WireError(
+                f"KV protocol version {version} is not {VERSION}: run the same release on both "
+                "workers"
+            )
+
+
+_MessageT = TypeVar("_MessageT")
+
+
+def _decoder(decode: Callable[[_Parts], _MessageT]) -> Callable[[bytes], _MessageT | int]:
+    @wraps(decode)
+    def of_bytes(data: bytes) -> _MessageT | int:
+        try:
+            return decode(_Parts(data))
+        except _IncompleteError as e:
+            return int(e.args[0])
+
+    return of_bytes
+
+
+@_decoder
+def decode_hello(parts: _Parts) -> KvHello:
+    parts.opening()
+    length, more = parts.unpack(_HELLO_HEAD)
+    _check("engine_id bytes", length, MAX_ENGINE_ID_BYTES)
+    _check("carriers bytes", more, MAX_CARRIERS_BYTES)
+    engine_id, carriers = parts.text(length), parts.text(more)
+    return KvHello(engine_id, tuple(filter(None, carriers.split(","))))
+
+
+@_decoder
+def decode_reply(parts: _Parts) -> Reply:
+    parts.opening()
+    status, length = parts.unpack(_REPLY_HEAD)
     _check("reason bytes", length, MAX_REASON_BYTES)
-    text = _text(data, _ACK_HEAD.size, length)
-    return text if isinstance(text, int) else Ack(epoch, _refusal(status, text))
+    text = parts.text(length)
+    return Reply(refusal=text) if _is_refused(status) else Reply(carrier=text)
+
+
+@_decoder
+def decode_attached(parts: _Parts) -> Attached:
+    (kind,) = parts.unpack(_KIND)
+    if kind != _ATTACHED:
+        raise WireError(f"not an answer to attach: {kind!r}")
+    status, length = parts.unpack(_ATTACHED_HEAD)
+    _check("bytes of a carrier", length, MAX_BLOB_BYTES)
+    rest = parts.take(length)
+    if _is_refused(status):
+        return Attached(refusal=rest.decode(errors="replace"))
+    return Attached(rest)
+
+
+@_decoder
+def decode_request(parts: _Parts) -> KvRequest:
+    (kind,) = parts.unpack(_KIND)
+    if kind == _FRAME:
+        return _header(parts)
+    if kind == _PROBE:
+        return CarrierProbe(*parts.unpack(_PROBE_BODY))
+    if kind != _ATTACH:
+        raise WireError(f"not a frame header: {kind!r}")
+    epoch, length = parts.unpack(_ATTACH_HEAD)
+    _check("bytes of a carrier", length, MAX_BLOB_BYTES)
+    return Attach(epoch, parts.take(length))
+
+
+@_decoder
+def decode_ack(parts: _Parts) -> Ack:
+    (kind,) = parts.unpack(_KIND)
+    if kind != _ACK:
+        raise WireError(f"not an acknowledgement: {kind!r}")
+    epoch, status, length = parts.unpack(_ACK_HEAD)
+    _check("reason bytes", length, MAX_REASON_BYTES)
+    text = parts.text(length)
+    return Ack(epoch, text if _is_refused(status) else None)
+
+
+def _header(parts: _Parts) -> Header:
+    """Ids and heads are not checked here."""
+    epoch, first, end, payload_bytes, count, is_placed, place = parts.unpack(_FRAME_HEAD)
+    if is_placed not in (0, 1) or (place and not is_placed):
+        raise WireError(f"unknown place {is_placed} {place}")
+    heads = range(first, end)
+    _check_frame(heads, count, payload_bytes)
+    block_ids = parts.unpack(_block_ids(count))
+    return Header(epoch, heads, block_ids, payload_bytes, place if is_placed else None)
 
 
 def _check(what: str, value: int, limit: int) -> None:
@@ -304,15 +320,6 @@ def _check_frame(heads: range, num_blocks: int, payload_bytes: int) -> None:
     _check("payload bytes of a frame", payload_bytes, MAX_PAYLOAD_BYTES)
 
 
-def _check_opening(magic: bytes, version: int) -> None:
-    if magic != _MAGIC:
-        raise WireError(f"not a KV port: the connection opens with {magic!r}")
-    if version != VERSION:
-        raise WireError(
-            f"KV protocol version {version} is not {VERSION}: run the same release on both workers"
-        )
-
-
 def _block_ids(count: int) -> struct.Struct:
     return struct.Struct(f"!{count}I")
 
@@ -321,18 +328,7 @@ def _cut(reason: str | None) -> bytes:
     return (reason or "").encode(errors="replace")[:MAX_REASON_BYTES]
 
 
-def _refusal(status: int, text: str) -> str | None:
+def _is_refused(status: int) -> bool:
     if status not in (0, 1):
         raise WireError(f"unknown status {status}")
-    return text if status else None
-
-
-def _text(data: bytes, start: int, length: int) -> str | int:
-    found = _bytes(data, start, length)
-    return found if isinstance(found, int) else found.decode(errors="replace")
-
-
-def _bytes(data: bytes, start: int, length: int) -> bytes | int:
-    if (missing := start + length - len(data)) > 0:
-        return missing
-    return bytes(data[start : start + length])
+    return bool(status)

@@ -48,7 +48,7 @@ class Receive(msgspec.Struct, frozen=True, tag=True):
 class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
     """The last write is acknowledged: take the blocks and decode on from `first`.
 
-    checksum: of the written blocks (`kv_transfer.layout`), None when verification is off.
+    checksum: of the written blocks (`kv_transfer.sharded`), None when verification is off.
     """
 
     request_id: str

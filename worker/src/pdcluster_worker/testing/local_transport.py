@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 from pdcluster_worker.engine.ports import KVMemory, TransferRoute
 from pdcluster_worker.kv_transfer.inbox import DEAD_EPOCH, Inbox
-from pdcluster_worker.kv_transfer.layout import head_crcs
 from pdcluster_worker.kv_transfer.outbox import Frame, Outbox
-from pdcluster_worker.kv_transfer.sharded import EventQueue, HeadShard, ShardedTransport, ShardEvent
+from pdcluster_worker.kv_transfer.sharded import (
+    EventQueue,
+    HeadShard,
+    ShardedTransport,
+    ShardEvent,
+    head_crcs,
+)
 
 LOCAL = TransferRoute("local")
 
