@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pdcluster_worker.proxy import client_connection
-from pdcluster_worker.server.http.half_closed import INTERIM
+from pdcluster_worker.server.http.raw_http import INTERIM
 from pdcluster_worker.server.http.run import serve
 from tests.worker.proxy.rig import CHAT, Client, Rig, post, whole
 

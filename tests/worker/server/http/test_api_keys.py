@@ -58,16 +58,8 @@ def test_without_a_folder_no_key_is_asked_for() -> None:
 def test_every_file_is_one_key(mount: Mount) -> None:
     keys = ApiKeys(mount.folder)
     assert keys.required
-    assert [
-        keys.accepts(key) for key in ("sk-alice", "sk-bob", "sk-alic", "sk-alice\n", "", "ключ")
-    ] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
+    names = ("sk-alice", "sk-bob", "sk-alic", "sk-alice\n", "", "ключ")
+    assert [keys.tenant_of(key) for key in names] == ["alice", "bob", *[None] * 4]
 
 
 def test_keys_come_and_go(mount: Mount) -> None:
@@ -75,7 +67,8 @@ def test_keys_come_and_go(mount: Mount) -> None:
     assert keys.reload() is False
     mount.write(bob="sk-bob", carol="sk-carol")
     assert keys.reload() is True
-    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "sk-carol")] == [False, True, True]
+    known = [keys.tenant_of(key) for key in ("sk-alice", "sk-bob", "sk-carol")]
+    assert known == [None, "bob", "carol"]
 
 
 async def test_the_folder_is_followed(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +77,7 @@ async def test_the_folder_is_followed(mount: Mount, monkeypatch: pytest.MonkeyPa
     following = asyncio.create_task(keys.watch())
     mount.write(carol="sk-carol")
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while not keys.accepts("sk-carol"):
+    while not keys.tenant_of("sk-carol"):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     following.cancel()
@@ -117,13 +110,13 @@ def test_with_no_good_key_it_does_not_start_and_later_refuses_everything(
         assert (good.reload(), good.reload()) == (True, False)
     assert good.required
     assert not any(
-        good.accepts(key) for key in ("sk-alice", "sk-bob", "", " ", "two words", "schlüssel")
+        good.tenant_of(key) for key in ("sk-alice", "sk-bob", "", " ", "two words", "schlüssel")
     )
     assert caplog.text.count("no API key is left, every request is refused with 401") == 1
     assert reason in caplog.text
     mount.write(carol="sk-carol")
     assert good.reload() is True
-    assert good.accepts("sk-carol")
+    assert good.tenant_of("sk-carol")
 
 
 def test_a_key_that_was_removed_is_refused_though_another_cannot_be_used(
@@ -133,11 +126,8 @@ def test_a_key_that_was_removed_is_refused_though_another_cannot_be_used(
     mount.write(bob="sk-bob", carol="two words")
     with caplog.at_level(logging.ERROR):
         assert keys.reload() is True
-    assert [keys.accepts(key) for key in ("sk-alice", "sk-bob", "two words")] == [
-        False,
-        True,
-        False,
-    ]
+    known = [keys.tenant_of(key) for key in ("sk-alice", "sk-bob", "two words")]
+    assert known == [None, "bob", None]
     assert "carol holds more than one word" in caplog.text
 
 
@@ -148,11 +138,11 @@ def test_while_the_folder_cannot_be_read_the_last_keys_stay(
     mount.folder.rename(tmp_path / "away")
     with caplog.at_level(logging.ERROR):
         assert (keys.reload(), keys.reload()) == (False, False)
-    assert (keys.accepts("sk-alice"), caplog.text.count("keeping the last ones")) == (True, 1)
+    assert (keys.tenant_of("sk-alice"), caplog.text.count("keeping the last ones")) == ("alice", 1)
     (tmp_path / "away").rename(mount.folder)
     mount.write()
     assert keys.reload() is True
-    assert not keys.accepts("sk-alice")
+    assert not keys.tenant_of("sk-alice")
 
 
 def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.server.http.verify_route import SECONDS, Challenges
+from pdcluster_worker.server.state_routes import SECONDS, Challenges
 
 
 def test_each_is_good_for_one_proof() -> None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from pdcluster_worker.server.http import half_closed
+from pdcluster_worker.server.http import raw_http
 from pdcluster_worker.server.http.connection import HttpConnection
-from pdcluster_worker.server.http.half_closed import INTERIM
+from pdcluster_worker.server.http.raw_http import INTERIM
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -146,7 +146,7 @@ async def test_a_client_that_only_ends_its_sending_side_is_answered(rig, server,
 async def test_a_client_that_leaves_cancels_the_generation_in_every_version(
     rig, server, version, monkeypatch
 ):
-    monkeypatch.setattr(half_closed, "_UNKNOWN_SECONDS", 0.2)
+    monkeypatch.setattr(raw_http, "_UNKNOWN_SECONDS", 0.2)
     rig.backend.hold_after = 0
     body = json.dumps(BODY)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.http.json_body import MAX_CONTAINERS, parsed
-from pdcluster_worker.server.http.off_loop import INLINE_BYTES
+from pdcluster_worker.server.http.json_body import INLINE_BYTES, MAX_CONTAINERS, parsed
 
 PADDING = b" " * INLINE_BYTES
 """Makes a body long enough for the decoders of long ones."""

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from pdcluster_worker.server.http.off_loop import INLINE_BYTES, off_loop
+from pdcluster_worker.server.http.json_body import INLINE_BYTES, off_loop
 
 NAME: ContextVar[str] = ContextVar("name", default="")
 

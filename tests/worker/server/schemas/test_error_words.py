@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pdcluster_worker.server.anthropic.schemas import MessagesRequest
-from pdcluster_worker.server.errors.validation import from_validation
+from pdcluster_worker.server.http.json_body import from_validation
 from pdcluster_worker.server.openai.tokenize_route import DetokenizeRequest, TokenizeChat
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest

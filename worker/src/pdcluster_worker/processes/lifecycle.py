@@ -13,8 +13,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
-from pdcluster_worker.server.http.api_keys import ApiKeys
-from pdcluster_worker.server.http.authorization import TenantOfKey
+from pdcluster_worker.server.http.api_keys import ApiKeys, TenantOfKey
 from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 

@@ -34,8 +34,7 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
-from pdcluster_worker.server.http.verify_route import VerifyHandler
-from pdcluster_worker.server.state_routes import engine_health_route
+from pdcluster_worker.server.state_routes import VerifyHandler, engine_health_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
 from pdcluster_worker.serving.engine_monitor import EngineMonitor, EngineMonitors

@@ -13,7 +13,7 @@ from pdcluster_worker.proxy.request_head import BEGIN, RequestHead
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.server.http import unacked_responses
 from pdcluster_worker.server.http.connection import HttpConnection
-from pdcluster_worker.server.http.half_closed import HalfClosed
+from pdcluster_worker.server.http.raw_http import HalfClosed
 
 logger = logging.getLogger(__name__)
 

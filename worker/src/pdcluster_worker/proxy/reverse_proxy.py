@@ -12,7 +12,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.picker import Picker
 from pdcluster_worker.proxy.request_head import RequestHead
 from pdcluster_worker.proxy.upstream import IDLE_SECONDS, Upstream, UpstreamPool
-from pdcluster_worker.server.http.authorization import TenantOfKey, key_in
+from pdcluster_worker.server.http.api_keys import TenantOfKey, key_in
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting

@@ -7,30 +7,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.service import ANY, CorsSpec
+from pdcluster_schema.text import quoted
 from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
-from pdcluster_worker.server.errors.anthropic import PATH as MESSAGES
-from pdcluster_worker.server.errors.handlers import error_handlers
+from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_for
 from pdcluster_worker.server.generation.backend import Backend, WorkerView
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.http.authorization import Authorization, TenantOfKey
-from pdcluster_worker.server.http.body_reader import BodyReader
-from pdcluster_worker.server.http.cors import Cors
-from pdcluster_worker.server.http.early_response import EarlyResponse
+from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
+from pdcluster_worker.server.http.body_reader import BodyReader, EarlyResponse
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
 from pdcluster_worker.server.http.routes import JsonRoute, document, with_errors
-from pdcluster_worker.server.http.verify_route import VerifyHandler, verify_route
 from pdcluster_worker.server.openai import chat, completion
 from pdcluster_worker.server.openai.protocol import ChatReply, CompletionReply
 from pdcluster_worker.server.openai.tokenize_route import (
@@ -41,7 +42,13 @@ from pdcluster_worker.server.openai.tokenize_route import (
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
-from pdcluster_worker.server.state_routes import model_routes, state_routes, trace_route
+from pdcluster_worker.server.state_routes import (
+    VerifyHandler,
+    model_routes,
+    state_routes,
+    trace_route,
+    verify_route,
+)
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.tracing.recent_traces import RecentTraces
 
@@ -50,6 +57,15 @@ DEFAULT_PARSERS = ParserNames()
 _TITLE = "PDCluster worker"
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
+
+EXPOSED = (
+    "x-request-id",
+    "retry-after",
+    "x-pdcluster-prefill",
+    "x-pdcluster-degraded",
+    "x-pdcluster-route",
+)
+"""Headers of answers that a page may read, in addition to the CORS-safelisted ones."""
 
 
 def create_app(
@@ -173,3 +189,67 @@ def _application(
 
     app.routes.append(Route("/openapi.json", openapi))
     return app
+
+
+class Cors:
+    """Pure ASGI: Starlette's CORS under the policy in force now.  A preflight is answered before a
+    key is required, and errors carry the headers too, so that a page can read them.
+    """
+
+    def __init__(self, app: ASGIApp, policy: Callable[[], CorsSpec]) -> None:
+        self._app = app
+        self._policy = policy
+        self._current: _PolicyCors | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        policy = self._policy()
+        if scope["type"] != "http" or not policy.allowed_origins:
+            await self._app(scope, receive, send)
+            return
+        if self._current is None or self._current.policy != policy:
+            self._current = _PolicyCors(self._app, policy)
+        await self._current(scope, receive, send)
+
+
+class _PolicyCors(CORSMiddleware):
+    def __init__(self, app: ASGIApp, policy: CorsSpec) -> None:
+        super().__init__(
+            app,
+            allow_origins=policy.allowed_origins,
+            allow_methods=policy.allowed_methods,
+            allow_headers=policy.allowed_headers,
+            allow_credentials=policy.allow_credentials,
+            expose_headers=EXPOSED,
+            max_age=policy.max_age_seconds,
+        )
+        self.policy = policy
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        refusal = self._refusal(request_headers)
+        if refusal is None:
+            return response
+        origin = request_headers["origin"]
+        allowed = {"access-control-allow-origin": origin} if self.is_allowed_origin(origin) else {}
+        return response_for(refusal, {"path": ""}, {**allowed, "vary": response.headers["vary"]})
+
+    def _refusal(self, headers: Headers) -> RequestError | None:
+        origin, method = headers["origin"], headers["access-control-request-method"]
+        if not self.is_allowed_origin(origin):
+            return _not_allowed("origin", origin, "allowedOrigins")
+        if method not in self.policy.allowed_methods:
+            return _not_allowed("method", method, "allowedMethods")
+        if ANY in self.policy.allowed_headers:
+            return None
+        requested = headers.get("access-control-request-headers", "").split(",")
+        names = [name.strip() for name in requested if name.strip()]
+        others = [name for name in names if name.lower() not in self.allow_headers]
+        return _not_allowed("header", others[0], "allowedHeaders") if others else None
+
+
+def _not_allowed(what: str, value: str, field: str) -> RequestError:
+    message = (
+        f"{what} {quoted(value)} is not allowed for pages of other origins: add it to "
+        f"service.cors.{field} of the PDCluster"
+    )
+    return RequestError(message, status=403, code="cors_not_allowed")

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import anthropic as errors
+from pdcluster_worker.server.errors import error_response, messages_error
 from pdcluster_worker.server.generation.blocks import (
     Block,
     BlockEnded,
@@ -38,10 +38,10 @@ class MessagesFormatter(BlockFormatter):
         return events + last + _event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
-        return named_event("error", errors.body(error, self._request_id))
+        return named_event("error", messages_error(error, self._request_id).model_dump())
 
     def refused(self, error: RequestError) -> Response:
-        return errors.response(error, self._request_id)
+        return error_response(error, messages_error(error, self._request_id))
 
     def _finished(self, usage: Usage) -> Json:
         content = [_whole(block) for block in self._blocks.blocks]

@@ -8,17 +8,17 @@ from starlette.routing import Route
 from pdcluster_worker.server.anthropic.chat_request import NAMES, chat_of
 from pdcluster_worker.server.anthropic.formatter import MessagesFormatter
 from pdcluster_worker.server.anthropic.schemas import CountRequest, MessagesPrompt, MessagesRequest
-from pdcluster_worker.server.errors.anthropic import PATH, MessagesError
+from pdcluster_worker.server.errors import MESSAGES, MessagesError
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.body_reader import BodyReader
-from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import PreparedChat, prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
-COUNT_PATH = f"{PATH}/count_tokens"
+COUNT_PATH = f"{MESSAGES}/count_tokens"
 
 
 class TokenCount(BaseModel):
@@ -38,7 +38,7 @@ def message_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
 
     message, count = with_errors(None, MessagesError), with_errors(TokenCount, MessagesError)
     return [
-        JsonRoute(PATH, MessagesRequest, messages, message, reader=reader, streams=True),
+        JsonRoute(MESSAGES, MessagesRequest, messages, message, reader=reader, streams=True),
         JsonRoute(COUNT_PATH, CountRequest, count_tokens, count, reader=reader),
     ]
 

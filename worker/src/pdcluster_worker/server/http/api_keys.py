@@ -1,15 +1,23 @@
-"""The API keys, as the files of a mounted Secret are now: each file is one key, its name the
-tenant's. A key that is gone is never accepted, with none left every request is refused, and only
-while the folder cannot be read do the last ones stay.  Keys are never logged.
+"""API keys, as the files of a mounted Secret are now: each file is one key, its name the tenant's.
+A key that is gone is never accepted, with none left every request is refused, and only while the
+folder cannot be read do the last ones stay.  Keys are never logged.
 """
 
 import asyncio
 import hmac
 import logging
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-from pdcluster_worker.errors import ConfigError
+from prometheus_client import Counter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pdcluster_worker.errors import ConfigError, RequestError
+from pdcluster_worker.server.errors import reason, response_for
+from pdcluster_worker.server.http.limits import TOO_MANY_CONNECTIONS
+from pdcluster_worker.server.http.request_context import note_key
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +25,14 @@ CHECK_SECONDS = 5.0
 """Period of looks at the folder; little beside the minute or two in which a kubelet changes a
 mounted Secret.
 """
+
+_NO_KEY = (
+    "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+)
+_WRONG_KEY = "incorrect API key provided: get one from the administrator of this service"
+
+TenantOfKey = Callable[[str], str | None] | None
+"""Tenant of a key now, None for one that is not valid; None = no key is required."""
 
 
 class ApiKeys:
@@ -35,9 +51,6 @@ class ApiKeys:
     @property
     def required(self) -> bool:
         return self._folder is not None
-
-    def accepts(self, key: str) -> bool:
-        return self.tenant_of(key) is not None
 
     def tenant_of(self, key: str) -> str | None:
         """None for no key.  Every key is compared, so a near miss takes as long as nonsense."""
@@ -60,13 +73,15 @@ class ApiKeys:
         try:
             content = _content(self._folder)
         except ConfigError as e:
-            self._unreadable(str(e))
+            if str(e) != self._refused:
+                logger.error("cannot read the API keys, keeping the last ones reason=%s", e)
+            self._refused = str(e)
             return False
         if content == self._read:
             return False
         before = self._digests
-        for reason in self._take(content):
-            logger.error("ignored an unusable API key reason=%s", reason)
+        for bad in self._take(content):
+            logger.error("ignored an unusable API key reason=%s", bad)
         if self._digests:
             logger.info("API keys reloaded folder=%s keys=%d", self._folder, len(self._digests))
         else:
@@ -86,11 +101,6 @@ class ApiKeys:
                 bad.append(str(e))
         self._digests, self._read, self._refused = good, content, ""
         return bad
-
-    def _unreadable(self, reason: str) -> None:
-        if reason != self._refused:
-            logger.error("cannot read the API keys, keeping the last ones reason=%s", reason)
-        self._refused = reason
 
 
 def _content(folder: Path) -> dict[str, bytes]:
@@ -123,3 +133,65 @@ def _key(path: str, content: bytes) -> bytes:
             "can send as a key"
         )
     return key
+
+
+class Authorization:
+    """Pure ASGI: refuses requests for the API before a byte of the body is read, where the
+    connection limit is reached or a key is missing.  Probes and scrapers ask for neither.
+    """
+
+    def __init__(self, app: ASGIApp, tenant_of: TenantOfKey, rejected: Counter) -> None:
+        self._app = app
+        self._tenant_of = tenant_of
+        self._rejected = rejected
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and _is_api(scope["path"]):
+            if TOO_MANY_CONNECTIONS in scope.get("state", ()):
+                message = "this server has as many open requests as it takes: retry later"
+                code = "connections_full"
+                error = RequestError(message, status=503, code=code, retry_after_seconds=1)
+                app = self._refusal(error, scope, {"connection": "close"})
+            elif (problem := self._key_problem(scope)) is not None:
+                error = RequestError(problem, status=401, code="invalid_api_key")
+                app = self._refusal(error, scope, {"www-authenticate": "Bearer"})
+        await app(scope, receive, send)
+
+    def _key_problem(self, scope: Scope) -> str | None:
+        if self._tenant_of is None:
+            return None
+        key = presented_key(scope)
+        if key is None:
+            return _NO_KEY
+        tenant = self._tenant_of(key)
+        if tenant is None:
+            return _WRONG_KEY
+        note_key(scope, key, tenant)
+        return None
+
+    def _refusal(self, error: RequestError, scope: Scope, headers: dict[str, str]) -> ASGIApp:
+        self._rejected.labels(reason(error)).inc()
+        return response_for(error, scope, headers)
+
+
+def presented_key(scope: Scope) -> str | None:
+    """The key that the client sent; None = it sent none."""
+    headers = Headers(scope=scope)
+    return key_in(headers.get("authorization", ""), headers.get("x-api-key", ""))
+
+
+def key_in(authorization: str, api_key: str) -> str | None:
+    """The key in the values of these two headers, "" for one that did not come.
+
+    >>> key_in("Bearer a", "b"), key_in("Basic a", "b"), key_in("", "")
+    ('a', 'b', None)
+    """
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return api_key.strip() or None
+
+
+def _is_api(path: str) -> bool:
+    return path.startswith("/v1/") or path in ("/v1", "/tokenize", "/detokenize")

@@ -14,8 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.http import unacked_responses
-from pdcluster_worker.server.http.early_response import ANSWERED
-from pdcluster_worker.server.http.half_closed import HalfClosed
+from pdcluster_worker.server.http.body_reader import ANSWERED
 from pdcluster_worker.server.http.limits import (
     TOO_MANY_CONNECTIONS,
     HttpLimits,
@@ -25,6 +24,7 @@ from pdcluster_worker.server.http.limits import (
 from pdcluster_worker.server.http.raw_http import (
     DIRECT_WRITER,
     DirectWriter,
+    HalfClosed,
     date_header,
     error_answer,
     without_offer,

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors.anthropic import is_messages
-from pdcluster_worker.server.errors.handlers import response_for
+from pdcluster_worker.server.errors import CONTEXT, is_messages, response_for
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.recent_traces import RecentTraces, route_of
 from pdcluster_worker.tracing.request_trace import RequestTrace, add_event
@@ -32,19 +31,8 @@ a picker may send in several lines or in one with commas, the first counts.
 """
 
 _NO = ("", "0", "false")
-_KEY = "pdcluster.context"
 _LABEL_CHARACTERS = 64
 _ADDRESS_CHARACTERS = 260
-_LABEL, _ROUTE, _PREFILLER, _PARENT, _STATE = _HEADERS = tuple(
-    name.encode()
-    for name in (
-        "x-request-id",
-        ROUTE_HEADER,
-        PREFILLER_HEADER,
-        trace_context.HEADER,
-        trace_context.STATE_HEADER,
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +51,8 @@ class RequestContext:
 
 
 def context_of(request: Request) -> RequestContext:
-    context: RequestContext = request.scope[_KEY]
+    context: RequestContext = request.scope[CONTEXT]
     return context
-
-
-def _read(scope: Scope) -> dict[bytes, str]:
-    return {
-        name: value.decode("latin-1")
-        for name, value in reversed(scope["headers"])
-        if name in _HEADERS
-    }
 
 
 def may_generate(path: str) -> bool:
@@ -81,11 +61,11 @@ def may_generate(path: str) -> bool:
 
 def note_key(scope: Scope, key: str, tenant: str) -> None:
     digest = sha256(key.encode(errors="surrogateescape")).digest()
-    scope[_KEY] = replace(scope[_KEY], key_digest=digest, tenant=tenant)
+    scope[CONTEXT] = replace(scope[CONTEXT], key_digest=digest, tenant=tenant)
 
 
 def note_body(scope: Scope, num_bytes: int) -> None:
-    scope[_KEY] = replace(scope[_KEY], num_body_bytes=num_bytes)
+    scope[CONTEXT] = replace(scope[CONTEXT], num_body_bytes=num_bytes)
 
 
 class RequestContextMiddleware:
@@ -110,18 +90,20 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _read(scope)
-        label = headers.get(_LABEL, "")[:_LABEL_CHARACTERS]
-        prefiller = headers.get(_PREFILLER, "").partition(",")[0].strip()[:_ADDRESS_CHARACTERS]
-        context = scope[_KEY] = RequestContext(
-            uuid.uuid4().hex, self._clock(), label, prefiller=prefiller
+        headers = Headers(scope=scope)
+        prefiller = headers.get(PREFILLER_HEADER, "").partition(",")[0].strip()
+        context = scope[CONTEXT] = RequestContext(
+            uuid.uuid4().hex,
+            self._clock(),
+            headers.get("x-request-id", "")[:_LABEL_CHARACTERS],
+            prefiller=prefiller[:_ADDRESS_CHARACTERS],
         )
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
-        trace_context.enter(headers.get(_PARENT, ""), headers.get(_STATE, ""))
+        trace_context.receive(headers.items())
         with self._traces.of(context.request_id, role="ingress") as trace:
-            requested = headers.get(_ROUTE, "").lower() not in _NO
+            requested = headers.get(ROUTE_HEADER, "").lower() not in _NO
             await self._answer(scope, receive, _noting(send, trace, shows=requested), context)
 
     async def _answer(

@@ -22,7 +22,7 @@ from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest
 from pdcluster_worker.server.generation.structured import constraint_of
 from pdcluster_worker.server.generation.tool_choice import tool_use
-from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.conversation import template_input

@@ -11,7 +11,7 @@ from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest, check_token_ids
 from pdcluster_worker.server.generation.structured import constraint_of
-from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.openai import logprobs
 from pdcluster_worker.server.openai.formatter import OpenAIFormatter

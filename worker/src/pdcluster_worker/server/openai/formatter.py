@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.errors import error_response, openai_error
 from pdcluster_worker.server.generation.formatter import DONE, Usage, event, to_json
 from pdcluster_worker.server.openai.protocol import ServedExtension
 from pdcluster_worker.server.openai.response_extras import ResponseExtras
@@ -72,14 +72,14 @@ class OpenAIFormatter(ABC):
         return last + DONE
 
     def failed(self, error: RequestError) -> bytes:
-        return event(openai_errors.reply(error))
+        return event(openai_error(error))
 
     def whole(self, choices: list[list[Delta]], usage: Usage) -> bytes:
         self.extras.note([deltas[0] for deltas in choices])
         return self.reply(choices, self.shown_usage(usage)).model_dump_json().encode()
 
     def refused(self, error: RequestError) -> Response:
-        return openai_errors.response(error)
+        return error_response(error, openai_error(error))
 
     def new_chunk(
         self,

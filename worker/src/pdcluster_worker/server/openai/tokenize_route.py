@@ -17,7 +17,7 @@ from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.generation.sampling import check_token_ids
 from pdcluster_worker.server.http.body_reader import BodyReader
-from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import prepare

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.errors import openai as openai_errors
+from pdcluster_worker.server.errors import error_response, openai_error
 from pdcluster_worker.server.generation.blocks import (
     Block,
     BlockEnded,
@@ -54,7 +54,7 @@ class ResponsesFormatter(BlockFormatter):
         return events + self._event(f"response.{body['status']}", response=body)
 
     def failed(self, error: RequestError) -> bytes:
-        shown = openai_errors.reply(error).error
+        shown = openai_error(error).error
         code = shown.code or "server_error"
         event = self._event("error", code=code, message=shown.message, param=shown.param)
         why = {"code": code, "message": shown.message}
@@ -67,7 +67,7 @@ class ResponsesFormatter(BlockFormatter):
         return event + self._event("response.failed", response=body)
 
     def refused(self, error: RequestError) -> Response:
-        return openai_errors.response(error)
+        return error_response(error, openai_error(error))
 
     def _take(self, delta: Delta) -> list[Change]:
         changes = super()._take(delta)

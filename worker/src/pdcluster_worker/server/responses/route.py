@@ -16,7 +16,7 @@ from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.body_reader import BodyReader
-from pdcluster_worker.server.http.off_loop import off_loop
+from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
 from pdcluster_worker.server.openai.chat import PreparedChat, prepare

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import PrefillMode
-from pdcluster_worker.server.errors.validation import from_validation
+from pdcluster_worker.server.http.json_body import from_validation
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.fields import (
     MAX_N,

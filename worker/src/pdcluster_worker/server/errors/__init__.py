@@ -1,1 +1,0 @@
-"""Errors as answers, in the shape of the API whose path was asked for."""
