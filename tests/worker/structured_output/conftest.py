@@ -7,7 +7,6 @@ import pytest
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
 from pdcluster_worker.structured_output.matcher import Matcher
-from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 
 END = 256
 VOCAB_SIZE = 260
@@ -25,8 +24,6 @@ def follow(forms: ConstraintCompiler) -> Callable[[Constraint], Matcher]:
     """A matcher of a constraint, at its beginning."""
 
     def matcher(constraint: Constraint) -> Matcher:
-        form = forms.compile(constraint)
-        budget = ThinkingBudget(form.budget, TOKENS) if form.budget else None
-        return Matcher(form, [END], budget)
+        return Matcher(forms.compile(constraint), [END])
 
     return matcher

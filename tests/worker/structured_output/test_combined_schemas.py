@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import FormError
 from tests.worker.structured_output.schemas import of_schema, takes
 
 A, B = {"a": {"type": "integer"}}, {"b": {"type": "string"}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdcluster_worker.messages.requests import Constraint
-from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import FormError
 from tests.worker.structured_output.schemas import of_schema, takes
 
 

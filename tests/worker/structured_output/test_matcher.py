@@ -12,6 +12,7 @@ from pdcluster_worker.structured_output import matcher as matcher_module
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
 from pdcluster_worker.structured_output.matcher import Matcher, OutsideError, SlowError
 from tests.worker.structured_output.conftest import END, TOKENS, VOCAB_SIZE
+from tests.worker.structured_output.schemas import goes_on
 
 FORM = Constraint("regex", "a(b|c)d*")
 
@@ -61,11 +62,6 @@ def test_guessed_tokens_are_looked_along_and_taken_back(follow):
     assert allowed(follower, [ord("b"), END]) is None
     assert allowed(follower, [ord("b"), END, ord("b")]) is None
     assert allowed(follower) == ["b", "c"]
-    assert [
-        follower.count_fitting(guessed)
-        for guessed in (b"", b"bdd", b"bx", b"x", [ord("b"), END, 9])
-    ] == [0, 3, 1, 0, 2]
-    assert allowed(follower) == ["b", "c"]
 
 
 def test_another_output_is_followed_from_its_beginning(follow):
@@ -107,7 +103,7 @@ def test_a_choice_may_have_any_character(follow):
     text = 'a\x00\x7f\x85\u2028\U0001f600"/\\'
     follower = follow(Constraint("choice", json.dumps([text])))
 
-    assert follower.count_fitting(text.encode()) == len(text.encode())
+    assert goes_on(follower, text.encode())
 
 
 def test_a_string_may_be_as_long_as_a_bound_that_is_enforced(follow):

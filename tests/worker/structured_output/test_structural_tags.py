@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
-from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import FormError
 from tests.worker.structured_output.schemas import takes
 
 NUMBER = {"type": "regex", "pattern": "[0-9]+"}

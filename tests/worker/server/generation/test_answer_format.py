@@ -12,9 +12,8 @@ from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUs
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
-from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import FormError
 from pdcluster_worker.structured_output.matcher import Matcher
-from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 
 CITY = {
@@ -55,9 +54,7 @@ class Grammar:
     def matcher(self, constraint: Constraint | None) -> Matcher:
         assert constraint is not None
         assert constraint.kind == "structural_tag"
-        form = self._forms.compile(constraint)
-        budget = ThinkingBudget(form.budget, self._tokens) if form.budget else None
-        return Matcher(form, [END], budget)
+        return Matcher(self._forms.compile(constraint), [END])
 
     def takes(self, constraint: Constraint | None, text: str) -> bool:
         """Return whether an answer may be this text and end after it."""

@@ -16,12 +16,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from pdcluster_worker.messages.requests import Constraint
-from pdcluster_worker.structured_output.ebnf import lark_of
-from pdcluster_worker.structured_output.errors import FormError, Pointer, SchemaError
-from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, literal, pattern, schema_rule
+from pdcluster_worker.structured_output.lark import (
+    MAX_CHARACTERS,
+    FormError,
+    lark_of,
+    literal,
+    pattern,
+    schema_rule,
+)
 from pdcluster_worker.structured_output.schema import MAX_LOOSENESS, prepare
-from pdcluster_worker.structured_output.schema_nodes import children
-from pdcluster_worker.structured_output.structural_tags import TagGrammar, TextBudget
+from pdcluster_worker.structured_output.schema_nodes import Pointer, SchemaError, children
+from pdcluster_worker.structured_output.structural_tags import TagGrammar, ThinkingBudget
 
 MAX_GRAMMAR_SYMBOLS = 100_000
 """About a tenth of a second of compiling; a schema of 500 properties has 10,000."""
@@ -68,7 +73,7 @@ class CompiledForm:
     compile_matcher: Callable[[], LLMatcher]
     seconds: float
     num_bytes: int
-    budget: TextBudget | None = None
+    budget: ThinkingBudget | None = None
     is_spent: Event = field(default_factory=Event, compare=False)
 
 

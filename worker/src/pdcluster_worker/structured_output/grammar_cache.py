@@ -5,23 +5,137 @@ A compile takes milliseconds, or for an adversarial form up to a second, for whi
 Every method is called from the engine's thread.
 """
 
+import json
 import logging
+import os
+import threading
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+
+import tokenizers
 
 from pdcluster_worker.engine.ports import GrammarCounts
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM, Constraint
-from pdcluster_worker.structured_output.compile_queue import CompileQueue, Entry
 from pdcluster_worker.structured_output.compiler import CompiledForm, ConstraintCompiler
-from pdcluster_worker.structured_output.errors import FormError
+from pdcluster_worker.structured_output.lark import FormError
 from pdcluster_worker.structured_output.matcher import Matcher
-from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
-from pdcluster_worker.structured_output.vocabulary import read_vocabulary
+from pdcluster_worker.token_bytes import reader_for
+
+NICENESS = 10
+"""Niceness of the thread that compiles: the engine's steps need the cores more."""
+
+STACK_BYTES = 256 << 20
+"""Address space for the compiler's stack: it recurses once for each reference in a row."""
+
+Entry = Future[CompiledForm]
+
+
+@contextmanager
+def deep_stacks() -> Iterator[None]:
+    """Threads that are started meanwhile have a stack on which any form can be compiled."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+class CompileQueue:
+    """Compiles in a thread of its own, one tenant after another; tenants are API keys by name."""
+
+    def __init__(self, compile_one: Callable[[Constraint], CompiledForm]) -> None:
+        self._compile_one = compile_one
+        self._tenants: dict[str, deque[tuple[Constraint, Entry]]] = {}
+        self._held: Set[str] = frozenset()
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, tenant: str, constraint: Constraint, entry: Entry) -> None:
+        """Compile the constraint in its tenant's turn, unless the entry is cancelled before."""
+        with self._changed:
+            self._tenants.setdefault(tenant, deque()).append((constraint, entry))
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="grammar", daemon=True)
+            with deep_stacks():
+                self._thread.start()
+
+    def hold(self, tenants: Set[str]) -> None:
+        """Compile nothing for these, until they are held no more."""
+        if tenants != self._held:
+            with self._changed:
+                self._held = tenants
+                self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (taken := self._take()) is not None:
+            constraint, entry = taken
+            if not entry.done() and entry.set_running_or_notify_cancel():
+                try:
+                    entry.set_result(self._compile_one(constraint))
+                except BaseException as e:
+                    entry.set_exception(e)
+
+    def _take(self) -> tuple[Constraint, Entry] | None:
+        """The next of the tenant whose turn it is; None = closed."""
+        with self._changed:
+            while not self._is_closed:
+                tenant = next((each for each in self._tenants if each not in self._held), None)
+                if tenant is not None:
+                    return self._pop(tenant)
+                self._changed.wait()
+            return None
+
+    def _pop(self, tenant: str) -> tuple[Constraint, Entry]:
+        pending = self._tenants.pop(tenant)
+        taken = pending.popleft()
+        if pending:  # behind all others
+            self._tenants[tenant] = pending
+        return taken
+
+
+NO_TEXT = b""
+"""Text of control tokens, and of ids beyond the tokenizer's: never part of an answer."""
+
+
+def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
+    """One entry for each id of the model.
+
+    Raises ModelError for a tokenizer that cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises bare Exception
+        raise ModelError(f"{path}: cannot be read: {e}") from e
+    read = reader_for(json.loads(tokenizer.to_str())["decoder"])
+    control = {
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
+    tokens = ((token_id, tokenizer.id_to_token(token_id)) for token_id in range(vocab_size))
+    return [
+        NO_TEXT if token is None or token_id in control else read(token)
+        for token_id, token in tokens
+    ]
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +164,6 @@ class GrammarCache:
         self.on_change: Callable[[], None] = lambda: None
         self.folder: Path | None = None
         self._vocab_size = vocab_size
-        self._tokens: list[bytes] = []
         self._compiler: ConstraintCompiler | None = None
         self._queue = CompileQueue(self._compile)
         self._entries: OrderedDict[Constraint, Entry] = OrderedDict()
@@ -88,10 +201,8 @@ class GrammarCache:
         if error is not None:
             self._tenants.pop(request.request_id, None)
             return RequestError(str(error), param=CONSTRAINT_PARAM)
-        form = entry.result()
         self._tenants[request.request_id] = request.tenant
-        budget = ThinkingBudget(form.budget, self._tokens) if form.budget else None
-        self._matchers[request.request_id] = Matcher(form, ends, budget)
+        self._matchers[request.request_id] = Matcher(entry.result(), ends)
         return True
 
     def matcher(self, request: EngineRequest) -> Matcher:
@@ -186,8 +297,7 @@ class GrammarCache:
         if self._compiler is None:
             if self.folder is None:
                 raise FormError("cannot be compiled: this engine does not know its tokens' text")
-            self._tokens = read_vocabulary(self.folder, self._vocab_size)
-            self._compiler = ConstraintCompiler(self._tokens)
+            self._compiler = ConstraintCompiler(read_vocabulary(self.folder, self._vocab_size))
         return self._compiler
 
 

@@ -17,8 +17,7 @@ from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.request import EngineRequest, SamplePlace
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.structured_output.compile_queue import deep_stacks
-from pdcluster_worker.structured_output.grammar_cache import GrammarCache
+from pdcluster_worker.structured_output.grammar_cache import GrammarCache, deep_stacks
 from pdcluster_worker.structured_output.matcher import Matcher, OutsideError, SlowError
 
 BITS = 32

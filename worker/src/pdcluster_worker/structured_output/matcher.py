@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.structured_output.compiler import CompiledForm, explain
-from pdcluster_worker.structured_output.thinking_budget import ThinkingBudget
 
 MAX_SECONDS = 2.0
 """Most core seconds of an answer, beside those of each token."""
@@ -44,14 +43,11 @@ class SlowError(Exception):
 class Matcher:
     """One request's.  ends: the tokens that end its answer."""
 
-    def __init__(
-        self, form: CompiledForm, ends: Sequence[int], budget: ThinkingBudget | None = None
-    ) -> None:
+    def __init__(self, form: CompiledForm, ends: Sequence[int]) -> None:
         self.form = form
         self._is_renewed = False
         self._is_catching_up = False
         self._ends = frozenset(ends)
-        self._budget = budget
         self._seconds = 0.0
         self._matcher = form.matcher.deep_copy()
         self._fed: list[int] = []
@@ -104,8 +100,8 @@ class Matcher:
         if self._has_failed(matcher):
             self._renew(matcher)
             return self.fill(words, drafts)
-        if self._budget is not None:
-            self._budget.bar(words, [*self._fed, *drafts])
+        if self.form.budget is not None:
+            self.form.budget.bar(words, [*self._fed, *drafts])
         is_accepting = matcher.is_accepting()
         for token_id in self._ends:  # a form of any tokens has them too
             bit = np.uint32(1 << (token_id & 31))
@@ -126,13 +122,6 @@ class Matcher:
                 f"takes too long to follow, {self._seconds:.1f} s up to token {len(self._fed)}: "
                 f"{_SIMPLER}"
             )
-
-    def count_fitting(self, drafts: Sequence[int]) -> int:
-        """Count how many of these drafts the grammar takes, one after another; changes nothing."""
-        matcher = self._matcher.deep_copy()
-        num_taken = 0 if self._is_ended else self._num_taken(matcher, drafts)
-        self._has_failed(matcher)  # of which the others must know
-        return num_taken
 
     def _restart(self) -> None:
         self._matcher = self.form.matcher.deep_copy()

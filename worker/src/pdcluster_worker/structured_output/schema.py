@@ -10,17 +10,20 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
-from pdcluster_worker.structured_output.errors import Pointer, SchemaError, pointer
-from pdcluster_worker.structured_output.patterns import looks_around, of_rust
 from pdcluster_worker.structured_output.schema_nodes import (
     LISTS,
     MAPS,
     NO_ANCHORS,
     SINGLES,
     Node,
+    Pointer,
+    SchemaError,
     anchors_of,
     children,
+    looks_around,
     nodes,
+    of_rust,
+    pointer,
     resolve,
 )
 from pdcluster_worker.structured_output.schema_size import is_join, num_schemas
@@ -168,14 +171,13 @@ class _Preparation:
         if not isinstance(part, dict):
             return part
         made = {name: value for name, value in part.items() if name not in _DIALECT}
-        for name in _NOT_ENFORCED:
-            made.pop(name, None)
         if "$ref" in made:
-            made["$ref"] = _reference(self._resolve(made["$ref"])[0])
+            made["$ref"] = quote(pointer(self._resolve(made["$ref"])[0]), safe="#/~$@:!'()*+,;=&?")
         if not self._is_multiple(made.get("multipleOf")):
             made.pop("multipleOf", None)
         _drop_bounds(made)
-        self._drop_formats(made)
+        if "pattern" in made:
+            made["pattern"] = of_rust(made["pattern"])
         for name in MAPS:
             if name in part:
                 written = of_rust if name == "patternProperties" else str
@@ -185,9 +187,6 @@ class _Preparation:
                 made[name] = [self._part(each) for each in part[name]]
             elif name in part:
                 made[name] = self._part(part[name])
-        if isinstance(made.get("items"), list):  # before 2020: the first items, and the others
-            made["prefixItems"] = made.pop("items")
-            made["items"] = made.pop("additionalItems", True)
         _exclude(made)
         pattern = _name_pattern(part)
         if pattern is not None and part.get("additionalProperties") is not False:
@@ -195,12 +194,6 @@ class _Preparation:
             made["additionalProperties"] = False
         self._close(made, part)
         return made
-
-    def _drop_formats(self, made: Node) -> None:
-        if made.get("format", "uri") not in _FORMATS:
-            del made["format"]
-        if "pattern" in made:
-            made["pattern"] = of_rust(made["pattern"])
 
     def _close(self, made: Node, part: Node) -> None:
         """An object with `properties` has no others, where its schema does not say so."""
@@ -330,16 +323,6 @@ def _loosened(root: Any, looseness: int) -> Any:
         if isinstance(made.get(name), list) and is_join(made):
             del made[name]
     return made
-
-
-def _reference(place: Pointer) -> str:
-    """A reference to what is at a place, once lists of `items` are `prefixItems`."""
-    below = (*place[1:], "") if place else ()
-    parts = tuple(
-        "prefixItems" if part == "items" and isinstance(next_part, int) else part
-        for part, next_part in zip(place, below, strict=True)
-    )
-    return quote(pointer(parts), safe="#/~$@:!'()*+,;=&?")
 
 
 def _texts(value: Any) -> list[str]:

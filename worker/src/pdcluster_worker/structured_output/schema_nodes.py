@@ -1,17 +1,36 @@
-"""The schemas in a schema, and what its references point to."""
+"""The schemas in a schema, what its references point to, and its patterns of ECMAScript."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from pdcluster_worker.structured_output.errors import Pointer, SchemaError
+from pdcluster_worker.structured_output.lark import FormError
 
 Node = dict[str, Any]
+Pointer = tuple[str | int, ...]
 NO_ANCHORS: dict[str, tuple[Pointer, Any]] = {}
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES = ("items", "additionalProperties", "additionalItems")
+
+
+class SchemaError(FormError):
+    """A schema that cannot be enforced; the message begins with its place, a JSON pointer."""
+
+    def __init__(self, place: Pointer, reason: str) -> None:
+        super().__init__(f"{pointer(place)}: {reason}")
+
+
+def pointer(place: Pointer) -> str:
+    """A place as a JSON pointer.
+
+    >>> pointer(("properties", "a/b", "anyOf", 0))
+    '#/properties/a~1b/anyOf/0'
+    """
+    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in place)
+    return "/".join(("#", *parts))
 
 
 def children(place: Pointer, node: Node) -> Iterator[tuple[Pointer, Any]]:
@@ -82,3 +101,40 @@ def resolve(
         else:
             raise ValueError(f"{reference!r} is nowhere in the schema")
     return tuple(found), part
+
+
+_ESCAPE = re.compile(r"\\(u\{|0(?!\d)|c[A-Za-z]|.)", re.DOTALL)
+_PIECE = re.compile(r"\[\^?(?:\\.|[^\]\\])*\]|\\c[A-Za-z]|\\u\{|\\.|\(\?<?[=!]|.", re.DOTALL)
+_AROUND = re.compile(r"\(\?<?[=!]")
+
+
+def looks_around(pattern: str) -> bool:
+    """Return whether a pattern has a lookahead or lookbehind."""
+    return any(_AROUND.match(piece[0]) for piece in _PIECE.finditer(pattern))
+
+
+def of_rust(pattern: str) -> str:
+    r"""A pattern of ECMAScript as Rust's regular expressions take it: without lookarounds, and
+    with escapes of theirs.
+
+    >>> of_rust(r"(?!a)\u{a}\cJ[^]")
+    '\\x{a}\\x{a}(?s:.)'
+    """
+    pieces = [found[0] for found in _PIECE.finditer(pattern)]
+    depth, made = 0, []
+    for piece in pieces:
+        if depth:
+            depth += (piece[0] == "(") - (piece == ")")
+        elif _AROUND.match(piece):
+            depth = 1
+        else:
+            made.append("(?s:.)" if piece == "[^]" else _ESCAPE.sub(_escaped, piece))
+    return "".join(made)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    if found[1] == "u{":
+        return r"\x{"
+    if found[1] == "0":
+        return r"\x00"
+    return rf"\x{{{ord(found[1][1]) % 32:x}}}" if len(found[1]) == 2 else found[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice, product
 from typing import Any
 
-from pdcluster_worker.structured_output.errors import SchemaError
+from pdcluster_worker.structured_output.schema_nodes import SchemaError
 
 MAX_JOINED = 10_000
 """About half a second and 64 MB of compiling."""

@@ -6,12 +6,19 @@ it, so each format is written with the end of the tag that it fills.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_worker.structured_output.ebnf import lark_of
-from pdcluster_worker.structured_output.errors import FormError
-from pdcluster_worker.structured_output.lark import MAX_WHITE_SPACE, literal, pattern, schema_rule
+import numpy as np
+from numpy.typing import NDArray
+
+from pdcluster_worker.structured_output.lark import (
+    MAX_WHITE_SPACE,
+    FormError,
+    lark_of,
+    literal,
+    pattern,
+    schema_rule,
+)
 from pdcluster_worker.structured_output.schema import PreparedSchema, prepare
 from pdcluster_worker.structured_output.xml_arguments import STYLES, XmlArguments
 
@@ -22,16 +29,58 @@ MAX_BARRED = 100
 MAX_FORMATS = 5_000
 """Formats as written out: once for each end of the tag that they fill."""
 
+MAX_CHARACTER_BYTES = 4
+
 _ANY = "(?s:.*)"
 
 
-@dataclass(frozen=True, slots=True)
-class TextBudget:
-    """At most so many tokens of free text at the start of an answer, between two texts."""
+class ThinkingBudget:
+    """At most so many tokens of free text at the start of an answer, between two texts.
 
-    begin: bytes
-    max_tokens: int
-    end: bytes
+    tokens: the bytes of each token of the model.
+    """
+
+    def __init__(self, begin: bytes, max_tokens: int, end: bytes, tokens: Sequence[bytes]) -> None:
+        self._begin, self._end = begin, end
+        self._max_tokens = max_tokens
+        self._tokens = tokens
+        self._closing: dict[bytes, NDArray[np.uint32]] = {}
+
+    def bar(self, words: NDArray[np.uint32], output: Sequence[int]) -> None:
+        """Once the budget is used up, bar all tokens of a mask but those of the closing text."""
+        rest = self._rest(output)
+        if rest:
+            closing = words & self._mask(rest, len(words))
+            if closing.any():  # else a character is incomplete
+                words[:] = closing
+
+    def _rest(self, output: Sequence[int]) -> bytes:
+        """Return what must still come of the closing text; nothing while there are tokens left."""
+        begin, end, most = self._begin, self._end, self._max_tokens
+        # each token has a byte or more, so that all is closed after so many
+        if not most <= len(output) <= most + len(begin) + len(end) + MAX_CHARACTER_BYTES:
+            return b""
+        text, num_used = b"", 0
+        for token_id in output:
+            num_used += len(text) >= len(begin)
+            text += self._tokens[token_id]
+        thought = text[len(begin) :]
+        if not text.startswith(begin) or num_used < most or end in thought:
+            return b""
+        return next(end[size:] for size in range(len(end), -1, -1) if thought.endswith(end[:size]))
+
+    def _mask(self, rest: bytes, num_words: int) -> NDArray[np.uint32]:
+        if rest not in self._closing:
+            bits = np.zeros(num_words * 32, dtype=np.uint8)
+            bits[
+                [
+                    index
+                    for index, token in enumerate(self._tokens)
+                    if token and rest.startswith(token)
+                ]
+            ] = 1
+            self._closing[rest] = np.packbits(bits, bitorder="little").view(np.uint32)
+        return self._closing[rest]
 
 
 class TagGrammar:
@@ -42,7 +91,7 @@ class TagGrammar:
     """
 
     def __init__(self, tokens: Sequence[bytes], *, looseness: int) -> None:
-        self.budget: TextBudget | None = None
+        self.budget: ThinkingBudget | None = None
         self.schemas: list[PreparedSchema] = []
         self._tokens = tokens
         self._looseness = looseness
@@ -143,7 +192,7 @@ class TagGrammar:
             return f"{before} {self._format(content, '')} {self._edge(ends)}"
         limit = _count(content, "max_tokens") if content["type"] == "any_text" else None
         if limit is not None and is_first and isinstance(ends, str) and ends:
-            self.budget = TextBudget(tag["begin"].encode(), limit, ends.encode())
+            self.budget = ThinkingBudget(tag["begin"].encode(), limit, ends.encode(), self._tokens)
             content = {**content, "max_tokens": None}
         if isinstance(ends, str):
             return f"{before} {self._format(content, ends)}"

@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pdcluster_worker.structured_output.errors import FormError
-from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, pattern, schema_rule
+from pdcluster_worker.structured_output.lark import MAX_CHARACTERS, FormError, pattern, schema_rule
 from pdcluster_worker.structured_output.schema_nodes import resolve
 
 STYLES = {
