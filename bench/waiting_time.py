@@ -34,7 +34,7 @@ from waiting_time_runs import (
     forecasting,
 )
 
-from pdcluster_worker.routing.waiting_time.survival import Survival
+from pdcluster_worker.routing.waiting_time.lengths import Survival
 from pdctl.bench.svg import Curve, Panel, picture
 
 PUBLISHED = {

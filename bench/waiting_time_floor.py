@@ -22,8 +22,8 @@ from waiting_time_engine import SimulatedServer
 from waiting_time_load import PAPER, PRESETS, Job, jobs
 from waiting_time_runs import Forecaster, Forecasts, KnownLengths, Ours, forecasting
 
-from pdcluster_worker.routing.estimator import Completion
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
+from pdcluster_worker.routing.waiting_time.request_queue import Completion
 
 DRAWS = 40
 

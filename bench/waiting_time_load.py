@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from pdcluster_worker.routing.estimator import QueuedRequest
-from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.rates import Presets
+from pdcluster_worker.routing.waiting_time.request_queue import QueuedRequest
 
 SHORT, LONG = (3, 500), (3500, 8000)
 """Tokens of the two modes; inside a mode short answers are likelier, by the square of a draw."""

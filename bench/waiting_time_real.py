@@ -17,7 +17,7 @@ from waiting_time_engine import Server
 from waiting_time_load import PAPER, PRESETS, Group, Job, jobs
 from waiting_time_runs import Deciding, Forecasts, Outcome, forecasters, forecasting
 
-from pdcluster_worker.routing.waiting_time.presets import Presets
+from pdcluster_worker.routing.waiting_time.rates import Presets
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
 SEATS, CONTEXT, NUM_BLOCKS, VOCABULARY = 4, 1024, 1024, 40_000

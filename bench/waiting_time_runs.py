@@ -17,14 +17,23 @@ from typing import Protocol
 from waiting_time_engine import Server
 from waiting_time_load import Group, Job
 
-from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
-from pdcluster_worker.routing.waiting_time.groups import GroupKey, RequestGroup, by_deadline
+from pdcluster_worker.routing.waiting_time.lengths import Survival
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
-from pdcluster_worker.routing.waiting_time.operations import replan
-from pdcluster_worker.routing.waiting_time.presets import Presets
-from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
-from pdcluster_worker.routing.waiting_time.survival import Survival
-from pdcluster_worker.routing.waiting_time.virtual_queue import VirtualQueue
+from pdcluster_worker.routing.waiting_time.rates import Presets
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    Completion,
+    QueuedRequest,
+    QueueState,
+    RequestQueue,
+)
+from pdcluster_worker.routing.waiting_time.rwt import RwtEstimator
+from pdcluster_worker.routing.waiting_time.virtual_queue import (
+    GroupKey,
+    RequestGroup,
+    VirtualQueue,
+    by_deadline,
+    replan,
+)
 
 
 class Forecaster(Protocol):
@@ -108,7 +117,9 @@ class Ours:
         return self._seconds(flights, flights)
 
     def _seconds(self, members: Sequence[QueuedRequest], line: Sequence[QueuedRequest]) -> float:
-        seconds = self._estimator.group_seconds(members, QueueState(line, self._seats))
+        seconds = self._estimator.group_seconds(
+            members, QueueState(RequestQueue(line), self._seats)
+        )
         assert seconds is not None, "the presets give a time of a token"
         return seconds
 

@@ -12,7 +12,7 @@ from waiting_time_floor import Played
 from waiting_time_load import ATTAINMENT, PAPER, Group, jobs
 from waiting_time_runs import forecasters, forecasting
 
-from pdcluster_worker.routing.waiting_time.survival import Survival
+from pdcluster_worker.routing.waiting_time.lengths import Survival
 
 
 def test_answers_are_bimodal_as_published() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
 from pdcluster_worker.peers.credit_server import Answers, CreditServer
+from pdcluster_worker.routing.batching import Grant
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_queue import Grant
 
 WINDOW = PrefillQueueSpec(
     mode="throughputFirst", latency_classes=[LatencyClassSpec(priority=0, window_milliseconds=20)]

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from pdcluster_worker.routing.batching import Grant
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_queue import Grant
 
 PEERS = st.sampled_from(["d0", "d1"])  # few names, so that steps meet in one request
 REQUEST_IDS = st.sampled_from(["a", "b", "c"])

@@ -16,8 +16,7 @@ import pytest
 from pdcluster_schema.policy import OffloadPolicy
 from pdcluster_schema.routing import OffloadPolicyName
 from pdcluster_worker.routing.offload import OffloadFacts, decide
-from pdcluster_worker.routing.slo_feedback import SloFeedback
-from pdcluster_worker.routing.ttft_estimates import Side, TtftEstimates
+from pdcluster_worker.routing.ttft import Side, SloFeedback, TtftEstimates
 
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 CAPACITY = 6 / sum(LENGTHS) * 1000  # requests a second of a worker that computes 1000 tokens in one

@@ -5,9 +5,8 @@ of the peers.
 import pytest
 
 from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
-from pdcluster_worker.routing.batching import FAST_IN_A_ROW
+from pdcluster_worker.routing.batching import FAST_IN_A_ROW, Grant
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_queue import Grant
 from pdcluster_worker.testing import FakeClock
 
 LATENCY = PrefillQueueSpec(mode="latencyFirst")
@@ -70,9 +69,6 @@ def test_ledger_of_a_worker_without_an_engine_takes_any_policy() -> None:
     assert queue.claim("a", "b") == ["a"]
 
 
-# --- shares of the peers ----------------------------------------------------------------------
-
-
 def test_flood_of_one_decode_worker_does_not_starve_another() -> None:
     ledger = CreditLedger(limit_tokens=10)
     ledger.claim("other", "runs", 10, 0)
@@ -88,70 +84,6 @@ def test_flood_of_one_decode_worker_does_not_starve_another() -> None:
         order += ids(ledger.finish(peer, order[-1]))
 
     assert order == ["f0", "c0", "f1", "c1", "f2", "f3"]
-
-
-def test_shares_are_in_tokens() -> None:
-    ledger = CreditLedger(limit_tokens=1000)
-    ledger.stop()
-    for number in range(2):
-        ledger.claim("long", f"long{number}", 90, 0)
-    for number in range(6):
-        ledger.claim("short", f"short{number}", 30, 0)
-
-    assert ids(ledger.resume()) == [
-        "long0",
-        "short0",
-        "short1",
-        "short2",
-        "long1",
-        "short3",
-        "short4",
-        "short5",
-    ]
-
-
-def test_want_given_back_costs_its_peer_nothing() -> None:
-    """Late binding: every request asks everywhere, and most grants go back."""
-    ledger = CreditLedger(limit_tokens=50)
-    ledger.claim("b", "runs", 50, 0)
-    ledger.claim("a", "a0", 50, 0)
-    ledger.claim("a", "a1", 50, 0)
-    ledger.claim("b", "b0", 50, 0)
-    assert ids(ledger.release("b", "runs")) == ["a0"]
-
-    assert ids(ledger.release("a", "a0")) == ["a1"]
-    ledger.start("a", "a1")
-    assert ids(ledger.finish("a", "a1")) == ["b0"]
-
-
-def test_peer_that_comes_late_starts_where_the_line_is() -> None:
-    ledger = CreditLedger(limit_tokens=10)
-    ledger.claim("a", "a0", 10, 0)
-    for number in range(1, 5):
-        ledger.claim("a", f"a{number}", 10, 0)
-    for number in range(3):
-        ledger.start("a", f"a{number}")
-        ledger.finish("a", f"a{number}")
-    ledger.claim("b", "b0", 10, 0)
-    ledger.claim("b", "b1", 10, 0)
-    ledger.start("a", "a3")
-
-    assert ids(ledger.finish("a", "a3")) == ["b0"]
-    ledger.start("b", "b0")
-    assert ids(ledger.finish("b", "b0")) == ["a4"]
-
-
-def test_priority_goes_before_shares() -> None:
-    ledger = CreditLedger(limit_tokens=1000)
-    ledger.stop()
-    ledger.claim("calm", "c", 10, 0)
-    ledger.claim("flood", "f0", 10, -1)
-    ledger.claim("flood", "f1", 10, -1)
-
-    assert ids(ledger.resume()) == ["f0", "f1", "c"]
-
-
-# --- windows ----------------------------------------------------------------------------------
 
 
 def test_without_a_window_each_is_granted_as_it_comes() -> None:
@@ -350,3 +282,27 @@ def test_another_policy_holds_for_those_that_wait() -> None:
 
     assert ids(queue.ledger.set_policy(PrefillQueueSpec(), 500)) == ["a", "b"]
     assert queue.ledger.set_policy(THROUGHPUT, 500) == []
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_want_of_no_tokens_raises(tokens: int) -> None:
+    ledger = CreditLedger(limit_tokens=100)
+
+    with pytest.raises(ValueError, match="request a of peer d0 wants"):
+        ledger.claim("d0", "a", tokens, 0)
+    assert ledger.queued_requests == 0
+
+
+def test_unused_grants_are_those_whose_requests_have_not_arrived() -> None:
+    ledger = CreditLedger(limit_tokens=100)
+    for request_id in ("used", "kept", "returned"):
+        ledger.claim("d", request_id, tokens=10, priority=0)
+    assert ledger.unused_grants == 3
+    ledger.start("d", "used")
+    ledger.release("d", "returned")
+    ledger.stop()
+    ledger.claim("d", "late", tokens=10, priority=0)
+
+    assert ledger.unused_grants == 1
+    ledger.drop_peer("d")
+    assert ledger.unused_grants == 0

@@ -1,10 +1,16 @@
-"""The prefix index: leading matches only, and the same sets as a naive model [Y11]."""
+"""The prefix indexes, by events and by what was sent [Y11], and the order of events [V19]."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.routing.prefix_index import (
+    RECENT_SECONDS,
+    EventOrder,
+    GapCheck,
+    PrefixIndex,
+    RecentPrefixes,
+)
 
 WORKERS = st.sampled_from(["p0", "p1"])
 HASHES = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
@@ -18,54 +24,6 @@ STEPS = st.lists(
 )
 
 
-def test_match_counts_leading_blocks_only() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [b"a", b"b", b"d"])
-
-    assert index.match("p0", [b"a", b"b", b"c", b"d"]) == 2
-    assert index.match("p0", [b"a", b"b"]) == 2
-    assert index.match("p0", [b"c", b"a"]) == 0
-    assert index.match("p0", []) == 0
-
-
-def test_match_of_unknown_worker_is_zero() -> None:
-    assert PrefixIndex().match("p0", [b"a"]) == 0
-
-
-def test_apply_duplicates_are_no_ops() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [b"a"])
-    index.apply("p0", stored=[b"b", b"b"], removed=[])
-    index.apply("p0", stored=[b"b"], removed=[b"z", b"z"])
-    index.apply("p0", stored=[], removed=[b"b"])
-
-    assert index.match("p0", [b"a", b"b"]) == 1
-
-
-def test_apply_hash_stored_and_removed_at_once_is_gone() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [])
-    index.apply("p0", stored=[b"a"], removed=[b"a"])
-
-    assert index.match("p0", [b"a"]) == 0
-
-
-def test_snapshot_replaces_what_was_known() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [b"a", b"b"])
-    index.snapshot("p0", [b"b"])
-
-    assert index.match("p0", [b"a", b"b"]) == 0
-    assert index.match("p0", [b"b"]) == 1
-
-
-def test_apply_without_snapshot_starts_from_nothing() -> None:
-    index = PrefixIndex()
-    index.apply("p0", stored=[b"a"], removed=[b"b"])
-
-    assert index.match("p0", [b"a", b"b"]) == 1
-
-
 def test_hashes_are_a_snapshot_of_now() -> None:
     index = PrefixIndex()
     index.apply("p0", stored=[b"a", b"b"], removed=[])
@@ -75,29 +33,6 @@ def test_hashes_are_a_snapshot_of_now() -> None:
     assert before == {b"a", b"b"}
     assert index.hashes("p0") == {b"b"}
     assert index.hashes("never") == frozenset()
-
-
-def test_drop_forgets_all_blocks_of_that_worker() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [b"a"])
-    index.snapshot("p1", [b"a"])
-    index.drop("p0")
-    index.drop("never")
-
-    assert index.match("p0", [b"a"]) == 0
-    assert index.match("p1", [b"a"]) == 1
-
-
-def test_match_all_answers_for_every_worker_at_once() -> None:
-    index = PrefixIndex()
-    index.snapshot("p0", [b"a", b"b", b"c"])
-    index.snapshot("p1", [b"a", b"b"])
-    index.snapshot("p2", [b"b", b"c"])
-    index.snapshot("p3", [])
-
-    assert index.match_all([b"a", b"b", b"c"]) == {"p0": 3, "p1": 2}
-    assert index.match_all([b"a", b"x"]) == {"p0": 1, "p1": 1}
-    assert index.match_all([b"x"]) == index.match_all([]) == {}
 
 
 @pytest.mark.parametrize("num_known", [1, 3, 4, 5, 35, 36, 37, 99, 100])
@@ -117,10 +52,6 @@ def test_blocks_of_the_same_workers_share_memory() -> None:
         index.apply(f"p{name}", blocks, [])
 
     assert len({id(mask) for mask in index._table.values()}) == 1
-
-
-def test_match_all_of_an_empty_index_is_nothing() -> None:
-    assert PrefixIndex().match_all([b"a"]) == {}
 
 
 def test_a_worker_that_takes_the_place_of_another_has_none_of_its_blocks() -> None:
@@ -184,3 +115,117 @@ def test_index_equals_a_naive_model(
             )
             assert index.match(name, prompt) == expected
             assert index.match_all(prompt).get(name, 0) == expected
+
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_recent_prefixes_last_120_seconds_by_default() -> None:
+    recent = RecentPrefixes()
+    recent.note("d0", [A], now=0.0)
+
+    assert RECENT_SECONDS == 120.0
+    assert recent.match_all([A], now=120.0) == {"d0": 1}
+    assert recent.match_all([A], now=120.1) == {}
+
+
+def test_recent_prefixes_count_leading_blocks_only() -> None:
+    recent = RecentPrefixes()
+    recent.note("d0", [A, B, C], now=0.0)
+    recent.note("d1", [B, C], now=0.0)
+
+    assert recent.match_all([A, B, b"x", C], now=1.0) == {"d0": 2}
+    assert recent.match_all([], now=1.0) == {}
+
+
+def test_recent_prefix_sent_again_stays() -> None:
+    recent = RecentPrefixes(seconds=10.0)
+    recent.note("d0", [A], now=0.0)
+    recent.note("d0", [A], now=8.0)
+    recent.note("d1", [B], now=12.0)  # what is older than 10 seconds goes now
+
+    assert recent.match_all([A], now=15.0) == {"d0": 1}
+    assert len(recent) == 2
+
+
+def test_recent_prefixes_within_fewer_seconds() -> None:
+    recent = RecentPrefixes()
+    recent.note("d0", [A], now=0.0)
+    recent.note("d1", [A], now=9.0)
+
+    assert recent.match_all([A], now=10.0, within=2.0) == {"d1": 1}
+
+
+def test_recent_prefixes_of_a_worker_that_goes_are_dropped() -> None:
+    recent = RecentPrefixes()
+    recent.note("d0", [A, B], now=0.0)
+    recent.note("d1", [A], now=0.0)
+    recent.drop("d0", now=1.0)
+    recent.drop("never", now=1.0)
+    assert recent.match_all([A, B], now=2.0) == {"d1": 1}
+
+    recent.note("d0", [A], now=3.0)
+    assert recent.match_all([A, B], now=4.0) == {"d0": 1, "d1": 1}
+
+
+def test_recent_prefixes_are_bounded_and_forget_the_oldest() -> None:
+    recent = RecentPrefixes(max_blocks=2)
+    for number, block in enumerate((A, B, C)):
+        recent.note("d0", [block], now=float(number))
+
+    assert len(recent) == 2
+    assert recent.match_all([A], now=3.0) == {}
+    assert recent.match_all([C], now=3.0) == {"d0": 1}
+
+
+def test_events_are_taken_once_and_in_order() -> None:
+    order = EventOrder()
+
+    assert [order.arrival(number) for number in (1, 2, 2, 1, 3)] == [
+        *(GapCheck.APPLY, GapCheck.APPLY, GapCheck.SKIP, GapCheck.SKIP, GapCheck.APPLY),
+    ]
+
+
+def test_gap_is_asked_for_once_and_ends_with_everything() -> None:
+    order = EventOrder()
+    first = [order.arrival(number) for number in (1, 3, 4, 2)]
+
+    assert first == [GapCheck.APPLY, GapCheck.GET_SNAPSHOT, GapCheck.SKIP, GapCheck.SKIP]
+    assert [order.arrival(6, is_whole=True), order.arrival(5), order.arrival(7)] == [
+        GapCheck.APPLY,
+        GapCheck.SKIP,
+        GapCheck.APPLY,
+    ]
+
+
+def test_reader_that_comes_late_asks_for_everything() -> None:
+    assert EventOrder().arrival(4) is GapCheck.GET_SNAPSHOT
+    assert EventOrder().arrival(4, is_whole=True) is GapCheck.APPLY
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.booleans(), st.sampled_from(["once", "lost", "twice"])),
+        max_size=40,
+    )
+)
+def test_index_that_follows_is_right_whenever_nothing_is_missing(
+    changes: list[tuple[int, bool, str]],
+) -> None:
+    """Events are lost and repeated at will; a snapshot follows each request for one."""
+    truth: set[bytes] = set()
+    index, order, requested = PrefixIndex(), EventOrder(), False
+    for number, (block, stored, fate) in enumerate(changes, 1):
+        name, is_whole = bytes([block]), requested
+        (truth.add if stored else truth.discard)(name)
+        told = (sorted(truth), []) if is_whole else ([name], []) if stored else ([], [name])
+        for _ in range({"once": 1, "lost": 0, "twice": 2}[fate]):
+            arrival = order.arrival(number, is_whole=is_whole)
+            if arrival is GapCheck.APPLY and is_whole:
+                index.snapshot("w", told[0])
+            elif arrival is GapCheck.APPLY:
+                index.apply("w", *told)
+            if arrival is GapCheck.APPLY:
+                assert index.hashes("w") == truth
+                requested = False
+            requested = requested or arrival is GapCheck.GET_SNAPSHOT

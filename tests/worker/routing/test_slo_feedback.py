@@ -3,9 +3,7 @@
 import pytest
 
 from pdcluster_schema.routing import SloFeedbackSpec
-from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.routing.link_rates import MAX_PAIRS, LinkRates, kv_bytes_per_token
-from pdcluster_worker.routing.slo_feedback import (
+from pdcluster_worker.routing.ttft import (
     ADJUST_SECONDS,
     MIN_SAMPLES,
     PROBE_SECONDS,
@@ -184,58 +182,3 @@ def test_new_bounds_hold_at_once() -> None:
 
     assert world.threshold(SloFeedbackSpec(max_threshold=1000)) == 1000
     assert World((0, 0), (0, 0)).threshold(SloFeedbackSpec(min_threshold=500)) == 500
-
-
-def test_pair_rates_follow_a_link_that_becomes_slow() -> None:
-    rates = LinkRates()
-    rates.add("p", 1000, 0.001)
-    for _ in range(20):
-        rates.add("p", 1000, 1.0)
-
-    assert rates.bytes_per_second("p") == pytest.approx(1000, rel=20)
-    assert rates.bytes_per_second("p") < 20_000
-
-
-def test_pair_rates_take_nothing_from_what_is_too_short_to_tell() -> None:
-    rates = LinkRates()
-    rates.add("p", 1000, 0.0)
-    rates.add("p", 0, 1.0)
-
-    assert (rates.bytes_per_second("p"), rates.seconds("p", 10)) == (0.0, 0.0)
-
-
-def test_pair_rates_are_bounded() -> None:
-    rates = LinkRates()
-    for number in range(MAX_PAIRS + 1):
-        rates.add(str(number), 1, 1.0)
-
-    assert [rates.bytes_per_second(key) for key in ("0", "1", str(MAX_PAIRS))] == [0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "dtype", "expected"),
-    [
-        (40, "bfloat16", 819_200),
-        (8, "bfloat16", 163_840),
-        (1, "bfloat16", 20_480),
-        (40, "float32", 1_638_400),
-        (40, "float8_e4m3fn", 409_600),
-        (40, "fp8_e5m2", 409_600),
-        (8, "fp8", 81_920),
-        (40, "int8", 409_600),
-        (40, "a dtype of tomorrow", 819_200),
-    ],
-)
-def test_kv_bytes_of_a_token_of_13b(kv_heads: int, dtype: str, expected: int) -> None:
-    """[O10]: 40 layers of heads of 128."""
-    assert kv_bytes_per_token(KVGeometry(kv_heads, 128, 40, 16, dtype)) == expected
-
-
-def test_link_rate_is_a_fading_average() -> None:
-    rates = LinkRates()
-    rates.add("p", 1000, 1.0)
-    rates.add("p", 2000, 1.0)
-
-    assert rates.bytes_per_second("p") == 1200.0
-    assert rates.seconds("p", 2400) == 2.0
-    assert rates.seconds("unknown", 2400) == 0.0

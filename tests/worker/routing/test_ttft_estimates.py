@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_worker.routing.offload import OffloadDecision, OffloadFacts
-from pdcluster_worker.routing.ttft_estimates import (
+from pdcluster_worker.routing.ttft import (
     MANY_SAMPLES,
     MIN_SAMPLES,
     PROBE_GAP,

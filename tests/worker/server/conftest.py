@@ -27,7 +27,7 @@ from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import PromptLogprob, RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.text.tokenizer import Tokenizer

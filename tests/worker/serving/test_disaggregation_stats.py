@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.peers.records import DisaggregationRecord, RefusedPeer
-from pdcluster_worker.routing.remote_ratio import WINDOW_SECONDS, RemoteRatio
+from pdcluster_worker.routing.prefill_choice import WINDOW_SECONDS, RemoteRatio
 from pdcluster_worker.serving.disaggregation_stats import (
     FIGURES_SECONDS,
     MAX_REASON,

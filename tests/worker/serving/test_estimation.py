@@ -11,7 +11,7 @@ from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill

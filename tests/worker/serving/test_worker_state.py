@@ -9,7 +9,7 @@ import pytest
 from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import Abort, AskSnapshot, BlockEvents
-from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS
+from pdcluster_worker.routing.prefill_choice import REQUESTING_HEADS
 from pdcluster_worker.serving import worker_context as worker_module
 from pdcluster_worker.serving.worker_context import WorkerContext, merge
 from tests.worker.serving.doubles import ScriptedEngine, client_of, stats, until

@@ -2,9 +2,12 @@
 
 import pytest
 
-from pdcluster_worker.routing.estimator import QueuedRequest, QueueState
-from pdcluster_worker.routing.qos.averages import Averages, queue_seconds
-from pdcluster_worker.routing.qos.meter import Measured, Meter
+from pdcluster_worker.routing.qos.averages import Averages, Measured, Meter, queue_seconds
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    QueuedRequest,
+    QueueState,
+    RequestQueue,
+)
 from pdcluster_worker.testing import FakeClock
 
 
@@ -17,7 +20,7 @@ def decoding() -> QueuedRequest:
 
 
 def queue_state(*requests: QueuedRequest) -> QueueState:
-    return QueueState(requests, slots=64)
+    return QueueState(RequestQueue(requests), slots=64)
 
 
 NEW = waiting(50, priority=100)

@@ -1,4 +1,4 @@
-"""Verdicts on requests under load [O6] [O7]."""
+"""Priorities, objectives, bounds of the queue [V8], and verdicts under load [O6] [O7]."""
 
 from math import inf
 
@@ -11,22 +11,110 @@ from pdcluster_schema.qos import (
     EarlyRejectionSpec,
     HighPrioritySpec,
     LowPrioritySpec,
+    SloSpec,
     SmallerModelSpec,
     Tier,
 )
-from pdcluster_worker.routing.admission import seconds_until_capacity
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.routing.offload import OffloadPolicy
 from pdcluster_worker.routing.qos.load_shedding import (
     MAX_RETRY_SECONDS,
     Degradation,
+    LatencySlo,
     LoadEstimate,
+    PriorityError,
     degradation,
+    full,
     offloads_at_once,
     pressure,
+    priority_of,
     refusal,
     retry_after,
+    seconds_until_capacity,
+    slo_of,
 )
-from pdcluster_worker.routing.qos.slo import LatencySlo
+
+
+@pytest.mark.parametrize(
+    ("requested", "ceiling", "client_decides", "expected"),
+    [
+        (None, None, False, 0),
+        (0, None, False, 0),
+        (-7, None, True, -7),
+        (None, "high", False, -100),
+        (None, "low", True, 100),
+        (100, "low", False, 100),
+        (5, "normal", True, 5),
+        (-1, "high", True, -1),
+    ],
+)
+def test_priority_is_the_one_asked_for_within_what_the_key_may_have(
+    requested: int | None, ceiling: Tier | None, client_decides: bool, expected: int
+) -> None:
+    assert priority_of(requested, ceiling, client_decides=client_decides) == expected
+
+
+@pytest.mark.parametrize(
+    ("requested", "ceiling", "client_decides", "words"),
+    [
+        (-1, None, False, "leave it out, or set qos.allowClientPriority"),
+        (1, None, False, "leave it out, or set qos.allowClientPriority"),
+        (0, "low", False, "leave it out, or set qos.allowClientPriority"),
+        (0, "low", True, "0 is normal, and the highest of this API key is low"),
+        (-100, "normal", True, "-100 is high, and the highest of this API key is normal"),
+    ],
+)
+def test_priority_beyond_that_is_refused(
+    requested: int, ceiling: Tier | None, client_decides: bool, words: str
+) -> None:
+    with pytest.raises(PriorityError, match=words):
+        priority_of(requested, ceiling, client_decides=client_decides)
+
+
+def test_objectives_of_a_request_go_before_those_of_the_policy() -> None:
+    plain = RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=1))
+    own = RequestSpec(
+        "r", [1], SamplingParams(max_tokens=1, seed=1), ttft_slo_seconds=0.2, tpot_slo_seconds=0.03
+    )
+    policy = SloSpec(tpot_milliseconds=40.0)
+
+    assert slo_of(plain, SloSpec()) == LatencySlo(0.5, None)
+    assert slo_of(plain, policy) == LatencySlo(0.5, 0.04)
+    assert slo_of(own, policy) == LatencySlo(0.2, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("queued", "tokens", "more", "reason"),
+    [
+        ((3, 0), 0, 99, None),
+        (
+            (4, 0),
+            0,
+            1,
+            "4 requests wait for their first token (qos.admission.maxQueuedRequests is 4)",
+        ),
+        ((3, 100), 90, 10, None),
+        (
+            (3, 100),
+            90,
+            11,
+            "90 prompt tokens wait here, and 11 more are over qos.admission.maxQueuedTokens (100)",
+        ),
+        ((0, 100), 0, 101, None),
+        ((1, 100), 100, 0, None),
+    ],
+    ids=["no bound in tokens", "requests", "just in", "just over", "alone", "at the bound"],
+)
+def test_queue_is_bounded_in_requests_and_in_tokens(
+    queued: tuple[int, int], tokens: int, more: int, reason: str | None
+) -> None:
+    num_queued, limit = queued
+    found = full(
+        AdmissionSpec(max_queued_requests=4, max_queued_tokens=limit), num_queued, tokens, more
+    )
+
+    assert found == reason if reason is None else found is not None and found.startswith(reason)
+
 
 SLO = LatencySlo(0.5, 0.04)
 EARLY = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))

@@ -2,22 +2,22 @@
 forward.
 """
 
-from collections import Counter
 from dataclasses import replace
 from math import inf
-from random import Random
 
 import pytest
 
-from pdcluster_worker.routing.estimator import Completion, Estimator, QueuedRequest, QueueState
+from pdcluster_worker.routing.waiting_time.lengths import Survival, simulate_queue
 from pdcluster_worker.routing.waiting_time.load_aware import LoadAware
-from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
-from pdcluster_worker.routing.waiting_time.presets import Presets
-from pdcluster_worker.routing.waiting_time.request_queue import MOST, QueueAhead, RequestQueue
-from pdcluster_worker.routing.waiting_time.rwt_estimator import RwtEstimator
-from pdcluster_worker.routing.waiting_time.simulate_queue import simulate_queue
-from pdcluster_worker.routing.waiting_time.step_time import StepTime
-from pdcluster_worker.routing.waiting_time.survival import Survival
+from pdcluster_worker.routing.waiting_time.rates import PrefillRate, Presets, StepTime
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    Completion,
+    Estimator,
+    QueuedRequest,
+    QueueState,
+    RequestQueue,
+)
+from pdcluster_worker.routing.waiting_time.rwt import RwtEstimator
 
 
 def request(
@@ -26,6 +26,10 @@ def request(
     return QueuedRequest(
         group, prompt, max_tokens=1000, priority=priority, due_seconds=due, num_tokens=tokens
     )
+
+
+def state(slots: int, *requests: QueuedRequest) -> QueueState:
+    return QueueState(RequestQueue(requests), slots)
 
 
 def ended(
@@ -126,37 +130,6 @@ def test_the_line_goes_by_priority_then_deadline_then_arrival() -> None:
     assert len(queue.running) == 1
 
 
-def test_totals_of_a_long_line_are_those_of_its_requests_whatever_comes_and_goes() -> None:
-    source, queue, known = Random(3), RequestQueue(), list[QueuedRequest]()
-    for step in range(6 * MOST):
-        if known and source.random() < 0.3:
-            gone = known.pop(source.randrange(len(known)))
-            queue.remove(gone)
-        elif known and source.random() < 0.1:
-            began = source.choice(known)
-            began.num_tokens += 1
-            queue.began(began)
-        new = request(
-            prompt=step,
-            group=source.choice("gh"),
-            priority=source.choice((-1, 0, 1)),
-            due=source.choice((1.0, 5.0, inf)),
-        )
-        known.append(new)
-        queue.add(new)
-    requested = request(due=4.0)
-    ahead, expected = queue.ahead(requested), QueueAhead()
-    for other in known:
-        if not other.is_decoding and (other.priority, other.due_seconds) <= (0, 4.0):
-            expected.count(other)
-
-    assert ahead == expected
-    assert set(queue) == set(known)
-    assert len(queue) == len(known)
-    assert all(each in queue for each in known)
-    assert queue.by_group == Counter(other.group for other in known)
-
-
 def test_a_group_is_forgotten_with_its_last_request() -> None:
     queue, only = RequestQueue(), request(group="86400s")
     queue.add(only)
@@ -169,9 +142,8 @@ def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
     estimator = LoadAware(Presets(token_seconds=0.01, output_tokens=100))
     for tokens in (80, 100, 120) * 10:
         estimator.observe(ended(tokens, tokens * 0.01))
-    queue = QueueState(
-        [*(request(tokens) for tokens in range(1, 80, 10)), *(request() for _ in range(100))], 8
-    )
+    going = [request(tokens) for tokens in range(1, 80, 10)]
+    queue = state(8, *going, *(request() for _ in range(100)))
     exact = simulate_queue(
         [100.0 - tokens for tokens in range(1, 80, 10)], [100.0] * 101, 8, lambda _: 0.01
     )[-1]
@@ -185,41 +157,35 @@ def test_estimate_of_a_long_line_is_that_of_the_line_played_forward() -> None:
 def test_without_presets_nothing_is_estimated_before_five_completions(estimator: Estimator) -> None:
     for _ in range(4):
         estimator.observe(ended())
-        assert estimator.estimated_ttft_seconds(request(), QueueState([], 4)) is None
-        assert estimator.estimated_completion_seconds(request(), QueueState([], 4)) is None
+        assert estimator.estimated_ttft_seconds(request(), state(4)) is None
+        assert estimator.estimated_completion_seconds(request(), state(4)) is None
     estimator.observe(ended())
 
-    assert estimator.estimated_ttft_seconds(request(), QueueState([], 4)) == pytest.approx(
-        0.01, rel=0.02
-    )
+    assert estimator.estimated_ttft_seconds(request(), state(4)) == pytest.approx(0.01, rel=0.02)
 
 
 def test_load_aware_waits_for_a_seat_and_for_prefills_before_it() -> None:
     estimator = LoadAware(
         Presets(token_seconds=0.01, output_tokens=100, prefill_tokens_per_second=1000)
     )
-    free = estimator.estimated_ttft_seconds(request(prompt=500), QueueState([], 2))
-    behind = estimator.estimated_ttft_seconds(
-        request(prompt=500), QueueState([request(prompt=1500)], 2)
-    )
-    full = estimator.estimated_ttft_seconds(
-        request(prompt=500), QueueState([request(40), request(20)], 2)
-    )
+    free = estimator.estimated_ttft_seconds(request(prompt=500), state(2))
+    behind = estimator.estimated_ttft_seconds(request(prompt=500), state(2, request(prompt=1500)))
+    full = estimator.estimated_ttft_seconds(request(prompt=500), state(2, request(40), request(20)))
 
     assert (free, behind) == (pytest.approx(0.51), pytest.approx(2.01))
     assert full == pytest.approx(0.6 + 0.51, abs=0.4)
-    assert estimator.estimated_completion_seconds(
-        request(prompt=500), QueueState([], 2)
-    ) == pytest.approx(1.5)
+    assert estimator.estimated_completion_seconds(request(prompt=500), state(2)) == pytest.approx(
+        1.5
+    )
 
 
 def test_load_aware_takes_the_batch_into_account() -> None:
     estimator = LoadAware(Presets())
     for batch in (1, 2, 4, 8) * 5:
         estimator.observe(ended(101, 1.0 + 0.5 * batch, batch))
-    alone = estimator.estimated_completion_seconds(request(), QueueState([], 8))
+    alone = estimator.estimated_completion_seconds(request(), state(8))
     beside = estimator.estimated_completion_seconds(
-        request(), QueueState([request(1) for _ in range(7)], 8)
+        request(), state(8, *(request(1) for _ in range(7)))
     )
 
     assert alone == pytest.approx(1.5, rel=0.05)
@@ -233,11 +199,11 @@ def test_load_aware_group_ends_with_the_last_of_its_members() -> None:
     members = [request() for _ in range(4)]
     before = [request(group="h") for _ in range(2)]
 
-    assert estimator.group_seconds(members, QueueState(members, 2)) == pytest.approx(2.0, rel=0.02)
-    assert estimator.group_seconds(members, QueueState([*before, *members], 2)) == pytest.approx(
+    assert estimator.group_seconds(members, state(2, *members)) == pytest.approx(2.0, rel=0.02)
+    assert estimator.group_seconds(members, state(2, *before, *members)) == pytest.approx(
         3.0, rel=0.02
     )
-    assert estimator.group_seconds([], QueueState([], 2)) == 0.0
+    assert estimator.group_seconds([], state(2)) == 0.0
 
 
 def test_rwt_of_a_group_is_t_of_n_with_what_was_observed() -> None:
@@ -260,12 +226,12 @@ def test_rwt_of_one_request_is_conservative() -> None:
     """[R6]: above what the same line takes with answers of their mean length."""
     presets = Presets(token_seconds=0.01, output_tokens=100)
     rwt, ours = RwtEstimator(presets), LoadAware(presets)
-    queue = QueueState([request(1) for _ in range(2)], 2)
+    queue = state(2, *(request(1) for _ in range(2)))
 
     assert (rwt.estimated_completion_seconds(request(), queue) or 0) > (
         ours.estimated_completion_seconds(request(), queue) or inf
     )
-    assert rwt.estimated_ttft_seconds(request(), QueueState([], 2)) == pytest.approx(0.01)
+    assert rwt.estimated_ttft_seconds(request(), state(2)) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(
@@ -282,4 +248,4 @@ def test_groups_learn_from_each_other_as_far_as_they_are_alike(
     for number in (0, 0, 0, 1):
         estimator.observe(replace(ended(new[number]), group="new"))
 
-    assert estimator.survival("new", QueueState([], 4)).mean == pytest.approx(expected, rel=0.25)
+    assert estimator.survival("new", state(4)).mean == pytest.approx(expected, rel=0.25)

@@ -6,27 +6,23 @@ from random import Random
 
 import pytest
 
-from pdcluster_worker.routing.waiting_time.groups import (
+from pdcluster_worker.routing.waiting_time.virtual_queue import (
     GroupKey,
     Labels,
-    RequestGroup,
-    by_deadline,
-    group_of,
-)
-from pdcluster_worker.routing.waiting_time.operations import (
     Move,
+    RequestGroup,
+    VirtualQueue,
     balance,
+    best_order,
+    by_deadline,
     evict,
+    forecasts,
+    group_of,
+    num_late,
     place,
     pull,
     replan,
     swap,
-)
-from pdcluster_worker.routing.waiting_time.virtual_queue import (
-    VirtualQueue,
-    best_order,
-    forecasts,
-    num_late,
 )
 
 

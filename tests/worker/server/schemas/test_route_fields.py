@@ -5,7 +5,7 @@
 import pytest
 
 from pdcluster_schema.routing import DecodeScoreSpec, KvAwareSpec
-from pdcluster_worker.routing.hints import RouteHints
+from pdcluster_worker.routing.decode_choice import RouteHints
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

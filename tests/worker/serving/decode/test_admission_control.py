@@ -21,7 +21,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import Abort, EngineInput, EngineOutput, Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
-from pdcluster_worker.routing.qos.meter import Measured
+from pdcluster_worker.routing.qos.averages import Measured
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pdcluster_schema.routing import PrefillScoreSpec
-from pdcluster_worker.routing.credit_queue import CreditQueue
+from pdcluster_worker.routing.prefill_choice import CreditQueue
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from tests.worker.serving.doubles import RecordingPeer
 

@@ -32,9 +32,8 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
-from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS
-from pdcluster_worker.routing.slo_feedback import STEP, SloFeedback
-from pdcluster_worker.routing.ttft_estimates import MIN_SAMPLES, TtftEstimates
+from pdcluster_worker.routing.prefill_choice import REQUESTING_HEADS
+from pdcluster_worker.routing.ttft import MIN_SAMPLES, STEP, SloFeedback, TtftEstimates
 from pdcluster_worker.serving.decode import remote_prefill
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher

@@ -11,7 +11,7 @@ import pytest
 from pdcluster_schema.routing import RacingSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import WorkerLoad
-from pdcluster_worker.routing import hedging, migration
+from pdcluster_worker.routing import attempts
 from pdcluster_worker.serving.ingress import attempt
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -225,9 +225,7 @@ async def test_share_of_the_requests_that_race_is_bounded(
     assert sum(raced(worker).values()) == 2
 
 
-@pytest.mark.parametrize(
-    "module", [migration, hedging, attempt], ids=["moving", "racing", "course"]
-)
+@pytest.mark.parametrize("module", [attempts, attempt], ids=["attempts", "course"])
 def test_rules_are_as_their_examples_say(module: ModuleType) -> None:
     result = doctest.testmod(module)
 

@@ -39,8 +39,7 @@ from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.status import cancelled_locally
 from pdcluster_worker.peers.tasks import FIRST_BACKOFF_SECONDS, Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import Credentials
-from pdcluster_worker.routing.event_order import EventOrder, GapCheck
-from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.routing.prefix_index import EventOrder, GapCheck, PrefixIndex
 from pdcluster_worker.tracing import trace_context
 
 logger = logging.getLogger(__name__)

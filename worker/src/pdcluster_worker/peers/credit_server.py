@@ -5,8 +5,8 @@ worker.
 import asyncio
 from collections.abc import Iterable
 
+from pdcluster_worker.routing.batching import Grant
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.fair_queue import Grant
 
 Answers = asyncio.Queue[tuple[str, bool]]
 """(request id, granted) on their way to one peer."""

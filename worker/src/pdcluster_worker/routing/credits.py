@@ -9,8 +9,15 @@ from itertools import count
 from math import inf
 
 from pdcluster_schema.routing import PrefillQueueSpec
-from pdcluster_worker.routing.batching import FAST, FAST_IN_A_ROW, Batching, QueueKey
-from pdcluster_worker.routing.fair_queue import CreditRequest, FairQueue, Grant
+from pdcluster_worker.routing.batching import (
+    FAST,
+    FAST_IN_A_ROW,
+    Batching,
+    CreditRequest,
+    FairQueue,
+    Grant,
+    QueueKey,
+)
 
 
 class CreditLedger:

@@ -1,10 +1,37 @@
-"""Index of the KV blocks in each worker's prefix cache, from its events; it may lag behind.
+"""Leading blocks of a prompt in each worker's prefix cache; it may lag behind."""
 
-One table from block hash to a bit set of workers, so one walk over a prompt's hashes covers all.
-"""
-
+from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from itertools import islice, repeat
+from math import inf
+
+
+class GapCheck(Enum):
+    """SKIP: already applied, or before the snapshot that closes a gap."""
+
+    APPLY = "take"
+    SKIP = "pass"
+    GET_SNAPSHOT = "ask snapshot"
+
+
+class EventOrder:
+    """Sequence check of one sender's numbered events; after a gap only a snapshot counts."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._has_gap = False
+
+    def arrival(self, number: int, *, is_whole: bool = False) -> GapCheck:
+        """is_whole: the event is a snapshot and needs no earlier one."""
+        if number <= self._last or (self._has_gap and not is_whole):
+            return GapCheck.SKIP
+        if number > self._last + 1 and not is_whole:
+            self._has_gap = True
+            return GapCheck.GET_SNAPSHOT
+        self._last, self._has_gap = number, False
+        return GapCheck.APPLY
+
 
 MAX_BLOCKS = 2_000_000  # 0.25 GB (bench/results)
 
@@ -15,7 +42,10 @@ _LOOKUPS_AT_ONCE = 32
 
 
 class PrefixIndex:
-    """Beyond `max_blocks` the oldest blocks go: a missed hit costs less than a false one."""
+    """From the workers' events, one table from block hash to a bit set of workers, so one walk over
+    a prompt's hashes covers all.
+
+    Beyond `max_blocks` the oldest blocks go: a missed hit costs less than a false one."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._table: dict[bytes, int] = {}
@@ -128,3 +158,73 @@ class PrefixIndex:
         if not self._uncleared:
             self._free_bits += [1 << n for n in range(self._num_bits) if self._clearing >> n & 1]
             self._clearing = 0
+
+
+RECENT_SECONDS = 120.0
+
+MAX_RECENT_BLOCKS = 500_000  # (block, worker) pairs; beyond it the oldest are dropped
+
+
+class RecentPrefixes:
+    """Without events: what was recently sent to a worker is in its cache.
+
+    Times are seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, seconds: float = RECENT_SECONDS, max_blocks: int = MAX_RECENT_BLOCKS
+    ) -> None:
+        self.seconds = seconds
+        self._max_blocks = max_blocks
+        # when each block was last sent to each worker
+        self._sent: dict[bytes, dict[str, float]] = {}
+        self._dropped: dict[str, float] = {}  # when a worker's cache was last known to be empty
+        self._order: deque[tuple[float, bytes, str]] = deque()
+
+    def __len__(self) -> int:
+        """Entries, repeated ones included."""
+        return len(self._order)
+
+    def note(self, worker: str, hashes: Sequence[bytes], now: float) -> None:
+        for block in hashes:
+            self._sent.setdefault(block, {})[worker] = now
+            self._order.append((now, block, worker))
+        while self._order and (
+            len(self._order) > self._max_blocks or now - self._order[0][0] > self.seconds
+        ):
+            self._forget(*self._order.popleft())
+
+    def match_all(
+        self, hashes: Sequence[bytes], now: float, within: float | None = None
+    ) -> dict[str, int]:
+        """within: seconds, at most and by default those of the index."""
+        since = now - (self.seconds if within is None else min(within, self.seconds))
+        first = self._sent.get(hashes[0], {}) if hashes else {}
+        found = {
+            worker: self._match(worker, hashes, max(since, self._dropped.get(worker, since)))
+            for worker in first
+        }
+        return {worker: num_blocks for worker, num_blocks in found.items() if num_blocks}
+
+    def _match(self, worker: str, hashes: Sequence[bytes], since: float) -> int:
+        """Leading blocks that were sent to the worker at `since` or later."""
+        sent = self._sent
+        for num_before, block in enumerate(hashes):
+            workers = sent.get(block)
+            if workers is None or workers.get(worker, -inf) < since:
+                return num_before
+        return len(hashes)
+
+    def drop(self, worker: str, now: float) -> None:
+        """The worker's cache is gone."""
+        self._dropped[worker] = now
+        for key in [key for key, when in self._dropped.items() if now - when > self.seconds]:
+            del self._dropped[key]
+
+    def _forget(self, when: float, block: bytes, worker: str) -> None:
+        """Keep a block that was sent to the same worker again since."""
+        workers = self._sent.get(block, {})
+        if workers.get(worker) == when:
+            del workers[worker]
+            if not workers:
+                del self._sent[block]

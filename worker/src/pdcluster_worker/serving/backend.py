@@ -8,10 +8,8 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, VerificationResult
 from pdcluster_worker.messages.requests import RequestSpec
-from pdcluster_worker.routing.admission import full
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
-from pdcluster_worker.routing.qos.load_shedding import retry_after
-from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.load_shedding import aged, full, retry_after
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
 from pdcluster_worker.serving.ingress.ingress import Ingress

@@ -5,7 +5,7 @@ from math import floor, inf, log10
 
 from pdcluster_schema.text import shortened
 from pdcluster_worker.peers.records import DisaggregationRecord, RefusedPeer
-from pdcluster_worker.routing.remote_ratio import RemoteRatio
+from pdcluster_worker.routing.prefill_choice import RemoteRatio
 
 POLL_SECONDS = 5.0
 """Seconds between two looks, and so between two writes of refused pairs: many that come at once are

@@ -9,10 +9,15 @@ from pdcluster_schema.qos import EstimationSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.estimator import Completion, Estimator, QueuedRequest, QueueState
-from pdcluster_worker.routing.waiting_time.groups import Labels, group_of
-from pdcluster_worker.routing.waiting_time.registry import make_estimator
-from pdcluster_worker.routing.waiting_time.request_queue import RequestQueue
+from pdcluster_worker.routing.waiting_time.load_aware import make_estimator
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    Completion,
+    Estimator,
+    QueuedRequest,
+    QueueState,
+    RequestQueue,
+)
+from pdcluster_worker.routing.waiting_time.virtual_queue import Labels, group_of
 from pdcluster_worker.tracing.request_trace import add_event
 
 MAX_LABELS = 16

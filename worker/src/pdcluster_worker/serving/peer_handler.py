@@ -17,8 +17,8 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.peers import Generated, Hello, PrefillMode, Report
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
+from pdcluster_worker.routing.attempts import PUSH_SECONDS, is_held
 from pdcluster_worker.routing.credits import CreditLedger
-from pdcluster_worker.routing.migration import PUSH_SECONDS, is_held
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.lifecycle_events import trace_prefill

@@ -14,10 +14,14 @@ from pdcluster_worker.messages.peers import Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.records import WorkerState
-from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS, CreditQueue
-from pdcluster_worker.routing.link_rates import LinkRates, kv_bytes_per_token
+from pdcluster_worker.routing.prefill_choice import (
+    REQUESTING_HEADS,
+    CreditQueue,
+    LinkRates,
+    RemoteRatio,
+    kv_bytes_per_token,
+)
 from pdcluster_worker.routing.prefix_index import PrefixIndex
-from pdcluster_worker.routing.remote_ratio import RemoteRatio
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation

@@ -1,9 +1,81 @@
-"""Estimates from moving averages: requests ahead times the time of each, normalised by tokens."""
+"""Estimates from moving averages of one worker's requests, for any engine."""
 
-from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
-from pdcluster_worker.routing.qos.meter import Measured
-from pdcluster_worker.routing.waiting_time.request_queue import queue_of
-from pdcluster_worker.routing.waiting_time.step_time import StepTime
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdcluster_worker.routing.waiting_time.rates import StepTime
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    Completion,
+    QueuedRequest,
+    QueueState,
+)
+
+REFRESH_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Measured:
+    elapsed_seconds: float = 0.0
+    busy_seconds: float = 0.0  # with any request
+    waiting_seconds: float = 0.0  # with a request that waits for its first token
+    prompt_tokens: int = 0  # of requests that got their first token
+    first_tokens: int = 0
+    stream_seconds: float = 0.0  # of each stream past its first token, summed
+    decoding_seconds: float = 0.0  # with at least one stream
+    tokens: int = 0  # after the first ones
+    ended: int = 0
+
+
+class Meter:
+    """Counters of one worker's requests: waits of prompts and the pace of tokens."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.num_waiting = 0
+        self.num_streams = 0
+        self._clock = clock
+        self._settled = clock()
+        self._sums = Measured()
+
+    def joined(self) -> None:
+        self._settle()
+        self.num_waiting += 1
+
+    def started(self, prompt_tokens: int) -> None:
+        """A waiting request has its first token."""
+        self._settle()
+        self.num_waiting -= 1
+        self.num_streams += 1
+        self._sums.prompt_tokens += prompt_tokens
+        self._sums.first_tokens += 1
+
+    def token(self) -> None:
+        self._sums.tokens += 1
+
+    def left(self, *, has_started: bool) -> None:
+        self._settle()
+        self._sums.ended += 1
+        if has_started:
+            self.num_streams -= 1
+        else:
+            self.num_waiting -= 1
+
+    def take(self) -> Measured | None:
+        """Sums since the last call; None while that is less than REFRESH_SECONDS ago."""
+        self._settle()
+        if self._sums.elapsed_seconds < REFRESH_SECONDS:
+            return None
+        sums, self._sums = self._sums, Measured()
+        return sums
+
+    def _settle(self) -> None:
+        now = self._clock()
+        passed, self._settled = now - self._settled, now
+        self._sums.elapsed_seconds += passed
+        self._sums.busy_seconds += passed * (self.num_waiting + self.num_streams > 0)
+        self._sums.stream_seconds += passed * self.num_streams
+        self._sums.waiting_seconds += passed * (self.num_waiting > 0)
+        self._sums.decoding_seconds += passed * (self.num_streams > 0)
+
 
 KEPT = 0.8  # of the weight, for each second that passes: half after three
 
@@ -62,7 +134,7 @@ class Averages:
         token_seconds = self.prompt_token_seconds
         if token_seconds is None:
             return None
-        requests = queue_of(queue)
+        requests = queue.requests
         ahead, streams = requests.ahead(request), len(requests.running)
         step = self.estimated_tpot_seconds(streams) or 0.0
         avg_prefill = (
@@ -75,7 +147,7 @@ class Averages:
     ) -> float | None:
         """With the longest answer that it may give."""
         first = self.estimated_ttft_seconds(request, queue)
-        step = self.estimated_tpot_seconds(len(queue_of(queue).running) + 1)
+        step = self.estimated_tpot_seconds(len(queue.requests.running) + 1)
         return None if first is None or step is None else first + (request.max_tokens - 1) * step
 
     @property

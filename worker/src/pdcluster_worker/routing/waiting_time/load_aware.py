@@ -5,16 +5,22 @@ from collections.abc import Callable, Collection, Sequence
 from math import log2
 from statistics import median
 
-from pdcluster_worker.routing.estimator import Completion, QueuedRequest, QueueState
-from pdcluster_worker.routing.waiting_time.lru_dict import LruDict
-from pdcluster_worker.routing.waiting_time.pooling_weight import shared_weight
-from pdcluster_worker.routing.waiting_time.prefill_rate import PrefillRate
-from pdcluster_worker.routing.waiting_time.presets import Presets
-from pdcluster_worker.routing.waiting_time.request_queue import QueueAhead, queue_of
-from pdcluster_worker.routing.waiting_time.rwt import MAX_GROUPS, MIN_SAMPLES
-from pdcluster_worker.routing.waiting_time.simulate_queue import simulate_behind, simulate_queue
-from pdcluster_worker.routing.waiting_time.step_time import StepTime
-from pdcluster_worker.routing.waiting_time.survival import Survival
+from pdcluster_schema.qos import EstimationSpec
+from pdcluster_worker.routing.waiting_time.lengths import (
+    Survival,
+    shared_weight,
+    simulate_behind,
+    simulate_queue,
+)
+from pdcluster_worker.routing.waiting_time.rates import LruDict, PrefillRate, Presets, StepTime
+from pdcluster_worker.routing.waiting_time.request_queue import (
+    Completion,
+    Estimator,
+    QueueAhead,
+    QueuedRequest,
+    QueueState,
+)
+from pdcluster_worker.routing.waiting_time.rwt import MAX_GROUPS, MIN_SAMPLES, RwtEstimator
 
 WINDOW = 200  # latest lengths kept of a group, and of all groups together
 
@@ -67,10 +73,8 @@ class LoadAware:
         """Recomputed when a tenth of the completions is new."""
         news = _steps(self._num_seen, 10)
         if self._weight is None or self._weight[0] != news:
-            self._weight = (
-                news,
-                shared_weight([self._lengths.get(name, deque()) for name in list(self._lengths)]),
-            )
+            groups = [self._lengths.get(name, deque()) for name in list(self._lengths)]
+            self._weight = news, shared_weight(groups)
         return self._weight[1]
 
     def group_seconds(self, members: Collection[QueuedRequest], queue: QueueState) -> float | None:
@@ -80,18 +84,15 @@ class LoadAware:
         chosen = {id(request) for request in members}
         running = [request for request in queue.requests if request.is_decoding]
         waiting = [request for request in queue.requests if not request.is_decoding]
-        survivals = self._survivals(queue, queue.requests)
+        survivals = {group: self.survival(group, queue) for group in queue.requests.by_group}
         counted = [
             index for index, request in enumerate(running + waiting) if id(request) in chosen
         ]
         ends = []
         for scenario in range(SCENARIOS):
+            rank = (scenario + 0.5) / SCENARIOS
             lengths = [
-                _drawn(
-                    request,
-                    survivals[request.group],
-                    (scenario + 0.5) / SCENARIOS + _GOLDEN * index,
-                )
+                _drawn(request, survivals[request.group], rank + _GOLDEN * index)
                 for index, request in enumerate(running + waiting)
             ]
             spans = simulate_queue(
@@ -99,9 +100,8 @@ class LoadAware:
             )
             ends.append(max(spans[index][1] for index in counted))
         # A prefill delays its own slot; how it slows the others is in their d(b).
-        return median(ends) + self._prefill.seconds(
-            sum(request.prompt_tokens for request in waiting)
-        ) / max(1, queue.slots)
+        prompts = self._prefill.seconds(sum(request.prompt_tokens for request in waiting))
+        return median(ends) + prompts / max(1, queue.slots)
 
     def estimated_ttft_seconds(self, request: QueuedRequest, queue: QueueState) -> float | None:
         """Until a slot is free, the prefills before it and its own, and a step."""
@@ -120,7 +120,7 @@ class LoadAware:
         step = self._step.seconds(1.0)
         if step is None:
             return None
-        requests = queue_of(queue)
+        requests = queue.requests
         ahead, running = requests.ahead(request), list(requests.running)
         tokens = self._mean(running)
         rests = [tokens(other) for other in running]
@@ -142,13 +142,9 @@ class LoadAware:
             going.setdefault(other.group, []).append(other.num_tokens)
 
         def tokens(request: QueuedRequest) -> float:
+            survival = self._kept_survival(request.group, going.get(request.group, []))
             left = max(1, request.max_tokens - request.num_tokens)
-            return min(
-                float(left),
-                self._kept_survival(request.group, going.get(request.group, [])).mean_beyond(
-                    request.num_tokens
-                ),
-            )
+            return min(float(left), survival.mean_beyond(request.num_tokens))
 
         return tokens
 
@@ -169,13 +165,6 @@ class LoadAware:
             self._kept.put(group, kept)
         return kept[1]
 
-    def _survivals(
-        self, queue: QueueState, requests: Collection[QueuedRequest]
-    ) -> dict[str, Survival]:
-        return {
-            group: self.survival(group, queue) for group in {request.group for request in requests}
-        }
-
     def _seconds(self, batch: float) -> float:
         seconds = self._step.seconds(batch)
         assert seconds is not None, "asked for before"
@@ -194,3 +183,16 @@ def _steps(number: int, per_doubling: int) -> int:
 def _drawn(request: QueuedRequest, survival: Survival, rank: float) -> float:
     left = max(1, request.max_tokens - request.num_tokens)
     return min(float(left), survival.quantile_beyond(request.num_tokens, rank % 1.0))
+
+
+def make_estimator(policy: EstimationSpec) -> Estimator | None:
+    """By the names of `qos.estimation.estimator`; None for `ema`, whose averages are in
+    `routing.qos`.
+    """
+    milliseconds = policy.preset_token_milliseconds
+    presets = Presets(
+        None if milliseconds is None else milliseconds / 1000.0, float(policy.preset_output_tokens)
+    )
+    if policy.estimator == "rwt":
+        return RwtEstimator(presets)
+    return LoadAware(presets) if policy.estimator == "loadAware" else None

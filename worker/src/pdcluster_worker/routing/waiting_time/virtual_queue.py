@@ -1,10 +1,67 @@
-"""Virtual queues of QLM: request groups of one worker in the order of service."""
+"""Virtual queues of QLM: request groups of a worker in order of service, and its operations."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 
-from pdcluster_worker.routing.waiting_time.groups import RequestGroup, by_deadline
+UNDATED = "none"
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    model: str
+    slo_seconds: float = inf  # rounded down to the granularity; inf = none
+
+    @property
+    def name(self) -> str:
+        return UNDATED if self.slo_seconds == inf else f"{self.slo_seconds:g}s"
+
+
+def group_of(model: str, slo_seconds: float | None, granularity_seconds: float) -> GroupKey:
+    """Round the SLO down, at least to one step of the granularity.
+
+    >>> [group_of("chat", seconds, 100).name for seconds in (430, 20, None)]
+    ['400s', '100s', 'none']
+    """
+    if slo_seconds is None:
+        return GroupKey(model)
+    steps = max(1, int(slo_seconds / granularity_seconds))
+    return GroupKey(model, steps * granularity_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGroup:
+    key: GroupKey
+    due_seconds: float  # deadline by the caller's clock
+    num_requests: int  # unfinished, running ones included
+
+    def grown(self, due_seconds: float, num_requests: int = 1) -> "RequestGroup":
+        return replace(
+            self,
+            due_seconds=min(self.due_seconds, due_seconds),
+            num_requests=self.num_requests + num_requests,
+        )
+
+
+class Labels:
+    """Bounds metric labels: the first `most` group names, all later ones are OTHER."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._names: set[str] = set()
+
+    def label(self, name: str) -> str:
+        if name not in self._names and len(self._names) >= self._most:
+            return OTHER
+        self._names.add(name)
+        return name
+
+
+def by_deadline(groups: Sequence[RequestGroup]) -> list[RequestGroup]:
+    return sorted(groups, key=lambda group: group.due_seconds)
+
 
 MAX_EXACT = 10  # all subsets are tried: 1024 of them, 12 ms
 
@@ -101,3 +158,108 @@ def _without_longest(
             behind.append(max(kept, key=lambda g: service(g) / g.num_requests))
             kept.remove(behind[-1])
     return kept + by_deadline(behind)
+
+
+MAX_BATCH_SIZE = 10  # running requests beyond which nothing is pulled
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Load balancing: a group goes to the end of another worker's queue."""
+
+    group: RequestGroup
+    source: str
+    target: str
+
+
+def pull(
+    queue: VirtualQueue,
+    num_running: int,
+    waiting: Sequence[int],
+    max_batch_size: int = MAX_BATCH_SIZE,
+) -> list[int]:
+    """waiting: per group, requests not on the engine; an unloaded model blocks the rest."""
+    free_slots = max(0, max_batch_size - num_running)
+    taken = []
+    for group, count in zip(queue.groups, waiting, strict=True):
+        if group.key.model != queue.model:
+            free_slots = 0
+        taken.append(min(free_slots, count))
+        free_slots -= taken[-1]
+    return taken
+
+
+def evict(
+    queue: VirtualQueue, order: Sequence[RequestGroup], running: Sequence[RequestGroup]
+) -> list[RequestGroup]:
+    """Running groups that the new order puts behind a group that was behind them."""
+    before = {group.key: index for index, group in enumerate(queue.groups)}
+    after = {group.key: index for index, group in enumerate(order)}
+
+    def is_overtaken(group: RequestGroup) -> bool:
+        return any(
+            before[other] > before[group.key] and after[other] < after[group.key]
+            for other in before
+        )
+
+    return [group for group in running if is_overtaken(group)]
+
+
+def swap(queue: VirtualQueue, num_running: int) -> str | None:
+    """The model to load; None = the loaded one, or it still runs requests."""
+    if num_running or not queue.groups or queue.groups[0].key.model == queue.model:
+        return None
+    return queue.groups[0].key.model
+
+
+def replan(queue: VirtualQueue, service: ServiceSeconds, now: float) -> list[RequestGroup]:
+    """The new order of the groups, changed only if fewer requests are late: a change may evict."""
+    late = num_late(queue, service, now)
+    if late == 0:
+        return list(queue.groups)
+    best = best_order(queue, service, now)
+    return best if num_late(queue.with_groups(best), service, now) < late else list(queue.groups)
+
+
+def place(
+    queues: Sequence[VirtualQueue], group: RequestGroup, service: ServiceSeconds, now: float
+) -> str:
+    """Fewest late requests, then earliest end.  Raises ValueError without queues."""
+    if not queues:
+        raise ValueError("no virtual queue to place a group in: ask only with at least one worker")
+    return min(
+        queues, key=lambda queue: _cost(_with(queue, group, service, now), group, service, now)
+    ).worker
+
+
+def balance(queues: Sequence[VirtualQueue], service: ServiceSeconds, now: float) -> Move | None:
+    """The move that saves most late requests, or None.  A group that is being served stays."""
+    best, most = None, 0
+    for source in queues:
+        late = num_late(source, service, now)
+        for group in source.groups[1:] if late else ():
+            left = source.with_groups(g for g in source.groups if g is not group)
+            for target in queues:
+                if target is source:
+                    continue
+                there = num_late(_with(target, group, service, now), service, now) - num_late(
+                    target, service, now
+                )
+                gain = late - num_late(left, service, now) - there
+                if gain > most:
+                    best, most = Move(group, source.worker, target.worker), gain
+    return best
+
+
+def _with(
+    queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float
+) -> VirtualQueue:
+    longer = queue.with_groups((*queue.groups, group))
+    return longer.with_groups(replan(longer, service, now))
+
+
+def _cost(
+    queue: VirtualQueue, group: RequestGroup, service: ServiceSeconds, now: float
+) -> tuple[int, float]:
+    ends = {id(forecast.group): forecast.end_seconds for forecast in forecasts(queue, service, now)}
+    return num_late(queue, service, now), ends[id(group)]

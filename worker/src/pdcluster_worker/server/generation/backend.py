@@ -6,7 +6,7 @@ from typing import Protocol
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.streams import Reader
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdcluster_schema.qos import Tier
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.qos.slo import LatencySlo
+from pdcluster_worker.routing.qos.load_shedding import LatencySlo
 from pdcluster_worker.server.text.detokenizer import Detokenizer, Piece
 from pdcluster_worker.server.text.events import (
     AnswerParser,

@@ -13,11 +13,9 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.hints import RouteHints
-from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS
-from pdcluster_worker.routing.qos.slo import aged, slo_of
+from pdcluster_worker.routing.decode_choice import RouteHints
+from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS, aged, slo_of, tier_of
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants, tenant_policy
-from pdcluster_worker.routing.qos.tiers import tier_of
 from pdcluster_worker.server.generation.backend import Backend
 from pdcluster_worker.server.generation.chat_answer import NO_PARSERS, ModelParsers
 from pdcluster_worker.server.generation.choice import Choice, ChoiceTimer, TextRules

@@ -6,8 +6,8 @@ from hashlib import sha256
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
-from pdcluster_worker.routing.qos.tiers import PriorityError, priority_of
 from pdcluster_worker.server.generation.chat_answer import PLAIN, AnswerRules
 from pdcluster_worker.server.generation.choice import TextRules
 from pdcluster_worker.server.generation.formatter import Formatter

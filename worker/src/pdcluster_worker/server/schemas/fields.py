@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pdcluster_schema.qos import Tier
 from pdcluster_schema.text import quoted
-from pdcluster_worker.routing.qos.tiers import PRIORITIES
+from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
 
 MAX_MESSAGES = 10_000
 MAX_PROMPTS = 256

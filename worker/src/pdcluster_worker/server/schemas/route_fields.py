@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pdcluster_schema.routing import DecodePolicy, DecodeScoreSpec
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 
 MAX_WEIGHT = 1e6
 

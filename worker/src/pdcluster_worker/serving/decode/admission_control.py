@@ -14,14 +14,20 @@ from pdcluster_schema.qos import Tier
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
-from pdcluster_worker.routing.admission import full, seconds_until_capacity
 from pdcluster_worker.routing.offload import length_threshold
 from pdcluster_worker.routing.qos import load_shedding
-from pdcluster_worker.routing.qos.averages import Averages
-from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS, LoadEstimate, LoadRefusal
-from pdcluster_worker.routing.qos.meter import Meter
-from pdcluster_worker.routing.qos.slo import aged, slo_of
-from pdcluster_worker.routing.qos.tiers import PRIORITIES, tier_of
+from pdcluster_worker.routing.qos.averages import Averages, Meter
+from pdcluster_worker.routing.qos.load_shedding import (
+    PRIORITIES,
+    TOO_MANY_REQUESTS,
+    LoadEstimate,
+    LoadRefusal,
+    aged,
+    full,
+    seconds_until_capacity,
+    slo_of,
+    tier_of,
+)
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import add_event
 

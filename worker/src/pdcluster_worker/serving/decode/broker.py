@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.credit_queue import REQUESTING_HEADS, CreditQueue
 from pdcluster_worker.routing.offload import takes_length
-from pdcluster_worker.routing.score import PrefillCandidate, choose_prefill
+from pdcluster_worker.routing.prefill_choice import (
+    REQUESTING_HEADS,
+    CreditQueue,
+    PrefillCandidate,
+    choose_prefill,
+)
 
 ANSWER_SECONDS = 0.05
 """Longest wait of a choice for the slowest answer; a round trip takes about a millisecond, so this

@@ -13,8 +13,8 @@ from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.migration import has_capacity, is_short_of_blocks
-from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.attempts import has_capacity, is_short_of_blocks
+from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.admission_control import AdmissionControl, AdmittedRequest
 from pdcluster_worker.serving.decode.offload_decider import OffloadDecider, RequestTimer
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.attempts import reads_kv
 from pdcluster_worker.routing.inflight_prefix_index import InflightPrefix
-from pdcluster_worker.routing.migration import reads_kv
 from pdcluster_worker.routing.offload import (
     OffloadDecision,
     OffloadFacts,
@@ -16,10 +16,8 @@ from pdcluster_worker.routing.offload import (
     length_threshold,
     takes_length,
 )
-from pdcluster_worker.routing.qos.load_shedding import offloads_at_once
-from pdcluster_worker.routing.qos.tiers import tier_of
-from pdcluster_worker.routing.slo_feedback import SloFeedback
-from pdcluster_worker.routing.ttft_estimates import Side, TtftEstimates
+from pdcluster_worker.routing.qos.load_shedding import offloads_at_once, tier_of
+from pdcluster_worker.routing.ttft import Side, SloFeedback, TtftEstimates
 from pdcluster_worker.serving.decode.inflight_prefixes import InflightPrefixes
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.worker_context import WorkerContext

@@ -8,7 +8,7 @@ from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import Prefill, PrefillDone, ReceiveReady
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.migration import pushes_prefix
+from pdcluster_worker.routing.attempts import pushes_prefix
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import add_event

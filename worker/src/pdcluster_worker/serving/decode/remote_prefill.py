@@ -22,7 +22,7 @@ from pdcluster_worker.messages.engine import (
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM, RequestSpec, Token
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.prefill_watchdog import NoProgressError, PrefillWatchdog, watch
 from pdcluster_worker.serving.decode.prefix_push import push_prefix

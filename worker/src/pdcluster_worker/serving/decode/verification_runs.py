@@ -19,7 +19,7 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.requests import SALT_BYTES, RequestSpec, SamplingParams, Token
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.qos.tiers import PRIORITIES
+from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.worker_context import WorkerContext

@@ -18,8 +18,7 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.requests import RequestSpec, TransferTarget
 from pdcluster_worker.peers.records import EngineRecord, EngineState
-from pdcluster_worker.routing.event_order import EventOrder, GapCheck
-from pdcluster_worker.routing.prefix_index import PrefixIndex
+from pdcluster_worker.routing.prefix_index import EventOrder, GapCheck, PrefixIndex
 from pdcluster_worker.serving.engines.client import (
     EngineClient,
     EngineDiedError,

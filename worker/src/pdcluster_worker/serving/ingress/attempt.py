@@ -15,10 +15,13 @@ from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing import hedging
-from pdcluster_worker.routing.migration import MigrationReason, attempt_id
-from pdcluster_worker.routing.qos.slo import aged
-from pdcluster_worker.routing.qos.tiers import PRIORITIES
+from pdcluster_worker.routing.attempts import (
+    HedgeBudget,
+    MigrationReason,
+    attempt_id,
+    hedge_target,
+)
+from pdcluster_worker.routing.qos.load_shedding import PRIORITIES, aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.engines.client import (
     ENGINE_STALLED,
@@ -221,7 +224,7 @@ class HedgePolicy:
         self._worker = worker
         self._local = local
         self._decodes = decodes
-        self._budget = hedging.HedgeBudget()
+        self._budget = HedgeBudget()
 
     def hedge(self, specs: Sequence[RequestSpec], first: Peer | None) -> Hedge | None:
         """The hedge of a prompt's first choice; None = it runs at `first` alone."""
@@ -232,7 +235,7 @@ class HedgePolicy:
         loads = {key: peer.load.num_requests for key, peer in peers.items()}
         if first is None or self._worker.takes_new:
             loads[LOCAL] = self._local.num_requests
-        key = hedging.hedge_target(policy, key_of(first), loads)
+        key = hedge_target(policy, key_of(first), loads)
         if key is None or (key == LOCAL and not self._admits(specs)):
             return None
         self._budget.spend()

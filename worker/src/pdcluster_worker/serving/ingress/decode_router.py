@@ -17,16 +17,16 @@ from pdcluster_worker.messages.peers import WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.active_load import ActiveLoad, Charges
-from pdcluster_worker.routing.admission import full
-from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
-from pdcluster_worker.routing.decode_score.policies import (
+from pdcluster_worker.routing.decode_choice import (
+    NO_HINTS,
     PREFIX_POLICIES,
     DecodeChoice,
     DecodeChooser,
+    RouteHints,
 )
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
-from pdcluster_worker.routing.qos.load_shedding import MAX_RETRY_SECONDS, retry_after
-from pdcluster_worker.routing.recent_prefixes import RecentPrefixes
+from pdcluster_worker.routing.decode_costs import DecodeCandidate, RequestSize
+from pdcluster_worker.routing.prefix_index import RecentPrefixes
+from pdcluster_worker.routing.qos.load_shedding import MAX_RETRY_SECONDS, full, retry_after
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import REPORT_SECONDS, WorkerContext
 from pdcluster_worker.tracing.request_trace import add_event

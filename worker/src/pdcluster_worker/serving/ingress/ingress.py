@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.hints import NO_HINTS, RouteHints
-from pdcluster_worker.routing.qos.slo import aged
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
+from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.ingress.attempt import HedgePolicy, RequestProgress
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter

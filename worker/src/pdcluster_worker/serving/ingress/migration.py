@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.migration import (
+from pdcluster_worker.routing.attempts import (
     MigrationOutcome,
     MigrationReason,
     has_capacity,

@@ -3,19 +3,79 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import exp
+from math import ceil, exp
 from random import Random
 
+from msgspec.structs import replace
+
 from pdcluster_schema.routing import DecodeScoreSpec
-from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
-from pdcluster_worker.routing.decode_score.hotspot import (
-    with_enough_hits,
-    within_share,
-    without_hot_prefix,
+from pdcluster_worker.routing.decode_costs import (
+    DecodeCandidate,
+    RequestSize,
+    capacity_aware,
+    kv_aware,
+    latency_aware,
+    least_request,
+    prefix_aware,
+    round_robin,
 )
-from pdcluster_worker.routing.decode_score.kv_aware import kv_aware
-from pdcluster_worker.routing.decode_score.latency import capacity_aware, latency_aware
-from pdcluster_worker.routing.decode_score.load import least_request, prefix_aware, round_robin
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHints:
+    """Routing hints of a request, as far as the policy allows."""
+
+    session: str = ""  # key of affinity; "" = none
+    worker: str = ""  # pinned; "" = any
+    decode_score: DecodeScoreSpec | None = None  # overrides the policy's
+
+
+NO_HINTS = RouteHints()
+
+
+def with_enough_hits(
+    candidates: Sequence[DecodeCandidate], request: RequestSize, min_ratio: float
+) -> list[DecodeCandidate]:
+    """Clear matches that are a smaller share of the prompt's blocks than `min_ratio`.
+
+    >>> found = with_enough_hits([DecodeCandidate("a", matched_blocks=3), DecodeCandidate("b",
+    ...     matched_blocks=2)], RequestSize(64, 16), 0.75)
+    >>> [candidate.matched_blocks for candidate in found]
+    [3, 0]
+    """
+    least = min_ratio * request.num_blocks
+    # Copy only what changes: this runs for every request and worker.
+    return [replace(c, matched_blocks=0) if 0 < c.matched_blocks < least else c for c in candidates]
+
+
+def without_hot_prefix(
+    candidates: Sequence[DecodeCandidate], hot_workers_ratio: float
+) -> list[DecodeCandidate]:
+    """Subtract the match that this share of the candidates (at least two) have in common."""
+    num_hot = max(2, ceil(hot_workers_ratio * len(candidates)))
+    matched = sorted((c.matched_blocks for c in candidates), reverse=True)
+    hot_blocks = matched[num_hot - 1] if num_hot <= len(matched) else 0
+    if not hot_blocks:
+        return list(candidates)
+    # Copy only what changes: this runs for every request and worker.
+    return [
+        replace(c, matched_blocks=max(0, c.matched_blocks - hot_blocks)) if c.matched_blocks else c
+        for c in candidates
+    ]
+
+
+def within_share(
+    candidates: Sequence[DecodeCandidate], max_share_ratio: float
+) -> list[DecodeCandidate]:
+    """Candidates that may take one more request; never empty, since one is always below the mean.
+
+    >>> [c.key for c in within_share([DecodeCandidate("a", 4), DecodeCandidate("b", 1),
+    ...     DecodeCandidate("c", 0)], 1.5)]
+    ['b', 'c']
+    """
+    most = ceil(max_share_ratio * (1 + sum(c.num_requests for c in candidates)) / len(candidates))
+    return [c for c in candidates if c.num_requests + 1 <= most]
+
 
 # need a prompt's hashes and hotspot prevention
 PREFIX_POLICIES = frozenset({"prefixAware", "kvAware", "latencyAware"})
@@ -45,23 +105,13 @@ class DecodeChooser:
         pinned: str = "",
         session: str = "",
     ) -> DecodeChoice:
-        """pinned: the worker that must run it; "" = any.
-
-        Raises ValueError without candidates, and for a pinned worker that is not a candidate.
-        """
+        """candidates: at least one.  pinned: the one of them that must run it; "" = any."""
         if pinned:
-            if all(c.key != pinned for c in candidates):
-                raise ValueError(f"worker {pinned} is no candidate")
             return DecodeChoice(pinned, "pinned")
-        if not candidates:
-            raise ValueError("no candidate to choose from: ask only with at least one worker")
         if session and policy.session_affinity:
-            allowed = (
-                within_share(candidates, policy.max_share_ratio)
-                if policy.hotspot_prevention
-                else candidates
-            )
-            return DecodeChoice(home_of(session, [c.key for c in allowed]), "session")
+            if policy.hotspot_prevention:
+                candidates = within_share(candidates, policy.max_share_ratio)
+            return DecodeChoice(home_of(session, [c.key for c in candidates]), "session")
         return self._by_cost(policy, request, candidates)
 
     def _by_cost(
@@ -101,24 +151,17 @@ class DecodeChooser:
 
 
 def home_of(session: str, keys: Iterable[str]) -> str:
-    """Session affinity by rendezvous hashing: each ingress computes the same worker.
+    """Session affinity by rendezvous hashing: each ingress computes the same worker."""
 
-    Raises ValueError without keys.
-    """
-    return max(keys, key=lambda key: (_rank(session, key), key))
+    def rank(key: str) -> tuple[bytes, str]:
+        text = f"{len(session)}:{session}{key}"
+        return blake2b(text.encode(), digest_size=8).digest(), key
 
-
-def _rank(session: str, key: str) -> bytes:
-    return blake2b(f"{len(session)}:{session}{key}".encode(), digest_size=8).digest()
+    return max(keys, key=rank)
 
 
 def select(costs: Mapping[str, float], temperature: float, draw: Random) -> str:
-    """temperature > 0: softmax over -(cost - lowest) / (highest - lowest) / temperature.
-
-    Raises ValueError without costs.
-    """
-    if not costs:
-        raise ValueError("no candidate to choose from: ask only with at least one worker")
+    """temperature > 0: softmax over -(cost - lowest) / (highest - lowest) / temperature."""
     lowest = min(costs.values())
     if temperature == 0:
         return draw.choice(sorted([key for key, cost in costs.items() if cost == lowest]))
@@ -134,8 +177,8 @@ def tainted(costs: Mapping[str, float], taints: Mapping[str, float]) -> dict[str
     >>> tainted({"a": 4.0, "b": -4.0, "c": 0.0}, {"a": 2.0, "b": 2.0})
     {'a': 8.0, 'b': -2.0, 'c': 0.0}
     """
-    return {**costs, **{key: _tainted(costs[key], taint) for key, taint in taints.items()}}
-
-
-def _tainted(cost: float, taint: float) -> float:
-    return max(cost * taint if cost > 0 else cost / taint, cost + taint - 1)
+    found = dict(costs)
+    for key, taint in taints.items():
+        cost = costs[key]
+        found[key] = max(cost * taint if cost > 0 else cost / taint, cost + taint - 1)
+    return found

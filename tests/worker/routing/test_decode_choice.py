@@ -3,19 +3,34 @@ prevention [O14].
 """
 
 from collections import Counter
+from math import exp
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdcluster_schema.faults import validated
 from pdcluster_schema.routing import DecodeScoreSpec
-from pdcluster_worker.routing.decode_score.candidate import DecodeCandidate, RequestSize
-from pdcluster_worker.routing.decode_score.hotspot import within_share, without_hot_prefix
-from pdcluster_worker.routing.decode_score.policies import DecodeChooser, home_of
+from pdcluster_worker.routing.decode_choice import (
+    DecodeChooser,
+    home_of,
+    select,
+    tainted,
+    within_share,
+    without_hot_prefix,
+)
+from pdcluster_worker.routing.decode_costs import DecodeCandidate, RequestSize
 
 ASKED = RequestSize(prompt_tokens=160, block_size=16)
 NO_PREVENTION = {"hotspotPrevention": False}
+COSTS = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=2),
+    st.sampled_from([-1.0, 0.0, 1.0, 5.0]),
+    min_size=1,
+    max_size=6,
+)
 
 
 def policy(name: str, **others: Any) -> DecodeScoreSpec:
@@ -39,14 +54,6 @@ def test_least_request_stays_here_in_a_tie(seed: int) -> None:
     candidates = [DecodeCandidate(key, 2, is_self=key == "m") for key in "amz"]
 
     assert DecodeChooser(Random(seed)).choose(DecodeScoreSpec(), ASKED, candidates).key == "m"
-
-
-def test_least_request_spreads_ties_of_others_uniformly() -> None:
-    chooser = DecodeChooser(Random(7))
-    candidates = [DecodeCandidate(key) for key in "abcd"]
-    counts = Counter(chooser.choose(DecodeScoreSpec(), ASKED, candidates).key for _ in range(4000))
-
-    assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
 
 
 def test_round_robin_takes_each_worker_in_turn_whatever_its_load_and_order() -> None:
@@ -77,11 +84,11 @@ def test_round_robin_keeps_its_turn_through_requests_of_other_policies() -> None
 
 def test_prefix_aware_takes_the_longest_match_then_the_fewest_requests() -> None:
     by_prefix = policy("prefixAware", **NO_PREVENTION)
-    longest, long, none = (
+    longest, long = (
         DecodeCandidate("x", 90, matched_blocks=9),
         DecodeCandidate("y", 0, matched_blocks=8),
-        DecodeCandidate("z"),
     )
+    none = DecodeCandidate("z")
 
     assert chosen(by_prefix, longest, long, none) == "x"
     assert chosen(by_prefix, longest, DecodeCandidate("w", 4, matched_blocks=9), none) == "w"
@@ -115,28 +122,19 @@ def test_a_system_prompt_that_one_worker_has_seen_does_not_draw_every_prompt_the
     assert chosen(policy(name), seen, DecodeCandidate("idle")) == "idle"
 
 
-def test_kv_aware_weighs_the_match_against_load() -> None:
-    cached = DecodeCandidate("cached", matched_blocks=10, decode_blocks=5)
-
-    assert chosen(policy("kvAware"), cached, DecodeCandidate("idle")) == "cached"
-    assert (
-        chosen(
-            policy("kvAware"),
-            DecodeCandidate("cached", matched_blocks=10, decode_blocks=15),
-            DecodeCandidate("idle"),
-        )
-        == "idle"
-    )
-
-
-def test_latency_and_capacity_aware_are_chosen_by_name() -> None:
-    cached, idle = (
-        DecodeCandidate("cached", 2, matched_blocks=ASKED.num_blocks),
-        DecodeCandidate("idle"),
-    )
-
-    assert chosen(policy("latencyAware"), cached, idle) == "cached"
-    assert chosen(policy("capacityAware"), cached, idle) == "idle"
+@pytest.mark.parametrize(
+    ("name", "cached", "expected"),
+    [
+        ("kvAware", DecodeCandidate("cached", matched_blocks=10, decode_blocks=5), "cached"),
+        ("kvAware", DecodeCandidate("cached", matched_blocks=10, decode_blocks=15), "idle"),
+        ("latencyAware", DecodeCandidate("cached", 2, matched_blocks=10), "cached"),
+        ("capacityAware", DecodeCandidate("cached", 2, matched_blocks=10), "idle"),
+    ],
+)
+def test_policies_with_weights_are_chosen_by_name(
+    name: str, cached: DecodeCandidate, expected: str
+) -> None:
+    assert chosen(policy(name), cached, DecodeCandidate("idle")) == expected
 
 
 def test_pinned_worker_short_circuits_policy_and_session() -> None:
@@ -146,16 +144,6 @@ def test_pinned_worker_short_circuits_policy_and_session() -> None:
     )
 
     assert (decision.key, decision.rule) == ("a", "pinned")
-
-
-def test_pinned_worker_that_is_no_candidate_raises() -> None:
-    with pytest.raises(ValueError, match="worker gone is no candidate"):
-        chosen(DecodeScoreSpec(), DecodeCandidate("a"), pinned="gone")
-
-
-def test_choice_without_candidates_raises() -> None:
-    with pytest.raises(ValueError, match="no candidate"):
-        chosen(DecodeScoreSpec())
 
 
 def test_session_goes_to_one_worker_at_every_ingress() -> None:
@@ -235,12 +223,6 @@ def test_within_share_is_never_empty() -> None:
         assert within_share([DecodeCandidate(str(n), load) for n, load in enumerate(loads)], 1.0)
 
 
-def test_failure_taint_moves_requests_elsewhere() -> None:
-    failed, other = DecodeCandidate("failed", 4, taint=2.0), DecodeCandidate("other", 6)
-
-    assert chosen(DecodeScoreSpec(), failed, other) == "other"
-
-
 def test_temperature_draws_others_than_the_lowest() -> None:
     warm, chooser = policy("leastRequest", temperature=1.0), DecodeChooser(Random(0))
     counts = Counter(
@@ -249,3 +231,46 @@ def test_temperature_draws_others_than_the_lowest() -> None:
     )
 
     assert 200 < counts["b"] < 340  # 1 / (1 + e) = 0.27
+
+
+def test_y10_ties_are_drawn_uniformly() -> None:
+    draw = Random(7)
+    counts = Counter(
+        select({"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0}, 0, draw) for _ in range(4000)
+    )
+
+    assert set(counts) == set("abcd")
+    # 1000 each expected; 150 is over five standard deviations (27)
+    assert all(abs(counts[key] - 1000) < 150 for key in "abcd")
+
+
+@given(costs=COSTS, seed=st.integers(0, 9), temperature=st.sampled_from([0.0, 0.5]), data=st.data())
+def test_y10_seeded_choice_does_not_depend_on_the_order_of_candidates(
+    costs: dict[str, float], seed: int, temperature: float, data: st.DataObject
+) -> None:
+    shuffled = dict(data.draw(st.permutations(list(costs.items()))))
+
+    assert select(costs, temperature, Random(seed)) == select(shuffled, temperature, Random(seed))
+
+
+@given(costs=COSTS, seed=st.integers(0, 9))
+def test_y10_temperature_0_takes_the_lowest(costs: dict[str, float], seed: int) -> None:
+    assert costs[select(costs, 0, Random(seed))] == min(costs.values())
+
+
+def test_y10_softmax_is_over_the_normalised_costs() -> None:
+    draw, times = Random(7), 20_000
+    counts = Counter(
+        select({"low": 10.0, "mid": 15.0, "high": 20.0}, 0.5, draw) for _ in range(times)
+    )
+    weights = {"low": 1.0, "mid": exp(-1.0), "high": exp(-2.0)}
+
+    for key, weight in weights.items():
+        assert counts[key] / times == pytest.approx(weight / sum(weights.values()), abs=0.02)
+
+
+def test_y10_taint_multiplies_the_cost() -> None:
+    costs = {"failed": 6.0, "other": 9.0}
+
+    assert select(tainted(costs, {"failed": 2.0, "other": 1.0}), 0, Random(0)) == "other"
+    assert select(tainted(costs, {"failed": 1.0, "other": 1.0}), 0, Random(0)) == "failed"
