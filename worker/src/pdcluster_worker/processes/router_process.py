@@ -32,7 +32,7 @@ from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.process import allow_more_files
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:

@@ -50,7 +50,7 @@ from pdcluster_worker.server.state_routes import (
     verify_route,
 )
 from pdcluster_worker.server.text.tokenizer import Tokenizer
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 DEFAULT_PARSERS = ParserNames()
 

@@ -35,7 +35,7 @@ from pdcluster_worker.server.openai.protocol import (
     ModelList,
     VersionReply,
 )
-from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
+from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
 
 SCHEME = "PDCluster"
 SECONDS = 60.0
