@@ -6,12 +6,14 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -21,7 +23,7 @@ from pdcluster_schema.text import quoted
 from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import VerificationResult
-from pdcluster_worker.metrics import Metrics, vllm_names
+from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import ErrorReply, response_for
 from pdcluster_worker.server.generation.backend import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
@@ -72,7 +74,8 @@ def model_routes(worker: WorkerView) -> list[Route]:
 
 
 def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
-    aliases = vllm_names(metrics)
+    aliases = CollectorRegistry()
+    aliases.register(VllmNames(metrics))
 
     async def health(request: Request) -> Response:
         return _state(worker.alive(), worker.shortfall())
@@ -94,6 +97,39 @@ def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
         ApiRoute("/version", version, {200: VersionReply}),
         ApiRoute("/metrics", prometheus, {200: str}),
     ]
+
+
+class VllmNames(Collector):
+    """Gauges under vLLM's names, by which an endpoint picker of the Gateway API chooses a worker:
+    read from ours, so they never differ.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        metrics = self._metrics
+        for name, gauge in (
+            ("num_requests_running", metrics.num_requests_running),
+            ("num_requests_waiting", metrics.num_requests_waiting),
+            ("kv_cache_usage_perc", metrics.kv_cache_usage_ratio),
+        ):
+            yield GaugeMetricFamily(f"vllm:{name}", _text(gauge), value=_sum(gauge))
+        sizes = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "always 1; its labels are the tokens of a KV block and the number of blocks",
+            labels=("block_size", "num_gpu_blocks"),
+        )
+        sizes.add_metric((str(metrics.block_size()), str(round(_sum(metrics.kv_blocks)))), 1)
+        yield sizes
+
+
+def _sum(gauge: Gauge) -> float:
+    return sum(sample.value for family in gauge.collect() for sample in family.samples)
+
+
+def _text(gauge: Gauge) -> str:
+    return next(iter(gauge.collect())).documentation
 
 
 def engine_health_route(fault: Callable[[], str | None]) -> Route:
