@@ -24,9 +24,8 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
 from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_for
-from pdcluster_worker.server.generation.backend import Backend, WorkerView
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
-from pdcluster_worker.server.generation.generation import ServingContext
+from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_reader import BodyReader, EarlyResponse
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of

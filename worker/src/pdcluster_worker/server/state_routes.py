@@ -25,7 +25,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import VerificationResult
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import ErrorReply, response_for
-from pdcluster_worker.server.generation.backend import WorkerView
+from pdcluster_worker.server.generation.generation import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.api_keys import TenantOfKey, presented_key
 from pdcluster_worker.server.http.json_body import from_validation

@@ -1,5 +1,5 @@
-"""The answers of OpenAI's APIs: null is written, but left out of a chunk's delta.  Chunks carry
-`usage` only when the client wants it, hence a class with and one without.
+"""The whole answers of OpenAI's APIs, as they are documented: null is written, but where the field
+says otherwise.
 """
 
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from pdcluster_worker.server.generation.formatter import Usage
-from pdcluster_worker.server.text.events import AnswerReason, Delta
+from pdcluster_worker.server.text.events import AnswerReason
 
 
 def _is_none(value: object) -> bool:
@@ -132,62 +132,6 @@ class ChatReply(BaseModel):
     prompt_token_ids: ShownTokenIds = None
 
 
-class FunctionDelta(BaseModel):
-    """The name comes in a call's first chunk, the arguments in pieces."""
-
-    name: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    arguments: str = ""
-
-
-class ToolCallDelta(BaseModel):
-    """Addition of a chunk to the call `index`; id and type come in its first."""
-
-    index: int
-    id: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    type: Annotated[Literal["function"] | None, Field(exclude_if=_is_none)] = None
-    function: FunctionDelta
-
-
-class ChatDelta(BaseModel):
-    """Addition of a chunk to the answer."""
-
-    role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
-    content: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    reasoning: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    reasoning_content: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    tool_calls: Annotated[list[ToolCallDelta] | None, Field(exclude_if=_is_none)] = None
-
-
-class ChatChunkChoice(BaseModel):
-    """One choice's part of a chunk."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: AnswerReason | None
-    token_ids: ShownTokenIds = None
-
-
-class ChatChunk(BaseModel):
-    """One event of a streamed chat completion."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    pdcluster: ServedPart = None
-    prompt_token_ids: ShownTokenIds = None
-
-
-class ChatUsageChunk(ChatChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
-    them with continuous_usage_stats.
-    """
-
-    usage: Usage | None
-
-
 class CompletionChoice(BaseModel):
     """One whole choice."""
 
@@ -210,36 +154,6 @@ class CompletionReply(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     pdcluster: ServedPart = None
-
-
-class CompletionChunkChoice(BaseModel):
-    """One choice's part of a chunk."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: AnswerReason | None
-    prompt_token_ids: ShownTokenIds = None
-    token_ids: ShownTokenIds = None
-
-
-class CompletionChunk(BaseModel):
-    """One event of a streamed text completion."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChunkChoice]
-    pdcluster: ServedPart = None
-
-
-class CompletionUsageChunk(CompletionChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
-    them with continuous_usage_stats.
-    """
-
-    usage: Usage | None
 
 
 class ModelCard(BaseModel):
@@ -302,9 +216,3 @@ class VersionReply(BaseModel):
     scheduler: str | None
     max_model_len: int | None = None
     note: str = ""
-
-
-def served(deltas: list[Delta]) -> ServedExtension | None:
-    """Our own part of an answer with these deltas: what each choice lost, once."""
-    lost = dict.fromkeys(what for delta in deltas for what in delta.degraded)
-    return ServedExtension(degraded=list(lost)) if lost else None
