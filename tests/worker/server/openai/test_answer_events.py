@@ -7,7 +7,7 @@ import pytest
 
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.server.generation.choice import AnswerRules, Choice
-from pdcluster_worker.server.openai.chat import added_by, message_of
+from pdcluster_worker.server.openai.completions import added_by, message_of
 from pdcluster_worker.server.text.events import (
     ArgumentsDelta,
     Delta,

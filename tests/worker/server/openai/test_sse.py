@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.openai.chat import ChatFormatter
-from pdcluster_worker.server.openai.completion import CompletionFormatter
+from pdcluster_worker.server.openai.completions import ChatFormatter, CompletionFormatter
 from pdcluster_worker.server.openai.formatter import OpenAIFormatter, ResponseExtras
-from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.protocol import TokenNames
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 from pdcluster_worker.server.text.events import Delta, TextDelta
 from pdcluster_worker.server.text.tokenizer import Tokenizer

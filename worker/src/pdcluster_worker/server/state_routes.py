@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
@@ -30,13 +30,6 @@ from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.api_keys import TenantOfKey, presented_key
 from pdcluster_worker.server.http.json_body import from_validation
 from pdcluster_worker.server.http.routes import Answers, ApiRoute
-from pdcluster_worker.server.openai.protocol import (
-    DeviceState,
-    HealthState,
-    ModelCard,
-    ModelList,
-    VersionReply,
-)
 from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
 
 SCHEME = "PDCluster"
@@ -44,6 +37,69 @@ SECONDS = 60.0
 """From giving a challenge out to its proof."""
 
 _SEPARATOR = ":"
+
+
+class ModelCard(BaseModel):
+    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
+    ready.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "pdcluster"
+    max_model_len: int | None
+
+
+class ModelList(BaseModel):
+    """All of them: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class HealthState(BaseModel):
+    """Answer of /health and /ready; reason: null when all is well."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str | None
+
+
+class DeviceState(BaseModel):
+    """Device that the engine computes on.
+
+    kind: cpu or cuda, and of a stock engine also rocm, tpu, xpu or unknown; name: of the processor
+          or the accelerator.
+    operations: what the model is computed by ("reference": plain torch, without compiled kernels).
+    model_code: whose code computes the layers, decoder (ours) or transformers.
+    tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
+    note: what a user must know of computing on it, such as why operations is reference, and the
+          fix; left out where there is nothing.
+    """
+
+    kind: str
+    name: str
+    operations: str = ""
+    model_code: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    note: str = ""
+
+
+class VersionReply(BaseModel):
+    """Answer of /version.  device and scheduler: null until the engine has loaded.
+
+    max_model_len: most tokens of one request, prompt and output; left out until the engine has
+                   loaded.
+    note: why that is lower than the model's own length; left out where it is not, or was asked for.
+    """
+
+    version: str
+    device: DeviceState | None
+    scheduler: str | None
+    max_model_len: int | None = None
+    note: str = ""
+
 
 _HEALTH: Answers = {200: HealthState, 503: HealthState}
 

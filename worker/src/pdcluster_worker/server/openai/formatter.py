@@ -13,8 +13,7 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.server.errors import error_response, openai_error
 from pdcluster_worker.server.generation.formatter import DONE, Json, Usage, event, to_json
-from pdcluster_worker.server.openai import logprobs
-from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.protocol import Row, TokenNames, echoed_rows, prompt_logprobs
 from pdcluster_worker.server.schemas.requests import Generate
 from pdcluster_worker.server.text.events import Delta, TextDelta
 from pdcluster_worker.server.text.tokenizer import Detokenizer, Tokenizer
@@ -64,18 +63,18 @@ class ResponseExtras:
             return None
         prompt = index // self.n
         figures = self._figures.get(prompt, [])
-        return logprobs.for_prompt(self.prompts[prompt], figures, self.prompt_logprobs, self.names)
+        return prompt_logprobs(self.prompts[prompt], figures, self.prompt_logprobs, self.names)
 
     def text_before(self, index: int) -> str:
         return self.echo[index // self.n] if self.echo else ""
 
-    def logprobs_before(self, index: int) -> list[logprobs.Row]:
+    def logprobs_before(self, index: int) -> list[Row]:
         if not self.echo:
             return []
         prompt = index // self.n
         ids, figures = self.prompts[prompt], self._figures.get(prompt, [])
         offsets = _text_offsets(ids, self.echo[prompt], self.names.tokenizer)
-        return logprobs.echoed_rows(ids, offsets, figures, self.echo_logprobs, self.names)
+        return echoed_rows(ids, offsets, figures, self.echo_logprobs, self.names)
 
 
 def extras_of(

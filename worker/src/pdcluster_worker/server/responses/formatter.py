@@ -16,8 +16,7 @@ from pdcluster_worker.server.generation.formatter import (
     Usage,
     named_event,
 )
-from pdcluster_worker.server.openai import logprobs
-from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.protocol import TokenNames, chat_logprobs
 from pdcluster_worker.server.responses.schemas import Item, NamedTool, ResponsesRequest
 from pdcluster_worker.server.text.events import Delta
 
@@ -70,7 +69,7 @@ class ResponsesFormatter(BlockFormatter):
 
     def _take(self, delta: Delta) -> list[BlockEvent]:
         changes = super()._take(delta)
-        self._unplaced += logprobs.for_chat(delta.scored, self._names)
+        self._unplaced += chat_logprobs(delta.scored, self._names)
         if changes:
             # those of tokens since the last change belong to the text that grew, if one did
             self._unshown, self._unplaced = self._unplaced, []

@@ -24,7 +24,7 @@ from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
 from pdcluster_worker.server.openai.conversation import prepare
-from pdcluster_worker.server.openai.logprobs import TokenNames
+from pdcluster_worker.server.openai.protocol import TokenNames
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.formatter import ResponsesFormatter, response_of, shown_items
 from pdcluster_worker.server.responses.schemas import (
