@@ -1,14 +1,16 @@
-"""A real HTTP listener that answers POST /verify as decode workers do: without a proof by a new
-challenge.
-"""
+"""A real gRPC listener with mutual TLS that answers `verify` as decode workers do."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+
+import grpc
+
+from pdcluster_api.discovery.verifier import ClientCertificate
+from pdcluster_schema.ports import WORKER_SERVICE
+from tests.authorities import new_authority, worker_pair
 
 PASSED = {
     "outcome": "verified",
@@ -21,45 +23,41 @@ PASSED = {
 }
 
 
+def new_certificate() -> ClientCertificate:
+    authority = new_authority()
+    pair = worker_pair(authority)
+    return ClientCertificate(authority.certificate, pair.certificate, pair.key)
+
+
 @dataclass
 class PlayedWorker:
-    """One listener for all workers.  answers: the next ones, the last of which stays.
+    """One listener for all workers.  answers: the next ones, the last of which stays."""
 
-    requested:  queries, each with the proof that came with it
-    challenges: that were given out
-    """
-
-    answers: list[tuple[int, Any]]
+    answers: list[dict[str, Any] | bytes | grpc.StatusCode]
     port: int = 0
-    requested: list[tuple[dict[str, list[str]], str]] = field(default_factory=list)
-    challenges: list[str] = field(default_factory=list)
+    requested: list[dict[str, Any]] = field(default_factory=list)
+    certificate: ClientCertificate = field(default_factory=new_certificate)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        server, pem = grpc.aio.server(), self.certificate
+        handler = grpc.unary_unary_rpc_method_handler(self._verify)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(WORKER_SERVICE, {"verify": handler}),)
+        )
+        credentials = grpc.ssl_server_credentials(
+            [(pem.key, pem.certificate)], pem.ca, require_client_auth=True
+        )
+        self.port = server.add_secure_port("127.0.0.1:0", credentials)
+        await server.start()
         try:
             yield
         finally:
-            server.close()
+            await server.stop(None)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        target = head.split(" ")[1]
-        shown = [line for line in head.splitlines() if line.startswith("Authorization: ")]
-        fields = ""
-        if shown:
-            self.requested.append((parse_qs(urlsplit(target).query), shown[0]))
-            status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        else:
-            status, answer = 401, {}
-            self.challenges.append(f"{len(self.challenges):016x}")
-            fields = f"www-authenticate: PDCluster challenge={self.challenges[-1]}\r\n"
-        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        writer.write(
-            f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n{fields}"
-            "connection: close\r\n\r\n".encode()
-        )
-        writer.write(body)
-        await writer.drain()
-        writer.close()
+    async def _verify(self, message: bytes, context: Any) -> bytes:
+        self.requested.append(json.loads(message))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, grpc.StatusCode):
+            await context.abort(answer, "why")
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()

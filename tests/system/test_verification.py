@@ -1,4 +1,4 @@
-"""`POST /verify` of real workers: KV that moves, a damaged block, a refused pair, busy workers, and
+"""Verifications by real workers: KV that moves, a damaged block, a refused pair, busy workers, and
 a slow transport.
 """
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import grpc
 import pytest
 
-from tests.system.certificates import Certificates
+from tests.system.certificates import Certificates, make_certificates
 from tests.system.cluster import NewCluster, Pair
 from tests.system.conftest import SLOW_BYTES_PER_SECOND
 from tests.system.prompts import Prompts
 from tests.system.relay import Relays, relayed
-from tests.system.verifying import call, proof_of, requested, verified
+from tests.system.verifying import verified
 from tests.system.worker_process import WorkerProcess
 
 OTHER_POOL = "other"
@@ -100,31 +100,21 @@ def test_busy_pair_is_left_alone_unless_that_is_asked_for(
         assert verified(pair.decode, certificates)["outcome"] == "verified"
 
 
-@pytest.mark.parametrize("proof", ["", "wrong", "1.0.00.00:00", ":"])
-def test_only_holders_of_the_private_key_may_ask(pair: Pair, proof: str) -> None:
-    assert call(pair.decode, proof=proof).status_code == httpx.codes.UNAUTHORIZED
+def test_only_holders_of_a_certificate_of_the_cluster_may_ask(
+    pair: Pair, tmp_path: Path, certificates: Certificates
+) -> None:
+    with pytest.raises(grpc.RpcError) as e:
+        verified(pair.decode, make_certificates(tmp_path / "other"))
+    assert e.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_proof_is_good_for_one_call_of_one_worker(pair: Pair, certificates: Certificates) -> None:
-    """A proof that was read on the network is good neither again nor for anything else."""
-    proof = proof_of(pair.decode, certificates, call(pair.decode))
-    before = pair.prefill.metrics()
-    for other in (
-        call(pair.decode, even_if_busy=True, proof=proof),
-        call(pair.decode, "other", proof=proof),
-    ):
-        assert other.status_code == httpx.codes.UNAUTHORIZED
-
-    assert call(pair.decode, proof=proof).status_code == httpx.codes.OK
-    sent = pair.prefill.growth(before, "prefill_tokens_total")
-    again = call(pair.decode, proof=proof)
-    assert again.status_code == httpx.codes.UNAUTHORIZED
-    assert again.json()["error"]["code"] == "invalid_proof"
-    assert pair.prefill.growth(before, "prefill_tokens_total") == sent
-
-
-def test_prefill_worker_verifies_nothing(pair: Pair, certificates: Certificates) -> None:
-    assert requested(pair.prefill, certificates).status_code == httpx.codes.NOT_FOUND
+def test_worker_verifies_for_its_own_pod_and_as_a_decode_worker(
+    pair: Pair, certificates: Certificates
+) -> None:
+    for worker, pod in ((pair.decode, "gone-decode-0"), (pair.prefill, None)):
+        with pytest.raises(grpc.RpcError) as e:
+            verified(worker, certificates, pod=pod)
+        assert e.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_rate_is_that_of_the_transport(slow: Pair, certificates: Certificates) -> None:

@@ -1,54 +1,13 @@
 """Ask a decode worker to verify a KV transfer, as the operator does."""
 
-import hashlib
-import hmac
+import json
 
-import httpx
+import grpc
 
+from pdcluster_schema.ports import WORKER_NAME, WORKER_SERVICE
 from tests.system.certificates import Certificates
 from tests.system.client import Json
 from tests.system.worker_process import WorkerProcess
-
-
-def requested(
-    worker: WorkerProcess,
-    certificates: Certificates,
-    pool: str = "cpu",
-    *,
-    even_if_busy: bool = False,
-) -> httpx.Response:
-    """Ask as the operator does: with a proof that it has the workers' private key."""
-    said = call(worker, pool, even_if_busy=even_if_busy)
-    if said.status_code != httpx.codes.UNAUTHORIZED:
-        return said
-    proof = proof_of(worker, certificates, said, pool, even_if_busy=even_if_busy)
-    return call(worker, pool, even_if_busy=even_if_busy, proof=proof)
-
-
-def call(
-    worker: WorkerProcess, pool: str = "cpu", *, even_if_busy: bool = False, proof: str = ""
-) -> httpx.Response:
-    """One call, with that proof or none."""
-    return worker.client.http.post(
-        "/verify",
-        params={"prefill_pool": pool, "even_if_busy": even_if_busy},
-        headers={"Authorization": f"Bearer {proof}"} if proof else {},
-    )
-
-
-def proof_of(
-    worker: WorkerProcess,
-    certificates: Certificates,
-    said: httpx.Response,
-    pool: str = "cpu",
-    *,
-    even_if_busy: bool = False,
-) -> str:
-    """The proof for the challenge of an answer."""
-    challenge = said.headers["www-authenticate"].removeprefix("PDCluster challenge=")
-    purpose = f"verify {worker.name} {pool} {str(even_if_busy).lower()} {challenge}".encode()
-    key = certificates.key.read_bytes()
-    return f"{challenge}:{hmac.new(key, purpose, hashlib.sha256).hexdigest()}"
 
 
 def verified(
@@ -57,12 +16,16 @@ def verified(
     pool: str = "cpu",
     *,
     even_if_busy: bool = True,
+    pod: str | None = None,
 ) -> Json:
-    """Its answer.
+    """Its answer.  Raises grpc.RpcError.
 
     even_if_busy: a load report may still have the request of the verification before
     """
-    answer: Json = (
-        requested(worker, certificates, pool, even_if_busy=even_if_busy).raise_for_status().json()
-    )
+    call = {"pod": pod or worker.name, "prefill_pool": pool, "even_if_busy": even_if_busy}
+    address = worker.record["grpc_address"]
+    options = [("grpc.ssl_target_name_override", WORKER_NAME)]
+    with grpc.secure_channel(address, certificates.channel(), options) as channel:
+        verify = channel.unary_unary(f"/{WORKER_SERVICE}/verify")
+        answer: Json = json.loads(verify(json.dumps(call).encode(), timeout=150.0))
     return answer

@@ -83,12 +83,12 @@ class Controller:
         silence_seconds = settings.watch_silence_seconds
         self._watches = Watches(watching, listing, self.cache, self.add, silence_seconds)
         etcd = EtcdRequests(client, may_be_loopback=not settings.is_in_pod)
-        self._scraper, self._verifier = Scraper(), Verifier()
+        self._scraper = Scraper()
         scrapes = ScrapeMetrics(registry, self._windows, time.monotonic)
         scaling = Scaling(
             self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port
         )
-        verification = VerificationContext(self._verifier, settings.worker_port)
+        verification = VerificationContext(Verifier())
         self._sessions = Sessions(session_maker(client, etcd, scaling, verification, self.add))
         events = EventRecorder(client, settings.identity)
         applier = PlanApplier(client, self.cache, settings.site, etcd, gate=self._runner.gate)
@@ -111,7 +111,7 @@ class Controller:
             "resync": self._resync.run(),
             "reads of etcd": self._sessions.run(),
         }
-        async with self._scraper, self._verifier:
+        async with self._scraper:
             tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,7 @@
-"""Ports of a worker, and the name in its certificate."""
+"""Ports of a worker, and the names in its certificate and of its gRPC service."""
 
 WORKER_NAME = "worker.pdcluster"  # what a worker expects its peer's certificate to say
+WORKER_SERVICE = "pdcluster.worker.Worker"  # of its gRPC port
 
 HTTP_PORT, GRPC_PORT, KV_PORT = 8000, 9000, 9100
 

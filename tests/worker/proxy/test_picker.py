@@ -3,7 +3,8 @@
 import pytest
 
 from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
-from pdcluster_worker.proxy.picker import Candidate, Picker, affinity_of
+from pdcluster_worker.proxy.affinity import affinity_of
+from pdcluster_worker.proxy.picker import Candidate, Picker
 
 LEAST, TURNS = RelayingSpec(), RelayingSpec(policy="roundRobin")
 TEXT = RelayingSpec(policy="textPrefix")

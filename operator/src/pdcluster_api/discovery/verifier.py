@@ -1,58 +1,63 @@
-"""Asks decode workers to verify a KV transfer: POST /verify, over plain HTTP, with a proof.
+"""Asks decode workers to verify a KV transfer, by their gRPC service (docs/contracts.md).
 
-It reads one answer of bounded size, and never fails because of a worker: whatever one does
-otherwise is a NoOutcome with the reason.  The proof is an HMAC under the private key of the
-cluster's certificate, which the operator and its workers alone hold, of what is asked and of a
-challenge that the worker gives for this one call (docs/contracts.md).
+It never fails because of a worker: whatever one does otherwise is a NoOutcome with the reason.
 """
 
 import asyncio
-import hashlib
-import hmac
 import json
 import random
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
-from yarl import URL
+import grpc
 
 from pdcluster_api.plan.observed.state import PairVerification
 from pdcluster_api.plan.result import DueVerification
+from pdcluster_schema.ports import WORKER_NAME, WORKER_SERVICE
 from pdcluster_schema.text import one_line
 
-_PATH = "/verify"
-_CHALLENGE = re.compile(r"PDCluster challenge=([0-9a-f.]{16,256})")
-_UNAUTHORIZED = 401
-_MAX_BYTES = 16 * 1024
 _MAX_TEXT = 400
 _MOST = 2**53
 TOTAL_SECONDS = 150.0
 """A worker gives each of two runs a minute, and ten seconds to a peer that connects."""
 
-CONNECT_SECONDS = 2.0
 MAX_CONCURRENT = 64
 """Verifications at one time, over all PDClusters: they are waited for, not computed here."""
 
 MAX_TRIES = 4
 """Decode workers of a pool that are asked in turn, while those before are busy or do not answer."""
 
+_OPTIONS = [
+    ("grpc.ssl_target_name_override", WORKER_NAME),
+    ("grpc.max_receive_message_length", 16 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also the bound of one connection attempt
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+@dataclass(frozen=True)
+class ClientCertificate:
+    """PEM: the authorities of a cluster's workers, and a certificate of it with its key."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
 
 @dataclass(frozen=True)
 class VerificationRequest:
     """One pair, asked of one worker.
 
-    address:           host:port of its HTTP listener
-    key:               the bytes of tls.key
+    address:           host:port of its gRPC listener
     revision, request: of the outcome; see `PairVerification`
     """
 
     pod: str
     address: str
-    key: bytes
+    certificate: ClientCertificate
     prefill_pool: str
     revision: str = ""
     request: str = ""
@@ -68,23 +73,11 @@ class NoOutcome:
 
 
 class Verifier:
-    """An async context manager: leaving it closes every connection.  now: in UTC."""
+    """now: in UTC."""
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._now = now
         self._turns = asyncio.Semaphore(MAX_CONCURRENT)
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=TOTAL_SECONDS, connect=CONNECT_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
 
     async def verify_any(
         self, requests: Sequence[VerificationRequest]
@@ -102,54 +95,48 @@ class Verifier:
         """Verify once."""
         async with self._turns:
             try:
-                status, body = await self._post(request)
-            except TimeoutError:
-                return NoOutcome(f"{request.pod} has not answered in time")
-            except (aiohttp.ClientError, OSError, ValueError) as e:
-                error_text = one_line(str(e), _MAX_TEXT) or type(e).__name__
-                return NoOutcome(f"{request.pod} cannot be asked: {error_text}")
-        if status == 404:
-            return NoOutcome(f"{request.pod} is of an image that verifies no transfers")
-        if status != 200:
-            return NoOutcome(f"{request.pod} answered with status {status}")
+                body = await _call(request)
+            except grpc.aio.AioRpcError as e:
+                return NoOutcome(f"{request.pod} {_why(e)}")
         try:
             at = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
             return read_outcome(json.loads(body), request, at)
         except (ValueError, TypeError, KeyError, OverflowError):
             return NoOutcome(f"the answer of {request.pod} cannot be read")
 
-    async def _post(self, request: VerificationRequest) -> tuple[int, bytes]:
-        """Post it without a proof, and then with one of the challenge that came back."""
-        status, body, challenge = await self._posted(request, {})
-        if status != _UNAUTHORIZED or challenge is None:
-            return status, body
-        bearer = f"Bearer {challenge}:{proof(request, challenge)}"
-        status, body, _ = await self._posted(request, {"Authorization": bearer})
-        return status, body
 
-    async def _posted(
-        self, request: VerificationRequest, headers: Mapping[str, str]
-    ) -> tuple[int, bytes, str | None]:
-        url = URL(f"http://{request.address}{_PATH}").with_query(_query(request))
-        async with self._session.post(url, headers=headers, allow_redirects=False) as outcome:
-            body = bytearray()
-            async for chunk in outcome.content.iter_any():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    raise ValueError(f"its answer has more than {_MAX_BYTES} bytes")
-            offered = _CHALLENGE.fullmatch(outcome.headers.get("WWW-Authenticate", ""))
-            return outcome.status, bytes(body), offered and offered[1]
+async def _call(request: VerificationRequest) -> bytes:
+    """With the certificate that its workers show each other.  Raises AioRpcError."""
+    pem = request.certificate
+    credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+    call = {
+        "pod": request.pod,
+        "prefill_pool": request.prefill_pool,
+        "even_if_busy": request.even_if_busy,
+    }
+    async with grpc.aio.secure_channel(request.address, credentials, _OPTIONS) as channel:
+        verify: Any = channel.unary_unary(f"/{WORKER_SERVICE}/verify")  # type: ignore[call-arg]
+        return bytes(await verify(json.dumps(call).encode(), timeout=TOTAL_SECONDS))
+
+
+def _why(error: grpc.aio.AioRpcError) -> str:
+    code = error.code()
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "is of an image that verifies no transfers"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "has not answered in time"
+    return f"cannot be asked: {code.name}: {one_line(error.details() or '', _MAX_TEXT)}"
 
 
 def verification_requests(
-    due: DueVerification, addresses: Mapping[str, str], key: bytes
+    due: DueVerification, addresses: Mapping[str, str], certificate: ClientCertificate
 ) -> list[VerificationRequest]:
     """Questions to those workers of a pair that have an address; see `VerificationRequest`."""
     return [
         VerificationRequest(
             pod,
             addresses[pod],
-            key,
+            certificate,
             due.pair.prefill,
             due.revision,
             due.request,
@@ -173,18 +160,6 @@ def best_reason(outcomes: Iterable[NoOutcome]) -> NoOutcome:
         if outcome.is_busy or not found.is_busy:
             found = outcome
     return found
-
-
-def proof(request: VerificationRequest, challenge: str) -> str:
-    """Proof for one call of one worker."""
-    parameters = f"{request.prefill_pool} {str(request.even_if_busy).lower()} {challenge}"
-    purpose = f"verify {request.pod} {parameters}"
-    return hmac.new(request.key, purpose.encode(), hashlib.sha256).hexdigest()
-
-
-def _query(request: VerificationRequest) -> dict[str, str]:
-    query = {"prefill_pool": request.prefill_pool}
-    return query | ({"even_if_busy": "true"} if request.even_if_busy else {})
 
 
 def read_outcome(

@@ -52,33 +52,37 @@ _BUDGET = "policy/v1/PodDisruptionBudget"
 _NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
-def workers_policy(owner: Owner, *, has_stock_engines: bool = False) -> Manifest:
-    """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers.
+def workers_policy(
+    owner: Owner, operator_namespace: str, *, has_stock_engines: bool = False
+) -> Manifest:
+    """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers,
+    gRPC from the operator too.
+
     has_stock_engines: any port from them, since a stock engine moves KV over ports of its choice
     """
     workers = workers_selector(owner.name)
     peers: Manifest = {"from": [{"podSelector": workers}]}
     if not has_stock_engines:
         peers["ports"] = [_policy_port(GRPC_PORT), _KV_PORTS]
-    rules = [{"ports": [_policy_port(HTTP_PORT)]}, peers]
+    operator = {"ports": [_policy_port(GRPC_PORT)], "from": [_namespace(operator_namespace)]}
+    rules = [{"ports": [_policy_port(HTTP_PORT)]}, peers, operator]
     return shared_object(_POLICY, policy_name(owner.name), owner, spec=_policy(workers, rules))
 
 
 def etcd_policy(owner: Owner, operator_namespace: str) -> Manifest:
     """Clients are this cluster's workers and the operator; members reach each other."""
     members = {"matchLabels": etcd_selector(owner)}
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}
-    }
+    clients = [{"podSelector": workers_selector(owner.name)}, _namespace(operator_namespace)]
     rules = [
-        {
-            "ports": [_policy_port(ETCD_CLIENT_PORT)],
-            "from": [{"podSelector": workers_selector(owner.name)}, operator],
-        },
+        {"ports": [_policy_port(ETCD_CLIENT_PORT)], "from": clients},
         {"ports": [_policy_port(ETCD_PEER_PORT)], "from": [{"podSelector": members}]},
     ]
     name = f"{policy_name(owner.name)}-etcd"
     return etcd_object(_POLICY, name, owner, spec=_policy(members, rules))
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def _policy(pods: Manifest, rules: list[Manifest]) -> Manifest:

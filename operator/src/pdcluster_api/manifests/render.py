@@ -232,7 +232,7 @@ def render_shared(
     ]
     if cluster.spec.network_policy.enabled:
         has_stock = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
-        found.append(workers_policy(owner, has_stock_engines=has_stock))
+        found.append(workers_policy(owner, site.operator_namespace, has_stock_engines=has_stock))
     if picker is not None:
         found.append(inference_pool(picker, owner, serving, role))
     return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))

@@ -3,16 +3,15 @@ A pair that is busy or does not answer is asked again later; only outcomes are i
 """
 
 import asyncio
-import base64
-import binascii
 import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.observe import Live, ready_workers
-from pdcluster_api.certificates.authority import KEY
+from pdcluster_api.certificates.authority import CA_CERTIFICATES, CERTIFICATE, KEY, StoredSecret
 from pdcluster_api.discovery.verifier import (
+    ClientCertificate,
     NoOutcome,
     VerificationRequest,
     Verifier,
@@ -23,7 +22,7 @@ from pdcluster_api.plan.observed.state import PairVerification, PairVerification
 from pdcluster_api.plan.result import DueVerification
 from pdcluster_schema.addresses import join_address
 from pdcluster_schema.backoff import Backoff
-from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.ports import GRPC_PORT
 from pdcluster_schema.workload import PoolPair
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class VerificationContext:
     """Parts that the verifications of all PDClusters share."""
 
     verifier: Verifier
-    port: int = HTTP_PORT  # of the workers' HTTP listeners
+    port: int = GRPC_PORT  # of the workers
     clock: Callable[[], float] = time.monotonic  # seconds that never jump
 
 
@@ -132,21 +131,20 @@ class VerificationRunner:
 
 
 def _requests(due: DueVerification, live: Live, port: int) -> list[VerificationRequest]:
-    key = _private_key(live)
-    if key is None:
+    certificate = _certificate(live)
+    if certificate is None:
         return []
     addresses = {
         str(pod["metadata"]["name"]): join_address(str(ip), port)
         for _, pod in ready_workers(live, due.revision)
         if (ip := pod["status"].get("podIP"))
     }
-    return verification_requests(due, addresses, key)
+    return verification_requests(due, addresses, certificate)
 
 
-def _private_key(live: Live) -> bytes | None:
-    """The private key that workers mount; None = there is none yet."""
-    secret = live.own("Secret").get(child_names(live.key.name).certificates)
-    try:
-        return base64.b64decode(((secret or {}).get("data") or {})[KEY], validate=True) or None
-    except (KeyError, ValueError, TypeError, binascii.Error):
-        return None
+def _certificate(live: Live) -> ClientCertificate | None:
+    """The one that workers mount; None = there is none yet."""
+    secret = StoredSecret.of(live.own("Secret").get(child_names(live.key.name).certificates))
+    data = {} if secret is None else secret.data
+    ca, certificate, key = (data.get(name, b"") for name in (CA_CERTIFICATES, CERTIFICATE, KEY))
+    return ClientCertificate(ca, certificate, key) if ca and certificate and key else None

@@ -93,15 +93,14 @@ async def verify_run(
     timeouts = timeouts or VerifyTimeouts()
     if not has_prefill(run.read_state() or {"workers": ()}):
         raise StartError(f"the cluster {_NOTHING}", exit_code=2)
-    async with Verifier() as verifier:
-        transfers, deadline = RunTransfers(run, verifier), time.monotonic() + timeouts.worker
-        while True:
-            found = await transfers.verify_due(request)
-            if not found.due:
-                return content_of(found)
-            if time.monotonic() >= deadline:
-                raise _not_verified(content_of(found))
-            await asyncio.sleep(timeouts.poll)
+    transfers, deadline = RunTransfers(run, Verifier()), time.monotonic() + timeouts.worker
+    while True:
+        found = await transfers.verify_due(request)
+        if not found.due:
+            return content_of(found)
+        if time.monotonic() >= deadline:
+            raise _not_verified(content_of(found))
+        await asyncio.sleep(timeouts.poll)
 
 
 def verify_object(

@@ -10,7 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from pdcluster_api.discovery.verifier import NoOutcome, Verifier, verification_requests
+from pdcluster_api.discovery.verifier import (
+    ClientCertificate,
+    NoOutcome,
+    Verifier,
+    verification_requests,
+)
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.state import PairVerification, Previous
 from pdcluster_api.plan.result import DueVerification
@@ -82,20 +87,22 @@ class RunTransfers:
         return VerificationSettings(floor, request, self.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     async def _verify(self, due: DueVerification, state: State) -> PairVerification | NoOutcome:
-        addresses = {worker["name"]: str(worker["http"]) for worker in state["workers"]}
+        addresses = {worker["name"]: str(worker["grpc"]) for worker in state["workers"]}
+        files = state["certificates"]
         try:
-            key = Path(state["certificates"]["key"]).read_bytes()
+            certificate = ClientCertificate(
+                *(Path(files[name]).read_bytes() for name in ("ca", "certificate", "key"))
+            )
         except OSError as e:
-            return NoOutcome(f"the private key of the run cannot be read: {e.strerror}")
-        return await self.verifier.verify_any(verification_requests(due, addresses, key))
+            return NoOutcome(f"the certificate of the run cannot be read: {e.strerror}")
+        return await self.verifier.verify_any(verification_requests(due, addresses, certificate))
 
 
 async def watch_transfers(
     run: RunDirectory, ready: asyncio.Event, echo: Callable[[str], None]
 ) -> None:
     await ready.wait()
-    async with Verifier() as verifier:
-        await RunTransfers(run, verifier).watch(echo)
+    await RunTransfers(run, Verifier()).watch(echo)
 
 
 def has_prefill(state: State) -> bool:
@@ -107,7 +114,7 @@ def pairs_of(state: State) -> Pairs:
     ready: dict[tuple[str, str], list[str]] = {}
     for worker in state["workers"]:
         names = ready.setdefault((worker["role"], worker["pool"]), [])
-        if worker["state"] == "ready" and worker["http"]:
+        if worker["state"] == "ready" and worker["grpc"]:
             names.append(worker["name"])
     sources = {pool: names for (role, pool), names in sorted(ready.items()) if role == PREFILL}
     sinks = {pool: names for (role, pool), names in sorted(ready.items()) if role == "decode"}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
@@ -39,9 +40,9 @@ def pdctl(tmp_path: Path) -> Callable[..., Any]:
 async def test_figures_of_each_pair_are_shown_and_kept(
     pdctl: Callable[..., Any], tmp_path: Path
 ) -> None:
-    worker = PlayedWorker([(200, PASSED)])
+    worker = PlayedWorker([PASSED])
     async with worker.serving():
-        run_state(tmp_path, worker.port)
+        run_state(tmp_path, worker)
         result = await pdctl("verify", "chat")
     table = await pdctl("status")
     as_json = await pdctl("status", "-o", "json")
@@ -56,15 +57,15 @@ async def test_figures_of_each_pair_are_shown_and_kept(
         "cpu      cpu     verified  tcp         1 kB  2 kB/s       8  p-0 to decode-0",
         line,
     ]
-    assert worker.requested[0][0]["even_if_busy"] == ["true"]
+    assert worker.requested[0]["even_if_busy"] is True
     assert table.output.splitlines()[-1] == line
     assert json.loads(as_json.output)["transfers"]["pairs"][0]["bytesPerSecond"] == 2000
 
 
 async def test_pair_that_fails_is_exit_1(pdctl: Callable[..., Any], tmp_path: Path) -> None:
-    worker = PlayedWorker([(200, FAILED)])
+    worker = PlayedWorker([FAILED])
     async with worker.serving():
-        run_state(tmp_path, worker.port)
+        run_state(tmp_path, worker)
         result = await pdctl("verify", "chat")
 
     assert result.exit_code == 1
@@ -73,19 +74,22 @@ async def test_pair_that_fails_is_exit_1(pdctl: Callable[..., Any], tmp_path: Pa
 
 
 async def test_worker_that_gives_no_outcome_is_asked_until_time_is_up(tmp_path: Path) -> None:
-    worker, timeouts = PlayedWorker([(404, {})]), VerifyTimeouts(worker=0.05, poll=0.0)
+    worker, timeouts = (
+        PlayedWorker([grpc.StatusCode.UNIMPLEMENTED]),
+        VerifyTimeouts(worker=0.05, poll=0.0),
+    )
     async with worker.serving():
-        run = run_state(tmp_path, worker.port)
+        run = run_state(tmp_path, worker)
         with pytest.raises(StartError, match="is of an image that verifies no transfers"):
             await verify_run(run, "now", timeouts)
 
-        worker.answers[:] = [(500, {}), (200, PASSED)]
+        worker.answers[:] = [grpc.StatusCode.INTERNAL, PASSED]
         found = await verify_run(run, "later", VerifyTimeouts(poll=0.0))
     assert found["transfers"]["pairs"][0]["request"] == "later"
 
 
 async def test_mixed_workers_move_no_kv(pdctl: Callable[..., Any], tmp_path: Path) -> None:
-    run = run_state(tmp_path, 1)
+    run = run_state(tmp_path)
     run.write_state((run.read_state() or {}) | {"workers": []})
     result = await pdctl("verify", "chat")
 

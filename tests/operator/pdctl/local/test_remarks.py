@@ -29,7 +29,10 @@ async def test_remarks_are_said_once_and_kept(tmp_path: Path) -> None:
     said: list[str] = []
     ready = asyncio.Event()
     ready.set()
-    run = run_state(tmp_path, runner.addresses[0][1])
+    run = run_state(tmp_path)
+    state = run.read_state() or {}
+    state["workers"][1]["http"] = f"127.0.0.1:{runner.addresses[0][1]}"
+    run.write_state(state)
     await watch_remarks(run, ready, said.append)
     await runner.cleanup()
 

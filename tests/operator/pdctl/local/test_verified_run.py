@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Verifier, proof
+from pdcluster_api.discovery.verifier import NoOutcome, VerificationRequest, Verifier
 from pdcluster_api.plan.observed.state import PairVerification
 from pdctl.local.run_directory import RunDirectory
 from pdctl.local.verification import RunTransfers, pairs_of
@@ -42,25 +42,19 @@ class Rig:
 
 @asynccontextmanager
 async def rig(folder: Path, *answers: dict[str, Any]) -> AsyncIterator[Rig]:
-    worker, now = (
-        PlayedWorker([(200, each) for each in answers]),
-        [datetime(2026, 1, 2, tzinfo=UTC)],
-    )
-    async with worker.serving(), Verifier(lambda: now[0]) as verifier:
-        run = run_state(folder, worker.port)
+    worker, now = PlayedWorker(list(answers)), [datetime(2026, 1, 2, tzinfo=UTC)]
+    async with worker.serving():
+        run, verifier = run_state(folder, worker), Verifier(lambda: now[0])
         yield Rig(run, worker, RunTransfers(run, verifier, lambda: now[0]), now)
 
 
-async def test_worker_of_a_run_is_asked_with_a_proof_and_once_an_hour(tmp_path: Path) -> None:
+async def test_worker_of_a_run_is_asked_once_an_hour(tmp_path: Path) -> None:
     async with rig(tmp_path, PASSED) as played:
         assert await played.condition() == ("True", "KVMoved")
         assert await played.condition() == ("True", "KVMoved")
-        query, shown = played.worker.requested[0]
-        assert query == {"prefill_pool": ["cpu"]}
-        (challenge,) = played.worker.challenges
-        requested = VerificationRequest("decode-0", "", b"private", "cpu")
-        assert shown == f"Authorization: Bearer {challenge}:{proof(requested, challenge)}"
-        assert len(played.worker.requested) == 1
+        assert played.worker.requested == [
+            {"pod": "decode-0", "prefill_pool": "cpu", "even_if_busy": False}
+        ]
 
         played.now[0] += timedelta(hours=1)
         await played.condition()
@@ -78,7 +72,7 @@ async def test_busy_worker_is_asked_at_the_next_look_and_in_spite_of_it_by_reque
         assert condition is not None
         assert condition.message.endswith("decode-0 has other requests")
         assert await played.condition("now") == ("True", "KVMoved")
-        assert played.worker.requested[-1][0]["even_if_busy"] == ["true"]
+        assert played.worker.requested[-1]["even_if_busy"] is True
 
 
 async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(tmp_path: Path) -> None:
@@ -126,7 +120,7 @@ async def test_outcome_that_another_pdctl_wrote_meanwhile_is_kept(tmp_path: Path
 def test_pairs_have_the_ready_decode_workers(
     changes: dict[str, str], expected: dict[tuple[str, str], tuple[str, ...]], tmp_path: Path
 ) -> None:
-    state = run_state(tmp_path, 1).read_state() or {}
+    state = run_state(tmp_path).read_state() or {}
     for worker in state["workers"]:
         worker["state"] = changes.get(worker["role"], worker["state"])
 
@@ -145,13 +139,13 @@ async def test_mixed_workers_and_a_run_that_has_begun_only_now_have_nothing_to_v
         assert played.run.read_transfers() == {}
 
 
-async def test_private_key_that_cannot_be_read_is_the_reason(tmp_path: Path) -> None:
+async def test_certificate_that_cannot_be_read_is_the_reason(tmp_path: Path) -> None:
     async with rig(tmp_path, PASSED) as played:
-        played.set_state(certificates={"key": str(tmp_path / "gone")})
+        played.set_state(certificates={"ca": str(tmp_path / "gone")})
         condition = (await played.transfers.verify_due()).condition
 
         assert condition is not None
-        assert "the private key of the run cannot be read" in condition.message
+        assert "the certificate of the run cannot be read" in condition.message
 
 
 async def test_watch_says_when_kv_does_not_move_and_when_it_does_again(

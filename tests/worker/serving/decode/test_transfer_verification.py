@@ -22,7 +22,7 @@ from pdcluster_worker.messages.engine import (
     Submit,
     Tokens,
 )
-from pdcluster_worker.messages.peers import VerificationResult, WorkerLoad
+from pdcluster_worker.messages.peers import VerificationResult, VerifyCall, WorkerLoad
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.serving.decode import verification
 from pdcluster_worker.serving.decode.broker import CreditBroker
@@ -98,7 +98,7 @@ class Rig:
         return []
 
     async def run(self, *, even_if_busy: bool = False) -> VerificationResult:
-        return await self.verification.run("a", even_if_busy=even_if_busy)
+        return await self.verification.run(VerifyCall("d-0", "a", even_if_busy))
 
 
 def _fields(received: Received) -> tuple[int, int, int, bool | None, float]:

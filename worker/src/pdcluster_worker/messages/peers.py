@@ -255,6 +255,14 @@ tokens_differ:   the tokens are others than those of a local prefill.
 """
 
 
+class VerifyCall(msgspec.Struct, frozen=True):
+    """pod: that is meant; another one may have its address by now."""
+
+    pod: str
+    prefill_pool: Annotated[str, Meta(min_length=1, max_length=63)]
+    even_if_busy: bool = False
+
+
 class VerificationResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """One verification, by a decode worker.
 
@@ -278,3 +286,6 @@ class VerificationResult(msgspec.Struct, frozen=True, omit_defaults=True):
     num_bytes: int = 0
     bytes_per_second: int = 0
     has_checksum: bool = False
+
+
+decode_verify = msgspec.json.Decoder(VerifyCall).decode

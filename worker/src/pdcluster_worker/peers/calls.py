@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from pdcluster_schema.ports import WORKER_NAME
+from pdcluster_schema.ports import WORKER_NAME, WORKER_SERVICE
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.peers.status import cancelled_locally, error_of
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 ReplyT = TypeVar("ReplyT")
 Options = list[tuple[str, Any]]
-
-SERVICE = "pdcluster.worker.Worker"
-
-"""The DNS name in every worker's certificate: workers are known by their CA and engine id, not by
-their address.
-"""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Holds a prompt of 128k tokens (5 bytes each at most) many times; a prefix cache goes in parts."""
@@ -54,7 +48,9 @@ SERVER_OPTIONS: Options = [
 
 CHANNEL_OPTIONS: Options = [
     *_COMMON,
+    # workers are known by their CA and engine id, not by their address
     ("grpc.ssl_target_name_override", WORKER_NAME),
+    ("grpc.enable_http_proxy", 0),  # peers are in the cluster, whatever the environment says
     ("grpc.use_local_subchannel_pool", 1),  # a new channel must not inherit an old one's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # also the bound of one connection attempt
@@ -79,15 +75,16 @@ class WorkerStub:
     credits:     from a decode to a prefill worker while the pair lives: OpenCredits, then
                  ClaimCredit and ReleaseCredit, answered by CreditReplies.
     watch:       WatchCall, answered by Reports.
+    verify:      from the operator or pdctl to a decode worker, in JSON (docs/contracts.md).
     """
 
     def __init__(self, channel: Any) -> None:
-        self.handshake = channel.unary_unary(f"/{SERVICE}/handshake")
-        self.generate = channel.stream_stream(f"/{SERVICE}/generate")
-        self.prefill = channel.unary_stream(f"/{SERVICE}/prefill")
-        self.push_prefix = channel.stream_stream(f"/{SERVICE}/push_prefix")
-        self.credits = channel.stream_stream(f"/{SERVICE}/credits")
-        self.watch = channel.unary_stream(f"/{SERVICE}/watch")
+        self.handshake = channel.unary_unary(f"/{WORKER_SERVICE}/handshake")
+        self.generate = channel.stream_stream(f"/{WORKER_SERVICE}/generate")
+        self.prefill = channel.unary_stream(f"/{WORKER_SERVICE}/prefill")
+        self.push_prefix = channel.stream_stream(f"/{WORKER_SERVICE}/push_prefix")
+        self.credits = channel.stream_stream(f"/{WORKER_SERVICE}/credits")
+        self.watch = channel.unary_stream(f"/{WORKER_SERVICE}/watch")
 
 
 def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -98,11 +95,12 @@ def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
         "push_prefix": grpc.stream_stream_rpc_method_handler,
         "credits": grpc.stream_stream_rpc_method_handler,
         "watch": grpc.unary_stream_rpc_method_handler,
+        "verify": grpc.unary_stream_rpc_method_handler,
     }
     handlers = {
         name: kind(getattr(service, name)) for name, kind in kinds.items() if hasattr(service, name)
     }
-    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+    return grpc.method_handlers_generic_handler(WORKER_SERVICE, handlers)
 
 
 class Replies(AsyncIterator[ReplyT]):

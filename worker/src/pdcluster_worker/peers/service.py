@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import grpc
+import msgspec
 from msgspec.structs import replace
 
 from pdcluster_schema.addresses import join_address
@@ -25,8 +26,11 @@ from pdcluster_worker.messages.peers import (
     PrefillReply,
     ReleaseCredit,
     Report,
+    VerificationResult,
+    VerifyCall,
     decode_credit_call,
     decode_hello,
+    decode_verify,
     decode_watch,
     encode,
 )
@@ -45,6 +49,9 @@ MAX_HASHES = 1 << 15
 """Bound of one report: 1.1 MB with SHA-256, some 20 ms in the event loops of both sides."""
 
 logger = logging.getLogger(__name__)
+
+
+Verify = Callable[[VerifyCall], Awaitable[VerificationResult]]
 
 
 class WorkerHandler(Generates, Protocol):
@@ -86,10 +93,14 @@ class WorkerService:
     closed only when it is collected, with its handler.
     """
 
-    def __init__(self, handler: WorkerHandler, refusals: Refusals) -> None:
+    def __init__(
+        self, handler: WorkerHandler, refusals: Refusals, verify: Verify | None = None
+    ) -> None:
+        """verify: None = not a decode worker."""
         self.credit_server = CreditServer(handler.ledger)
         self._handler = handler
         self._refusals = refusals
+        self._verify = verify
         self._calls = set[asyncio.Task[Any]]()
 
     async def ended(self, seconds: float) -> None:
@@ -204,6 +215,13 @@ class WorkerService:
                     for part in report.parts(MAX_HASHES):
                         sequence += 1
                         await context.write(encode(replace(part, sequence=sequence)))
+
+    async def verify(self, message: bytes, context: Context) -> None:
+        async with self._answering(context):
+            call = parsed(decode_verify, message)
+            if self._verify is None:
+                raise RequestError("only decode workers verify transfers", status=404)
+            await context.write(msgspec.json.encode(await self._verify(call)))
 
     def _on_credit_call(self, peer: str, call: OpenCredits | ClaimCredit | ReleaseCredit) -> None:
         match call:

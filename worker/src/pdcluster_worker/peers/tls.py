@@ -5,8 +5,6 @@ would find out only when the first peer connects.  Open connections stay.
 """
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import ssl
 from dataclasses import dataclass
@@ -104,12 +102,6 @@ class Credentials:
         return grpc.dynamic_ssl_server_credentials(
             _server(shown), newer, require_client_authentication=True
         )
-
-    def proof(self, purpose: str) -> str:
-        """Proves that a caller over HTTP has the cluster's private key (docs/contracts.md)."""
-        key = self._files.current.key
-        assert key is not None  # TLSConfig demands it
-        return hmac.new(key, purpose.encode(), hashlib.sha256).hexdigest()
 
     def reload(self) -> bool:
         """True if other files are in force now, and `channel` is another object."""

@@ -34,7 +34,7 @@ from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
-from pdcluster_worker.server.state_routes import VerifyHandler, engine_health_route
+from pdcluster_worker.server.state_routes import engine_health_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
 from pdcluster_worker.serving.engine_monitor import EngineMonitor, EngineMonitors
@@ -49,7 +49,7 @@ from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
-from pdcluster_worker.tracing.request_trace import RecentTraces
+from pdcluster_worker.tracing.recent_traces import RecentTraces
 
 logger = logging.getLogger(__name__)
 
@@ -142,19 +142,10 @@ class ServerProcess:
                 tenant_of=tenant_of,
                 traces=self._traces,
                 parsers=parsers,
-                verifying=self._verifying(backend),
             )
         if self._config.engine.type != "pdcluster":
             app.routes.append(engine_health_route(RestartReason(backend, time.monotonic).reason))
         return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
-
-    def _verifying(self, backend: WorkerBackend) -> VerifyHandler | None:
-        if self._config.role != "decode":
-            return None
-        credentials, pod = self._files.credentials, self._identity.pod
-        return VerifyHandler(
-            backend.verify, lambda requested: credentials.proof(f"verify {pod} {requested}")
-        )
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """The model's setting; for `auto` the one that the revision has agreed on."""

@@ -1,20 +1,13 @@
-"""Routes of a worker's identity and state: /v1/models, /health, /ready, /version, /metrics, the
-traces of ended requests, for `pdctl why --request`, and the verification of a KV transfer.
+"""Routes of a worker's identity and state: /v1/models, /health, /ready, /version, /metrics, and the
+traces of ended requests, for `pdctl why --request`.
 """
 
-import hashlib
-import hmac
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Callable
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-from pydantic import BaseModel, Field, ValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -22,84 +15,20 @@ from starlette.routing import Route
 from pdcluster_schema.text import quoted
 from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.messages.peers import VerificationResult
-from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.server.errors import ErrorReply, response_for
-from pdcluster_worker.server.generation.generation import WorkerView
+from pdcluster_worker.metrics import Metrics, vllm_names
+from pdcluster_worker.server.errors import ErrorReply
+from pdcluster_worker.server.generation.backend import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.api_keys import TenantOfKey, presented_key
-from pdcluster_worker.server.http.json_body import from_validation
 from pdcluster_worker.server.http.routes import Answers, ApiRoute
-from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
-
-SCHEME = "PDCluster"
-SECONDS = 60.0
-"""From giving a challenge out to its proof."""
-
-_SEPARATOR = ":"
-
-
-class ModelCard(BaseModel):
-    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
-    ready.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "pdcluster"
-    max_model_len: int | None
-
-
-class ModelList(BaseModel):
-    """All of them: one."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class HealthState(BaseModel):
-    """Answer of /health and /ready; reason: null when all is well."""
-
-    status: Literal["ok", "unavailable"]
-    reason: str | None
-
-
-class DeviceState(BaseModel):
-    """Device that the engine computes on.
-
-    kind: cpu or cuda, and of a stock engine also rocm, tpu, xpu or unknown; name: of the processor
-          or the accelerator.
-    operations: what the model is computed by ("reference": plain torch, without compiled kernels).
-    model_code: whose code computes the layers, decoder (ours) or transformers.
-    tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
-    note: what a user must know of computing on it, such as why operations is reference, and the
-          fix; left out where there is nothing.
-    """
-
-    kind: str
-    name: str
-    operations: str = ""
-    model_code: str = ""
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    note: str = ""
-
-
-class VersionReply(BaseModel):
-    """Answer of /version.  device and scheduler: null until the engine has loaded.
-
-    max_model_len: most tokens of one request, prompt and output; left out until the engine has
-                   loaded.
-    note: why that is lower than the model's own length; left out where it is not, or was asked for.
-    """
-
-    version: str
-    device: DeviceState | None
-    scheduler: str | None
-    max_model_len: int | None = None
-    note: str = ""
-
+from pdcluster_worker.server.openai.protocol import (
+    DeviceState,
+    HealthState,
+    ModelCard,
+    ModelList,
+    VersionReply,
+)
+from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
 
 _HEALTH: Answers = {200: HealthState, 503: HealthState}
 
@@ -130,8 +59,7 @@ def model_routes(worker: WorkerView) -> list[Route]:
 
 
 def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
-    aliases = CollectorRegistry()
-    aliases.register(VllmNames(metrics))
+    aliases = vllm_names(metrics)
 
     async def health(request: Request) -> Response:
         return _state(worker.alive(), worker.shortfall())
@@ -153,39 +81,6 @@ def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
         ApiRoute("/version", version, {200: VersionReply}),
         ApiRoute("/metrics", prometheus, {200: str}),
     ]
-
-
-class VllmNames(Collector):
-    """Gauges under vLLM's names, by which an endpoint picker of the Gateway API chooses a worker:
-    read from ours, so they never differ.
-    """
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        metrics = self._metrics
-        for name, gauge in (
-            ("num_requests_running", metrics.num_requests_running),
-            ("num_requests_waiting", metrics.num_requests_waiting),
-            ("kv_cache_usage_perc", metrics.kv_cache_usage_ratio),
-        ):
-            yield GaugeMetricFamily(f"vllm:{name}", _text(gauge), value=_sum(gauge))
-        sizes = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "always 1; its labels are the tokens of a KV block and the number of blocks",
-            labels=("block_size", "num_gpu_blocks"),
-        )
-        sizes.add_metric((str(metrics.block_size()), str(round(_sum(metrics.kv_blocks)))), 1)
-        yield sizes
-
-
-def _sum(gauge: Gauge) -> float:
-    return sum(sample.value for family in gauge.collect() for sample in family.samples)
-
-
-def _text(gauge: Gauge) -> str:
-    return next(iter(gauge.collect())).documentation
 
 
 def engine_health_route(fault: Callable[[], str | None]) -> Route:
@@ -248,72 +143,3 @@ def _is_allowed(request: Request, tenant_of: TenantOfKey) -> bool:
         return True
     key = presented_key(request.scope)
     return key is not None and tenant_of(key) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyHandler:
-    """run: verify the transfer from that prefill pool; True = even if the workers are busy.
-
-    proof: for these words, under the key as it is now; see `peers.tls.Credentials.proof`.
-    """
-
-    run: Callable[[str, bool], Awaitable[VerificationResult]]
-    proof: Callable[[str], str]
-
-
-class Challenges:
-    """Challenges that are answered with a proof, each once: random, made by this process, and good
-    for a short time.  Nothing is kept for one that is given out, so asking costs no memory.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._secret = secrets.token_bytes(32)
-        self._used: dict[str, float] = {}
-
-    def new(self) -> str:
-        text = f"{self._clock():.3f}.{secrets.token_hex(16)}"
-        return f"{text}.{self._mac(text)}"
-
-    def use(self, challenge: str) -> bool:
-        """Take one of which the proof is right; False = not ours, too old, or taken before."""
-        text, _, mac = challenge.rpartition(".")
-        if not hmac.compare_digest(mac.encode(), self._mac(text).encode()):
-            return False
-        made, now = float(text[: text.rindex(".")]), self._clock()
-        self._used = {used: at for used, at in self._used.items() if now - at <= SECONDS}
-        if now - made > SECONDS or challenge in self._used:
-            return False
-        self._used[challenge] = made
-        return True
-
-    def _mac(self, text: str) -> str:
-        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
-
-
-class _Query(BaseModel):
-    prefill_pool: Annotated[str, Field(min_length=1, max_length=63)]
-    even_if_busy: bool = False
-
-
-def verify_route(handler: VerifyHandler) -> Route:
-    challenges = Challenges()
-
-    async def verify(request: Request) -> Response:
-        given = dict(request.query_params)
-        try:
-            query = _Query.model_validate(given)
-        except ValidationError as e:
-            raise from_validation(e.errors(include_url=False), given) from e
-        pool, even_if_busy = query.prefill_pool, query.even_if_busy
-        challenge, _, shown = (presented_key(request.scope) or "").rpartition(_SEPARATOR)
-        expected = handler.proof(f"{pool} {str(even_if_busy).lower()} {challenge}")
-        is_right = hmac.compare_digest(shown.encode(), expected.encode())
-        if not is_right or not challenges.use(challenge):
-            message = "only the operator and pdctl verify may ask for this"
-            error = RequestError(message, status=401, code="invalid_proof")
-            header = f"{SCHEME} challenge={challenges.new()}"
-            return response_for(error, request.scope, {"www-authenticate": header})
-        return JSONResponse(msgspec.to_builtins(await handler.run(pool, even_if_busy)))
-
-    return Route("/verify", verify, methods=["POST"])

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.messages.peers import Generated, PrefillMode, VerificationResult
+from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged, full, retry_after
@@ -120,11 +120,6 @@ class WorkerBackend(ServingBackend):
     def is_loading(self) -> bool:
         """True until its engines are ready."""
         return self.device is None
-
-    async def verify(self, pool: str, even_if_busy: bool) -> VerificationResult:
-        if self._runtime is None or self._runtime.verification is None:
-            raise self._not_ready()
-        return await self._runtime.verification.run(pool, even_if_busy=even_if_busy)
 
 
 class RestartReason:

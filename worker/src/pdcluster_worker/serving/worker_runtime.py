@@ -19,7 +19,7 @@ from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
 from pdcluster_worker.peers.records import WorkerRecord, WorkerState
 from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.service import WorkerService, start_grpc
+from pdcluster_worker.peers.service import Verify, WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.broker import CreditBroker
@@ -74,8 +74,6 @@ class WorkerRuntime:
     ) -> None:
         self.worker = worker
         self.ingress: Ingress | None = None
-        # Of transfers to here; None = not on a decode worker.
-        self.verification: TransferVerification | None = None
         self.on_peers: Callable[[], None] = lambda: None  # called when the state of a peer changed
         self._config = config
         self._identity = identity
@@ -102,9 +100,8 @@ class WorkerRuntime:
         worker.absence = self._directory.absence
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
-        self._service = WorkerService(
-            PeerRequestHandler(worker, hello, self._ledger, self._make_dispatcher()), refusals
-        )
+        handler = PeerRequestHandler(worker, hello, self._ledger, self._make_dispatcher())
+        self._service = WorkerService(handler, refusals, self._make_verification())
         self._drain = DrainController(
             lambda: worker.num_holding + self._ledger.unused_grants, self._announce, unacked
         )
@@ -127,15 +124,19 @@ class WorkerRuntime:
             self.worker, remote, directory.prefills, directory.decodes, directory.decode
         )
         self.ingress = Ingress(self.worker, decoding, directory.decodes, self._identity.pod)
-        if self._config.role == "decode":
-            self.verification = TransferVerification(
-                self._identity.pod,
-                self.worker,
-                self._broker,
-                directory.known_prefills,
-                lambda: directory.refused("prefill"),
-            )
         return decoding
+
+    def _make_verification(self) -> Verify | None:
+        if self._config.role != "decode":
+            return None
+        directory = self._directory
+        return TransferVerification(
+            self._identity.pod,
+            self.worker,
+            self._broker,
+            directory.known_prefills,
+            lambda: directory.refused("prefill"),
+        ).run
 
     def decodes(self) -> list[Peer]:
         return self._directory.decodes()

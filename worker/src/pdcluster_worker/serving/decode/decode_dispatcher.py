@@ -23,7 +23,8 @@ from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.estimation import TrackedRequest
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.streams import Mapped, Reader
-from pdcluster_worker.tracing.request_trace import add_event, trace_decoding, trace_first_token
+from pdcluster_worker.tracing.lifecycle_events import trace_first_token, trace_last_token
+from pdcluster_worker.tracing.request_trace import add_event
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class DecodeDispatcher:
         request.pace.token(generated)
         if token.finish_reason is not None:
             request.has_ended = True
-            trace_decoding("end", reason=token.finish_reason)
+            trace_last_token(token)
         request.tracked.token(token)
         return generated
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import PeerError, RequestError
-from pdcluster_worker.messages.peers import Fault, VerificationResult
+from pdcluster_worker.messages.peers import Fault, VerificationResult, VerifyCall
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.same_tokens import first_difference, tie_of
@@ -60,13 +60,16 @@ class TransferVerification:
         self._refused = refused
         self._is_running = False
 
-    async def run(self, pool: str, *, even_if_busy: bool) -> VerificationResult:
+    async def run(self, call: VerifyCall) -> VerificationResult:
         """Verify one pair of workers: this one, and one of that prefill pool."""
+        pool = call.prefill_pool
+        if call.pod != self._pod:
+            raise RequestError(f"this worker is {self._pod}, not {call.pod}", status=404)
         if self._is_running:
             return self._postponed("another verification runs here")
         self._is_running = True
         try:
-            found = await self._run(pool, even_if_busy=even_if_busy)
+            found = await self._run(pool, even_if_busy=call.even_if_busy)
         finally:
             self._is_running = False
         self._worker.metrics.kv_verifications.labels(found.outcome).inc()

@@ -1,0 +1,1 @@
+"""Connection between a headless engine and its head, a worker on another host."""

@@ -1,0 +1,131 @@
+"""The values that a call's arguments stand for, where a model writes them as text: of the ways to
+read one, the first that the tool's schema takes, else one of a right type, else the text.
+"""
+
+import ast
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from pdcluster_worker.server.tools.calls import Schema
+from pdcluster_worker.server.tools.schema_match import SchemaMatch, Validity, type_of
+
+_JSON_VALUES = {"true": True, "false": False, "null": None}
+MAX_PYTHON_CHARACTERS = 1 << 16
+"""Python's parser takes about 100 bytes a character."""
+_TEXT_ALONE = frozenset({"string"})
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def typed(written: Mapping[str, str], parameters: Schema) -> dict[str, Any]:
+    """Arguments by name.  written: what stands between the marks of each.
+
+    >>> number = {"$defs": {"N": {"type": "integer"}}, "properties": {"n": {"$ref": "#/$defs/N"}}}
+    >>> typed({"n": "\\n1\\n", "other": "\\n1\\n"}, number)
+    {'n': 1, 'other': '1'}
+    """
+    match = SchemaMatch(parameters)
+    ways = match.ways()
+    first = _typed(written, match, ways[0])
+    if len(ways) == 1 or match.is_valid(first, ways[0]):
+        return first
+    others = (_typed(written, match, way) for way in ways[1:])
+    return next((found for found in others if match.is_valid(found, parameters)), first)
+
+
+def _typed(written: Mapping[str, str], match: SchemaMatch, schema: Any) -> dict[str, Any]:
+    schemas = {name: match.property(schema, name) for name in written}
+    return {name: _value(text, match, schemas[name]) for name, text in written.items()}
+
+
+def _value(text: str, match: SchemaMatch, schema: Any) -> Any:
+    types = match.types(schema)
+    best, found = Validity.NONE, list[Any]()
+    for value in _readings(text, types):
+        validity = match.validity(value, schema)
+        if not found or validity > best:
+            best, found = validity, [value]
+        if best is Validity.CERTAIN:
+            break
+    return found[0]
+
+
+def _readings(text: str, types: frozenset[str] | None) -> Iterator[Any]:
+    """Values that a text may stand for, the likeliest first.  types: None = any."""
+    bare = text.strip()
+    if types is None:
+        yield from (None,) if bare == "null" else ()
+    elif "string" not in types:
+        yield from (value for value in _values(bare) if type_of(value) in types)
+    else:
+        yield from (value for value in _unlike_text(bare) if type_of(value) in types)
+    unwrapped = text.removeprefix("\n").removesuffix("\n")
+    yield from (unwrapped, text.strip("\r\n"), bare, text)
+    if types != _TEXT_ALONE or bare.startswith(("'", '"')):
+        yield from (value for value in _values(bare) if types is None or type_of(value) in types)
+
+
+def _unlike_text(text: str) -> Iterator[Any]:
+    """Nothing may be lost of a number or a word, as of `007` or `1.50`."""
+    if text.startswith(("[", "{")):
+        yield from (value for value in _values(text) if isinstance(value, dict | list))
+    else:
+        yield from (
+            value
+            for value in _json_values(text)
+            if json.dumps(value) == text and not isinstance(value, str)
+        )
+
+
+def _values(text: str) -> Iterator[Any]:
+    yield from _json_values(text)
+    if text.lower() in _WORDS:
+        yield _WORDS[text.lower()]
+    yield from _as_json(literal_of(text))
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    try:
+        yield from _as_json(json.loads(text, strict=False, parse_constant=_no_number))
+    except (ValueError, RecursionError):
+        return
+
+
+def _as_json(value: Any) -> Iterator[Any]:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        return
+    yield json.loads(text)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def literal_of(text: str) -> Any:
+    """The value of a Python literal; `...` for any other text."""
+    if len(text) > MAX_PYTHON_CHARACTERS:
+        return ...
+    try:
+        return literal(python_expression(text))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ...
+
+
+def python_expression(text: str) -> ast.expr:
+    with warnings.catch_warnings(action="ignore"):  # of what a model wrote
+        return ast.parse(text, mode="eval").body
+
+
+class _JsonNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_VALUES[node.id]) if node.id in _JSON_VALUES else node
+
+
+def literal(value: ast.expr) -> Any:
+    changed = _JsonNames().visit(value)
+    assert isinstance(changed, ast.expr)
+    return ast.literal_eval(changed)
