@@ -22,9 +22,8 @@ from multiprocessing.connection import Connection
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import Scraper, scrape_round
-from pdcluster_operator.scrape.values import ScrapeTarget
+from pdcluster_operator.scrape.page import ScrapeTarget
+from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper, scrape_round
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_worker.metrics import Metrics
 

@@ -8,9 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
-from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.connection import ApiMetrics, connect
 from pdcluster_api.apiserver.kinds import CHILDREN, PDCLUSTER, Kind
-from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_operator.writes.actions import Action, ObjectName
 from pdcluster_operator.writes.apply import apply

@@ -11,9 +11,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.connection import ApiMetrics, connect
 from pdcluster_api.apiserver.kinds import Key
-from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.queue.runner import Done

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_api.apiserver.client import ClientLimits
-from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.connection import connect
 from pdcluster_api.apiserver.errors import ConflictError, NotFoundError, UnavailableError
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, POOL_SCALER, SERVICE, STATEFUL_SET
 from pdcluster_api.errors import StartError

@@ -122,7 +122,7 @@ async def test_the_largest_object_holds_the_loop_for_no_long_stretch(
         seen = Stretches(monkeypatch)
         await asyncio.create_task(passes.until_written())
         assert len(scene.children("StatefulSet")) == MAX_POOLS
-        assert passes.loop.cache._num_bytes[passes.key] < MAX_BYTES / 2  # of one revision
+        assert passes.loop.cache.num_bytes(passes.key) < MAX_BYTES / 2  # of one revision
         first, seen.longest = seen.longest, 0.0
         passes.session.fingerprint = None  # all is compared again
         done = await asyncio.create_task(passes.one())

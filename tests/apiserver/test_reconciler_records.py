@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.reconcile.known_records import IDLE_POLL_SECONDS
+from pdcluster_operator.reconcile.etcd_view import IDLE_POLL_SECONDS
 from pdcluster_schema import etcd_keys
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
@@ -74,7 +74,7 @@ class Recorded:
             self._seconds += IDLE_POLL_SECONDS
             await self.passes.loop.fill()
             await self._report()
-            if (task := self.passes.session.etcd.reader.reading) is not None:
+            if (task := self.passes.session.etcd.reading) is not None:
                 await task
         await self._report()
         return self.said[-1]

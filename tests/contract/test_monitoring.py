@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pdcluster_operator.reconcile.metrics import SHOWN, AutoscaleMetrics, ControllerMetrics
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
+from pdcluster_operator.scrape.scraper import ScrapeMetrics
 from pdcluster_schema import conditions
 from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import FinishReason

@@ -23,7 +23,7 @@ from pdcluster_api.manifests.worker_config import (
 )
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
-from pdcluster_operator.reconcile.key_secret import is_key
+from pdcluster_operator.reconcile.observation import is_key
 from pdcluster_schema import values
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.load import load, parse

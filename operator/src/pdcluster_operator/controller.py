@@ -11,12 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.kinds import Key
-from pdcluster_api.apiserver.watch import SILENCE_SECONDS
 from pdcluster_api.discovery.verifier import Verifier
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.informer.listing import ObjectLister
-from pdcluster_operator.informer.watches import Watches
+from pdcluster_operator.informer.watches import SILENCE_SECONDS, ObjectLister, Watches
 from pdcluster_operator.queue.health import QueueHealth
 from pdcluster_operator.queue.resync import GRACE_SECONDS, Resync
 from pdcluster_operator.queue.runner import Done, QueueRunner
@@ -24,14 +22,12 @@ from pdcluster_operator.reconcile.apply_plan import PlanApplier
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.etcd_view import EtcdView, ReadLimits
-from pdcluster_operator.reconcile.key_secret import KeySecret
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.verification import VerificationContext, VerificationRunner
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_operator.writes.events import EventRecorder
 from pdcluster_schema.ports import HTTP_PORT
@@ -92,9 +88,7 @@ class Controller:
         self._sessions = Sessions(session_maker(client, etcd, scaling, verification, self.add))
         events = EventRecorder(client, settings.identity)
         applier = PlanApplier(client, self.cache, settings.site, etcd, gate=self._runner.gate)
-        self._reconciler = Reconciler(
-            applier, self._sessions, KeySecret(client), events, self.metrics
-        )
+        self._reconciler = Reconciler(applier, self._sessions, events, self.metrics)
         self.metrics.queue_depth.set_function(lambda: self._runner.queue.depth)
 
     async def fill(self) -> None:

@@ -16,20 +16,21 @@ from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
-from pdcluster_api.apiserver.connect import MAX_CONNECTIONS, connect
-from pdcluster_api.apiserver.connection import ApiConnection
-from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.apiserver.connection import MAX_CONNECTIONS, ApiConnection, ApiMetrics, connect
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_operator.controller import Controller, ControllerSettings
-from pdcluster_operator.handlers.framework import Watch, WatchSettings, run_watches
-from pdcluster_operator.handlers.probes import make_app, serve
-from pdcluster_operator.lease_thread import LeaseThread
-from pdcluster_operator.logs import start_logging
-from pdcluster_operator.settings import Settings
+from pdcluster_operator.kopf_watch import Watch, WatchSettings, run_watches
+from pdcluster_operator.lease import LeaseThread
+from pdcluster_operator.settings import Settings, start_logging
 
 # A page of StatefulSets is some megabytes once it is parsed; memory counts for more than the number
 # of requests
@@ -240,3 +241,43 @@ def _controller_settings(settings: Settings) -> ControllerSettings:
         concurrency=settings.concurrency,
         is_in_pod=settings.kubeconfig is None,
     )
+
+
+# Function that returns the problems, a sentence each; empty = none
+Problems = Callable[[], list[str]]
+
+
+def make_app(
+    unhealthy: Problems, unready: Problems, registry: CollectorRegistry
+) -> web.Application:
+    async def healthz(request: web.Request) -> web.Response:
+        return _answer(unhealthy())
+
+    async def readyz(request: web.Request) -> web.Response:
+        return _answer(unready())
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    app = web.Application()
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+    )
+    return app
+
+
+async def serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
+    """Listen on all addresses, of both families; returns the runner, to be cleaned up, and the
+    port.  With port 0 each family gets one of its own, and that of IPv4 is returned. Raises OSError
+    when the port is taken.
+    """
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner, int(min(runner.addresses, key=len)[1])  # an address of IPv6 has four parts
+
+
+def _answer(problems: list[str]) -> web.Response:
+    return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")

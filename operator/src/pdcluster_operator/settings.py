@@ -1,29 +1,30 @@
-"""Settings of the operator process, from the environment, checked before anything starts."""
+"""Settings of the operator process, from the environment, checked before anything starts; and its
+logs on stderr.
+"""
 
+import json
 import logging
 import re
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pdcluster_api.errors import StartError
-from pdcluster_operator.logs import FORMATS, LogFormat
 
 Value = TypeVar("Value")
 Number = TypeVar("Number", int, float)
+LogFormat = Literal["text", "json"]
 _PREFIX = "PDCLUSTER_"
 _DNS_NAME = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 )
 _BOOLEANS = {"true": True, "false": False}
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+_LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+_FORMATS: Mapping[str, LogFormat] = {"text": "text", "json": "json"}
 _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -55,84 +56,55 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """Raises StartError (exit code 2) with every variable that is wrong."""
-        reader = _SettingsReader(environment)
+        faults: list[str] = []
+
+        def required(name: str, expected: str) -> str:
+            value = environment.get(_PREFIX + name, "")
+            if not value:
+                faults.append(f"{_PREFIX}{name} is not set: give it {expected}")
+            return value
+
+        def read(name: str, default: str, parse: Callable[[str], Value], expected: str) -> Value:
+            text = environment.get(_PREFIX + name) or default
+            try:
+                return parse(text)
+            except ValueError:
+                faults.append(f"{_PREFIX}{name} is {text!r}: it must be {expected}")
+                return parse(default)
+
+        worker_image = "the image of workers, as in registry/pdcluster-worker:0.1.0"
+        lease_name = "a name of lower-case letters, digits, '-' and '.'"
+        namespaces = environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")
+        seconds, count = _number(float, 1, 86400), _number(int, 1, 64)
         settings = cls(
-            worker_image=reader.required(
-                "WORKER_IMAGE", "the image of workers, as in registry/pdcluster-worker:0.1.0"
-            ),
+            worker_image=required("WORKER_IMAGE", worker_image),
             server_image=environment.get(f"{_PREFIX}SERVER_IMAGE", ""),
-            etcd_image=reader.required(
+            etcd_image=required(
                 "ETCD_IMAGE", "the image of a managed etcd, as in registry/etcd:3.6.6"
             ),
             identity=environment.get("POD_NAME") or socket.gethostname(),
             namespace=environment.get("POD_NAMESPACE") or _own_namespace(),
-            lease_name=reader.read(
-                "LEASE_NAME",
-                "pdcluster-operator",
-                _dns_name,
-                "a name of lower-case letters, digits, '-' and '.'",
+            lease_name=read("LEASE_NAME", cls.lease_name, _dns_name, lease_name),
+            cluster_domain=read(
+                "CLUSTER_DOMAIN", cls.cluster_domain, _dns_name, "a DNS domain, as in cluster.local"
             ),
-            cluster_domain=reader.read(
-                "CLUSTER_DOMAIN", "cluster.local", _dns_name, "a DNS domain, as in cluster.local"
-            ),
-            watch_namespaces=tuple(
-                filter(
-                    None,
-                    (
-                        part.strip()
-                        for part in environment.get(f"{_PREFIX}WATCH_NAMESPACES", "").split(",")
-                    ),
-                )
-            ),
-            watch_silence_seconds=reader.read(
+            watch_namespaces=tuple(name for each in namespaces if (name := each.strip())),
+            watch_silence_seconds=read(
                 "WATCH_SILENCE_SECONDS", "70", _number(float, 5, 600), "seconds from 5 to 600"
             ),
-            resync_seconds=reader.read(
-                "RESYNC_SECONDS", "300", _number(float, 1, 86400), "seconds from 1 to 86400"
-            ),
-            concurrency=reader.read(
-                "CONCURRENCY", "4", _number(int, 1, 64), "a whole number from 1 to 64"
-            ),
-            http_port=reader.read(
+            resync_seconds=read("RESYNC_SECONDS", "300", seconds, "seconds from 1 to 86400"),
+            concurrency=read("CONCURRENCY", "4", count, "a whole number from 1 to 64"),
+            http_port=read(
                 "HTTP_PORT", "8080", _number(int, 0, 65535), "a port from 0 (any) to 65535"
             ),
-            log_level=reader.read(
-                "LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"
-            ),
-            log_format=reader.read("LOG_FORMAT", "text", _one_of(FORMATS), "text or json"),
-            leader_election=reader.read(
-                "LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"
-            ),
+            log_level=read("LOG_LEVEL", "info", _one_of(_LEVELS), "debug, info, warning or error"),
+            log_format=read("LOG_FORMAT", "text", _one_of(_FORMATS), "text or json"),
+            leader_election=read("LEADER_ELECTION", "true", _one_of(_BOOLEANS), "true or false"),
             kubeconfig=_kubeconfig(environment),
         )
-        reader.finish()
+        if faults:
+            raise StartError("\n".join(faults), exit_code=2)
         return settings
-
-
-class _SettingsReader:
-    """Reads variables and collects what is wrong, so that all of it is said at once."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._faults: list[str] = []
-
-    def required(self, name: str, expected: str) -> str:
-        value = self._environment.get(_PREFIX + name, "")
-        if not value:
-            self._faults.append(f"{_PREFIX}{name} is not set: give it {expected}")
-        return value
-
-    def read(self, name: str, default: str, parse: Callable[[str], Value], expected: str) -> Value:
-        text = self._environment.get(_PREFIX + name) or default
-        try:
-            return parse(text)
-        except ValueError:
-            self._faults.append(f"{_PREFIX}{name} is {text!r}: it must be {expected}")
-            return parse(default)
-
-    def finish(self) -> None:
-        if self._faults:
-            raise StartError("\n".join(self._faults), exit_code=2)
 
 
 def _number(kind: Callable[[str], Number], least: float, most: float) -> Callable[[str], Number]:
@@ -172,3 +144,44 @@ def _own_namespace() -> str:
         return _POD_NAMESPACE_FILE.read_text().strip()
     except OSError:
         return "default"
+
+
+class OneLineText(logging.Formatter):
+    """Writes a record in one line, with control characters by their codes: no text of a tenant, as
+    a name or a message, can make a line of its own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\\", "\\\\").translate(_ESCAPED)
+
+
+class JsonLines(logging.Formatter):
+    """Writes a JSON object: time, level, logger, message, and error, the traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            content["error"] = self.formatException(record.exc_info)
+        return json.dumps(content)
+
+
+_ENDS = [*range(32), *range(0x7F, 0xA0), 0x2028, 0x2029]
+_ESCAPED = {code: repr(chr(code))[1:-1] for code in _ENDS}
+_FORMATTERS: Mapping[LogFormat, logging.Formatter] = {
+    "text": OneLineText("%(asctime)s %(levelname)s %(name)s %(message)s"),
+    "json": JsonLines(),
+}
+
+
+def start_logging(level: int, log_format: LogFormat) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_FORMATTERS[log_format])
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+    for name in ("kopf", "aiohttp"):
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.apiserver.connection import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.render import Owner, RenderSettings
 from pdcluster_api.plan.cluster_status import plan_invalid
@@ -33,9 +33,8 @@ from pdcluster_api.plan.observed.state import (
     WriteFailure,
 )
 from pdcluster_operator.controller import Controller, ControllerSettings
-from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.reconcile.rendering import Rendering
-from pdcluster_operator.reconcile.tls import tls_step
+from pdcluster_operator.reconcile.apply_plan import tls_step
+from pdcluster_operator.reconcile.rendering import Records, Rendering
 from pdcluster_schema.errors import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
@@ -133,7 +132,7 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
     live = Live({**document, "metadata": metadata}, [])
     records = Records(cluster, live, owner, SITE.worker_image_for(cluster.spec.engine.type), True)
     plan = plan_all(cluster, as_declared(document), NOW)
-    yield from Rendering(cluster, owner, SITE, records).manifests(plan)
+    yield from Rendering(records, SITE).manifests(plan)
     for secret in tls_step(live, owner, AT).manifests:
         values = {
             key: base64.b64decode(value).splitlines()[0].decode()

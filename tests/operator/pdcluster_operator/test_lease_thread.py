@@ -10,8 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.apiserver.kinds import Body
-from pdcluster_operator.lease import LeaseTimes
-from pdcluster_operator.lease_thread import LeaseThread
+from pdcluster_operator.lease import LeaseThread, LeaseTimes
 
 SHORT = LeaseTimes(lease=0.6, renew=0.5, retry=0.01)
 LONG = LeaseTimes(lease=600.0, renew=300.0, retry=0.01)

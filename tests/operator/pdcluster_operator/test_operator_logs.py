@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from pdcluster_operator.logs import JsonLines, OneLineText
+from pdcluster_operator.settings import JsonLines, OneLineText
 
 PROGRAM = """
 import logging, warnings
-from pdcluster_operator.logs import start_logging
+from pdcluster_operator.settings import start_logging
 start_logging(logging.INFO, "{}")
 try:
     raise ValueError("two\\nlines")

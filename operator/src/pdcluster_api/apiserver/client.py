@@ -15,6 +15,7 @@ import aiohttp
 
 from pdcluster_api.apiserver.connection import (
     ApiConnection,
+    ApiMetrics,
     ApiRequest,
     LongResponseError,
     lines_of,
@@ -29,7 +30,6 @@ from pdcluster_api.apiserver.errors import (
     error_of,
 )
 from pdcluster_api.apiserver.kinds import POD, Body, Kind
-from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.labels import FIELD_MANAGER
 from pdcluster_schema.quick_json import decoded, encoded, encoded_as_stored, encoded_as_yaml

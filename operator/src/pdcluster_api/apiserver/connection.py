@@ -2,21 +2,46 @@
 its own sending is as slow as all of aiohttp's.
 """
 
+import importlib.util
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from yaml import YAMLError
 from yarl import URL
 
 from pdcluster_api.apiserver.errors import UnavailableError
-from pdcluster_api.apiserver.kubernetes_client import (
-    ConfigException,
-    Configuration,
-    RESTClientObject,
-)
+from pdcluster_api.errors import StartError
 from pdcluster_schema.labels import FIELD_MANAGER
+
+if "kubernetes" not in sys.modules:
+    _found = importlib.util.find_spec("kubernetes")
+    assert _found is not None, "the package kubernetes is not installed"
+    sys.modules["kubernetes"] = importlib.util.module_from_spec(_found)
+
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config import (
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
+from kubernetes.aio.config.config_exception import ConfigException
+
+__all__ = [
+    "ConfigException",
+    "Configuration",
+    "RESTClientObject",
+    "list_kube_config_contexts",
+    "load_incluster_config",
+    "load_kube_config",
+]
+
 
 JSON = "application/json"
 
@@ -131,3 +156,71 @@ async def read(response: aiohttp.ClientResponse, most: int | None) -> bytes:
                 response.close()
                 raise LongResponseError
     return bytes(content)
+
+
+MAX_CONNECTIONS = 32
+
+
+async def connect(
+    kubeconfig: Path | None,
+    context: str | None = None,
+    *,
+    proxies: bool = True,
+    connections: int = MAX_CONNECTIONS,
+) -> ApiConnection:
+    """Open a connection pool; None = with the ServiceAccount of this pod, whose token is read
+    again.
+
+    context: of the kubeconfig; None = its current one
+    proxies: those of the environment count
+    connections: most at a time; 0 = no bound
+
+    Raises StartError (exit code 2) when the file, or the pod's account, cannot be used.
+    """
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = connections
+    try:
+        if kubeconfig is None:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(  # type: ignore[no-untyped-call]
+                str(kubeconfig),
+                context=context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        return ApiConnection(configuration, proxies=proxies)
+    # all that its reader raises of a wrong file
+    except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
+        source = (
+            "not in a pod with a ServiceAccount"
+            if kubeconfig is None
+            else f"kubeconfig {kubeconfig} cannot be used"
+        )
+        raise StartError(
+            f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2
+        ) from e
+
+
+class ApiMetrics:
+    """Counts each try of a request, and every error that reached a caller."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter(
+            "pdcluster_operator_api_calls",
+            "Requests to the API server by HTTP status (0 = no answer), each try counted.",
+            ["verb", "kind", "code"],
+            registry=registry,
+        )
+        self.errors = Counter(
+            "pdcluster_operator_api_errors",
+            "Requests to the API server that failed for good, after all tries, by error.",
+            ["verb", "kind", "error"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "pdcluster_operator_api_call_seconds",
+            "Seconds of a request to the API server, each try for itself.",
+            ["verb"],
+            registry=registry,
+        )

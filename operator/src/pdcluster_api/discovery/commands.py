@@ -26,6 +26,7 @@ from pdcluster_api.discovery.etcd import (
     parse_record,
 )
 from pdcluster_api.errors import EtcdFullError, EtcdUnreachableError
+from pdcluster_api.plan.observed.state import WorkerDevice, WorkerDisaggregation
 from pdcluster_schema import etcd_keys
 
 
@@ -71,6 +72,20 @@ class Registered:
     records: Mapping[str, StoredRecord] = field(default_factory=dict)
     commands: Mapping[str, datetime | None] = field(default_factory=dict)
     is_full: bool = False
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {pod: each.record.state for pod, each in self.records.items()}
+
+    @property
+    def devices(self) -> dict[str, WorkerDevice]:
+        found = {pod: each.record.device for pod, each in self.records.items()}
+        return {pod: device for pod, device in found.items() if device is not None}
+
+    @property
+    def disaggregation(self) -> dict[str, WorkerDisaggregation]:
+        found = {pod: each.record.disaggregation for pod, each in self.records.items()}
+        return {pod: report for pod, report in found.items() if report is not None}
 
 
 async def read_registered(

@@ -5,21 +5,29 @@ once. Of an object whose owner is not the PDCluster that is here only the identi
 
 import sys
 import time
-from collections import OrderedDict, defaultdict
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdcluster_api.apiserver.kinds import Body, Key
-from pdcluster_operator.informer.compression import CompressedBody, Compressor
 from pdcluster_schema import labels
 from pdcluster_schema.load import bounded
 from pdcluster_schema.pdcluster import KIND
+from pdcluster_schema.quick_json import decoded, encoded
 
 # Time for which a deletion is remembered: an answer to a write comes within its time limit
 REMEMBER_SECONDS = 60.0
 
 MAX_REMEMBERED = 10_000
+
+# Examples of a kind: a PDCluster has up to four children of one, each of another form
+NUM_EXAMPLES = 4
+
+MAX_EXAMPLE_BYTES = 32_768  # Bytes of a dictionary that zlib looks at: its window
+_LEVEL = 3
+_NO_EXAMPLES = frozenset({"Secret"})  # an example outlives its object
 _OURS = f"{labels.GROUP}/"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _IDENTITY = (
@@ -33,6 +41,7 @@ _IDENTITY = (
 _POD_LABELS = frozenset(
     {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT}
 )
+_POD_ANNOTATIONS = frozenset({labels.GPU, labels.GPUS_PER_REPLICA})
 MAX_UID = 64  # Characters of a uid that is believed; one of Kubernetes has 36
 # Bytes of all objects of one PDCluster, as JSON: above those of the largest one with two revisions.
 # A user may make more that look like its own: of those only the identity is kept, by which they are
@@ -59,6 +68,39 @@ class ObjectVersion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedBody:
+    """One body.  examples: with which it was packed; num_bytes: as JSON"""
+
+    content: bytes
+    examples: bytes
+    num_bytes: int
+
+    def body(self) -> Body:
+        decompressor = zlib.decompressobj(zdict=self.examples)
+        body: Body = decoded(decompressor.decompress(self.content))
+        return body
+
+
+@dataclass
+class Compressor:
+    """Packs bodies as JSON, with the first few of each kind as zlib's dictionary: a later one takes
+    a fifth of the space.
+    """
+
+    _examples: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # with their number
+
+    def compress(self, kind: str, body: Mapping[str, Any]) -> CompressedBody:
+        text = encoded(body)
+        examples, number = self._examples.get(kind, (b"", 0))
+        compressor = zlib.compressobj(_LEVEL, zdict=examples)
+        content = compressor.compress(text) + compressor.flush()
+        if number < NUM_EXAMPLES and kind not in _NO_EXAMPLES:
+            # the end of a dictionary is what is found at the least distance
+            self._examples[kind] = (examples + text)[-MAX_EXAMPLE_BYTES:], number + 1
+        return CompressedBody(content, examples, len(text))
+
+
+@dataclass(frozen=True, slots=True)
 class _CacheEntry:
     """foreign: uids of its owners, of an object of which the identity alone is kept"""
 
@@ -68,6 +110,15 @@ class _CacheEntry:
     foreign: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class _ClusterObjects:
+    """A PDCluster with its objects.  num_bytes: as JSON; change: number of the last one"""
+
+    names: set[Name] = field(default_factory=set)
+    num_bytes: int = 0
+    change: int = 0
+
+
 @dataclass
 class Cache:
     """Bodies by kind and name, and by the PDCluster that they belong to."""
@@ -75,43 +126,58 @@ class Cache:
     clock: Callable[[], float] = time.monotonic
     _compressor: Compressor = field(default_factory=Compressor)
     _entries: dict[Name, _CacheEntry] = field(default_factory=dict)
+    _owned: dict[Key, _ClusterObjects] = field(default_factory=dict)
     # by uid the objects deleted lately: the last version, and the time of its deletion event
     _removed: "OrderedDict[str, tuple[int, float]]" = field(default_factory=OrderedDict)
-    _children: defaultdict[Key, set[Name]] = field(default_factory=lambda: defaultdict(set))
-    # of each PDCluster with its objects, as JSON
-    _num_bytes: defaultdict[Key, int] = field(default_factory=lambda: defaultdict(int))
-    # likewise, the number of the last change
-    _changes: dict[Key, int] = field(default_factory=dict)
     _num_changes: int = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Keep a body; returns its PDCluster, or None when nothing newer was learnt."""
         name, version, owner = name_of(kind, body), version_of(body), owner_of(kind, body)
         known = self._entries.get(name)
-        if known is not None and not _is_newer(version, known.version):
+        if known is not None and version.resource_version <= known.version.resource_version:
             return None
         if self._is_removed(version):
             return None
         if owner is None:  # its label or its owner was taken away
             return self.forget(name)
         foreign = () if kind in (KIND, "Pod") else self._foreign(owner, body)
-        self._drop(name)
-        compressed = self._pack(kind, body, owner, is_foreign=bool(foreign))
+        self.forget(name)
+        compressed = self._compress(kind, body, owner, is_foreign=bool(foreign))
         self._entries[name] = _CacheEntry(version, owner, compressed, foreign)
-        self._children[owner].add(name)
-        self._num_bytes[owner] += compressed.num_bytes
-        self._note_change(owner)
+        owned = self._owned.setdefault(owner, _ClusterObjects())
+        owned.names.add(name)
+        owned.num_bytes += compressed.num_bytes
+        self._note_change(owned)
         return owner
 
     def remove(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Forget a deleted object; a newer one of that name stays.  Returns its PDCluster."""
-        name, version = name_of(kind, body), version_of(body)
-        self._remember_removed(version)
-        known = self._entries.get(name)
-        if known is None or known.version.uid != version.uid:
+        name, version, now = name_of(kind, body), version_of(body), self.clock()
+        self._removed[version.uid] = version.resource_version, now
+        self._removed.move_to_end(version.uid)
+        while (
+            len(self._removed) > MAX_REMEMBERED
+            or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS
+        ):
+            self._removed.popitem(last=False)
+        known = self.version(name)
+        return self.forget(name) if known is not None and known.uid == version.uid else None
+
+    def forget(self, name: Name) -> Key | None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
             return None
-        self._drop(name)
-        return known.owner
+        owned = self._owned[entry.owner]
+        owned.names.discard(name)
+        owned.num_bytes -= entry.compressed.num_bytes
+        self._note_change(owned)
+        if not owned.names:
+            del self._owned[entry.owner]
+        return entry.owner
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         entry = self._entries.get(Name(kind, namespace, name))
@@ -122,18 +188,19 @@ class Cache:
         itself.  kinds: none = all Each is as it is when it is asked for; what is deleted meanwhile
         is left out.
         """
-        for name in sorted(self._children.get(key, ())):
+        for name in sorted(self._names(key)):
             entry = self._entries.get(name)
             if entry is not None and name.kind != KIND and (not kinds or name.kind in kinds):
                 yield entry.compressed.body()
 
     def unread(self, key: Key) -> list[Name]:
+        """Children that came before their PDCluster, of which no more than the identity is kept."""
         uid = self._uid(key)
-        return [name for name in self._children.get(key, ()) if uid in self._entries[name].foreign]
+        return [name for name in self._names(key) if uid in self._entries[name].foreign]
 
     def change(self, key: Key) -> int:
         """Number of the last change of a PDCluster or its objects; no two changes have the same."""
-        return self._changes.get(key, 0)
+        return self._owned[key].change if key in self._owned else 0
 
     def clusters(self) -> list[Key]:
         return [entry.owner for name, entry in self._entries.items() if name.kind == KIND]
@@ -145,61 +212,39 @@ class Cache:
     def versions(self, kind: str) -> dict[Name, ObjectVersion]:
         return {name: entry.version for name, entry in self._entries.items() if name.kind == kind}
 
-    def forget(self, name: Name) -> Key | None:
-        entry = self._entries.get(name)
-        self._drop(name)
-        return None if entry is None else entry.owner
+    def num_bytes(self, key: Key) -> int:
+        """Bytes of a PDCluster and its objects, as JSON."""
+        return self._owned[key].num_bytes if key in self._owned else 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def _names(self, key: Key) -> Collection[Name]:
+        return self._owned[key].names if key in self._owned else ()
 
-    def _pack(
+    def _compress(
         self, kind: str, body: Mapping[str, Any], owner: Key, *, is_foreign: bool
     ) -> CompressedBody:
         if not is_foreign:
             compressed = self._compressor.compress(kind, trim(kind, body))
-            total = self._num_bytes[owner] + compressed.num_bytes
+            total = self.num_bytes(owner) + compressed.num_bytes
             if kind in (KIND, "Pod") or total <= MAX_BYTES:
                 return compressed
-        return self._compressor.compress(kind, identity_of(kind, body, owner, self._uid(owner)))
+        return self._compressor.compress(kind, _identity_of(kind, body, owner, self._uid(owner)))
 
     def _uid(self, key: Key) -> str | None:
-        cluster = self._entries.get(Name(KIND, *key))
-        return None if cluster is None else cluster.version.uid
+        cluster = self.version(Name(KIND, *key))
+        return None if cluster is None else cluster.uid
 
     def _foreign(self, owner: Key, body: Mapping[str, Any]) -> tuple[str, ...]:
         uids = [reference["uid"] for reference in _references(owner.name, body)]
         return () if self._uid(owner) in uids else tuple(uids[:MAX_OWNERS])
-
-    def _remember_removed(self, version: ObjectVersion) -> None:
-        now = self.clock()
-        self._removed[version.uid] = version.resource_version, now
-        self._removed.move_to_end(version.uid)
-        while (
-            len(self._removed) > MAX_REMEMBERED
-            or now - next(iter(self._removed.values()))[1] > REMEMBER_SECONDS
-        ):
-            self._removed.popitem(last=False)
 
     def _is_removed(self, version: ObjectVersion) -> bool:
         """A newer version is of an object that left the watch's selection and is back."""
         last, when = self._removed.get(version.uid, (0, 0.0))
         return version.resource_version <= last and self.clock() - when <= REMEMBER_SECONDS
 
-    def _drop(self, name: Name) -> None:
-        entry = self._entries.pop(name, None)
-        if entry is None:
-            return
-        self._children[entry.owner].discard(name)
-        self._num_bytes[entry.owner] -= entry.compressed.num_bytes
-        self._note_change(entry.owner)
-        if not self._children[entry.owner]:
-            del self._children[entry.owner], self._changes[entry.owner]
-            del self._num_bytes[entry.owner]
-
-    def _note_change(self, owner: Key) -> None:
+    def _note_change(self, owned: _ClusterObjects) -> None:
         self._num_changes += 1
-        self._changes[owner] = self._num_changes
+        owned.change = self._num_changes
 
 
 def name_of(kind: str, body: Mapping[str, Any]) -> Name:
@@ -231,7 +276,7 @@ def _references(name: str, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     ]
 
 
-def identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None) -> Body:
+def _identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None) -> Body:
     """The parts of a body that say which object it is, and whose.  uid: of its PDCluster"""
     metadata = body["metadata"]
     owners = sorted(_references(owner.name, body), key=lambda each: each["uid"] != uid)
@@ -239,7 +284,7 @@ def identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None)
         "apiVersion": body["apiVersion"],
         "kind": kind,
         "metadata": {
-            **{key: metadata[key] for key in _IDENTITY if key in metadata},
+            **_only(metadata, _IDENTITY),
             "ownerReferences": owners[:MAX_OWNERS],
         },
     }
@@ -247,51 +292,32 @@ def identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None)
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
     """A body without the fields that are never read."""
-    metadata = {
-        key: value
-        for key, value in body["metadata"].items()
-        if key != "managedFields" or kind not in _NO_DRIFT
-    }
+    metadata = dict(body["metadata"])
+    marks, annotations = metadata.get("labels", {}), metadata.get("annotations") or {}
     if kind == "Pod":
         return {
             "apiVersion": "v1",
             "kind": kind,
             "metadata": {
-                **{key: metadata[key] for key in _IDENTITY if key in metadata},
-                "labels": {
-                    key: value
-                    for key, value in metadata.get("labels", {}).items()
-                    if key in _POD_LABELS
-                },
+                **_only(metadata, _IDENTITY),
+                "labels": _only(marks, _POD_LABELS),
                 "ownerReferences": metadata.get("ownerReferences", []),
-                "annotations": {
-                    key: value
-                    for key, value in (metadata.get("annotations") or {}).items()
-                    if key in (labels.GPU, labels.GPUS_PER_REPLICA)
-                },
+                "annotations": _only(annotations, _POD_ANNOTATIONS),
             },
-            "spec": {
-                key: value for key, value in body.get("spec", {}).items() if key == "nodeName"
-            },
+            "spec": _only(body.get("spec", {}), ("nodeName",)),
             "status": body.get("status", {}),
         }
     if kind == KIND:
-        return {**bounded(body), "metadata": _metadata_of_cluster(metadata)}
-    if _LAST_APPLIED in metadata.get("annotations", {}):
-        metadata["annotations"] = {
-            key: value for key, value in metadata["annotations"].items() if key != _LAST_APPLIED
-        }
+        # with our annotations alone: others may have a quarter of a megabyte, and labels more
+        ours = {key: value for key, value in annotations.items() if key.startswith(_OURS)}
+        kept = {**_only(metadata, (*_IDENTITY, "generation")), "annotations": ours}
+        return {**bounded(body), "metadata": kept}
+    if kind in _NO_DRIFT:
+        metadata.pop("managedFields", None)
+    if _LAST_APPLIED in annotations:
+        metadata["annotations"] = _only(annotations, annotations.keys() - {_LAST_APPLIED})
     return {**body, "metadata": metadata}
 
 
-def _metadata_of_cluster(metadata: Mapping[str, Any]) -> Body:
-    """With our annotations alone: others may have a quarter of a megabyte, and labels more."""
-    annotations = metadata.get("annotations", {}).items()
-    return {
-        **{key: metadata[key] for key in (*_IDENTITY, "generation") if key in metadata},
-        "annotations": {key: value for key, value in annotations if key.startswith(_OURS)},
-    }
-
-
-def _is_newer(version: ObjectVersion, known: ObjectVersion) -> bool:
-    return version.resource_version > known.resource_version
+def _only(mapping: Mapping[str, Any], keys: Collection[str]) -> Body:
+    return {key: value for key, value in mapping.items() if key in keys}

@@ -18,7 +18,7 @@ from pdcluster_operator.informer.cache import (
     owner_of,
     version_of,
 )
-from pdcluster_operator.informer.listing import ObjectLister
+from pdcluster_operator.informer.watches import ObjectLister
 from pdcluster_operator.queue.health import QueueHealth
 
 logger = logging.getLogger(__name__)

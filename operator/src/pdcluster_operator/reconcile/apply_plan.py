@@ -2,8 +2,7 @@
 go into the cache at once; what they bring enqueues the cluster again.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -13,26 +12,32 @@ from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
 from pdcluster_api.apiserver.kinds import Kind
 from pdcluster_api.apiserver.observe import Live, still_ending
-from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_api.certificates.authority import StoredSecret
+from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
+from pdcluster_api.manifests.objects import child_names
+from pdcluster_api.manifests.render import Owner, RenderSettings, render_tls_secrets
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.queue.runner import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
-from pdcluster_operator.reconcile.fingerprint import Fingerprint, digest_of
-from pdcluster_operator.reconcile.observation import Observation, in_slices, owner_of
-from pdcluster_operator.reconcile.records import Records, Snapshots
-from pdcluster_operator.reconcile.rendering import Rendering, objects_of, record_lost, worker_sets
-from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.reconcile.observation import Observation, in_slices
+from pdcluster_operator.reconcile.rendering import (
+    Records,
+    Rendering,
+    objects_of,
+    record_lost,
+    worker_sets,
+)
+from pdcluster_operator.reconcile.session import Fingerprint, Session, digest_of
 from pdcluster_operator.reconcile.statuses import Statuses
-from pdcluster_operator.reconcile.tls import tls_step
-from pdcluster_operator.writes.actions import Action
+from pdcluster_operator.writes.actions import Action, ObjectName
 from pdcluster_operator.writes.apply import apply
 from pdcluster_operator.writes.diff import compare
-from pdcluster_operator.writes.drift import writers
+from pdcluster_operator.writes.drift import Manifest, writers
+from pdcluster_schema import labels
 from pdcluster_schema.conditions import APPLY_FAILED
 
-logger = logging.getLogger(__name__)
 CERTIFICATES = "Certificates"  # Reason of the events about a cluster's certificates
 
 
@@ -51,6 +56,11 @@ class ApplyResult:
     conflict: ConflictError | None = None
     # no snapshots: a Secret is missing, and no event will come: try again
     missing_secret: bool = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether the children are as they should be, whatever statuses were written."""
+        return not (self.changed or self.failures or self.conflict or self.missing_secret)
 
 
 @dataclass
@@ -80,77 +90,59 @@ class PlanApplier:
         else:
             session.fingerprint = None
             result = await self._apply_objects(found, plan, session, now)
-            if not (result.changed or result.failures or result.conflict or result.missing_secret):
-                # the children are as they should be, whatever statuses were written beside that
-                after = self.statuses.after(found.live) if result.wrote else found.live
-                if after is not None:
-                    seconds = result.requeue_after_seconds
-                    session.fingerprint = Fingerprint.of(after, plan, now, seconds)
+            after = self.statuses.after(found.live) if result.wrote else found.live
+            if result.is_quiet and after is not None:
+                seconds = result.requeue_after_seconds
+                session.fingerprint = Fingerprint.of(after, plan, now, seconds)
         await session.etcd.remove(found.target, plan.stale_records)
         return result
 
     async def _apply_objects(
         self, found: Observation, plan: ClusterPlan, session: Session, now: datetime
     ) -> ApplyResult:
-        live, cluster, owner = found.live, found.cluster, owner_of(found.live)
-        tls = tls_step(live, owner, now)
+        live, cluster = found.live, found.cluster
+        tls = tls_step(live, found.owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        rendering = Rendering(cluster, owner, self.site, records, frozenset(ending))
+        rendering = Rendering(records, self.site, frozenset(ending))
         manifests = [*tls.manifests, *await in_slices(rendering.manifests(plan))]
         unrenderable = rendering.unrenderable(plan)
-        leave = [name for workload in unrenderable for name in objects_of(workload)]
-        foreground = worker_sets(live) if plan.ends_first else ()
         compared = compare(
             live.uid,
             manifests,
             live.children,
             rewrite=tls.rewrite,
-            leave=leave,
-            foreground=foreground,
+            leave=[name for workload in unrenderable for name in objects_of(workload)],
+            foreground=worker_sets(live) if plan.ends_first else (),
         )
         needed = [action for action in await in_slices(compared) if action is not None]
         actions, conflicting = session.write_conflicts.sift(needed, live.children)
         refused, conflict = await self._write(live, session, actions)
-        events = (
-            (PlannedEvent(CERTIFICATES, tls.reason),)
-            if tls.reason and not (conflicting or refused or conflict)
-            else ()
-        )
-        scalers = await self.statuses.write_scalers(live, session, plan)
+        is_tls_done = tls.reason and not (conflicting or refused or conflict)
+        wrote, failed, scaler_conflict = await self.statuses.write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in unrenderable]
-        failures = (*conflicting, *refused, *scalers.failures, *lost)
-        waits = [
-            seconds
-            for seconds in (tls.requeue_after_seconds, *ending.values())
-            if seconds is not None
-        ]
-        cut, missing_secret = (
-            tuple(gone(plan.cut, failures)),
-            records.has_client_certificate is None,
-        )
+        failures = (*conflicting, *refused, *failed, *lost)
+        waits = [tls.requeue_after_seconds, *ending.values()]
         return ApplyResult(
-            min(waits, default=None),
-            events,
+            min((seconds for seconds in waits if seconds is not None), default=None),
+            (PlannedEvent(CERTIFICATES, tls.reason),) if is_tls_done else (),
             failures,
-            cut,
-            bool(actions) or scalers.wrote,
-            bool(actions),
-            conflict or scalers.conflict,
-            missing_secret,
+            tuple(gone(plan.cut, failures)),
+            wrote=bool(actions) or wrote,
+            changed=bool(actions),
+            conflict=conflict or scaler_conflict,
+            missing_secret=records.has_client_certificate is None,
         )
 
     async def _records(self, found: Observation, plan: ClusterPlan) -> Records:
         """Sources of snapshots; the etcd's Secret is read only when one is to be made."""
-        live, cluster, owner = found.live, found.cluster, owner_of(found.live)
-        snapshots = Snapshots(cluster, live, owner)
-        is_needed = found.target.tls_secret is not None and any(
-            snapshots.is_missing(workload.id) for workload in plan.workloads
-        )
-        has_certificate = (
-            await self.etcd.has_client_certificate(found.target) if is_needed else False
-        )
-        image = self.site.worker_image_for(cluster.spec.engine.type)
-        return Records(cluster, live, owner, image, has_certificate)
+        image = self.site.worker_image_for(found.cluster.spec.engine.type)
+        records = Records(found.cluster, found.live, found.owner, image)
+        if found.target.tls_secret is None or not any(
+            records.is_missing(workload.id) for workload in plan.workloads
+        ):
+            return records
+        has_certificate = await self.etcd.has_client_certificate(found.target)
+        return replace(records, has_client_certificate=has_certificate)
 
     async def _write(
         self, live: Live, session: Session, actions: list[Action]
@@ -162,32 +154,67 @@ class PlanApplier:
         except UnsettledError as e:
             refused, conflict = list(e.failures), e
         session.write_conflicts.written(actions, refused)
-        return [_naming_writers(failure, live.children) for failure in refused], conflict
+        bodies = {f"{each['kind']} {each['metadata']['name']}": each for each in live.children}
+        return [_naming_writers(each, bodies.get(each.object)) for each in refused], conflict
 
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:
             session.needs_requeue = True
 
 
-def _naming_writers(failure: WriteFailure, children: Iterable[Mapping[str, Any]]) -> WriteFailure:
-    body = next(
-        (
-            each
-            for each in children
-            if f"{each['kind']} {each['metadata']['name']}" == failure.object
-        ),
-        None,
-    )
-    names = ", ".join(writers(body)) if body is not None and failure.reason == APPLY_FAILED else ""
-    return (
-        replace(
-            failure, message=f"{failure.message}; {names} set fields of it, which may exclude ours"
-        )
-        if names
-        else failure
-    )
+def _naming_writers(failure: WriteFailure, body: Mapping[str, Any] | None) -> WriteFailure:
+    names = ", ".join(writers(body)) if body and failure.reason == APPLY_FAILED else ""
+    if not names:
+        return failure
+    which = f"{names} set fields of it, which may exclude ours"
+    return replace(failure, message=f"{failure.message}; {which}")
 
 
 def gone(pods: Iterable[str], failures: Iterable[WriteFailure]) -> list[str]:
+    """Pods that were cut: those of a StatefulSet that could not be written were not."""
     refused = {failure.object for failure in failures}
     return [pod for pod in pods if f"StatefulSet {pod.rpartition('-')[0]}" not in refused]
+
+
+@dataclass(frozen=True)
+class TlsStep:
+    """manifests: both Secrets when one is to be written; rewrite: existing ones."""
+
+    manifests: Collection[Manifest] = ()
+    rewrite: Collection[ObjectName] = ()
+    reason: str = ""
+    requeue_after_seconds: float | None = None
+
+
+def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
+    """The next step of the cluster's certificates, mostly none."""
+    secrets, called = live.own("Secret"), child_names(live.key.name)
+    names = [called.authority, called.certificates]
+    if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):
+        # it can be made again when it is gone, and the other must not go ahead of it
+        return TlsStep()
+    ca, tls = (StoredSecret.of(secrets.get(name)) for name in names)
+    requested = live.body["metadata"].get("annotations", {}).get(labels.ROTATE_CA)
+    decision = next_step(ca, tls, now, requested)
+    if decision.step is RotationStep.KEEP:
+        return TlsStep(requeue_after_seconds=decision.requeue_after_seconds)
+    made = carry_out(decision.step, ca, tls, now, requested)
+    manifests = render_tls_secrets(
+        owner,
+        made.ca.data,
+        made.tls.data,
+        ca_annotations=made.ca.annotations,
+        tls_annotations=made.tls.annotations,
+    )
+    # What is made at first must not replace Secrets that the cache has not seen yet.
+    is_first = ca is None and tls is None
+    rewrite = [] if is_first else [ObjectName("Secret", name) for name in names]
+    reason = "" if is_first else decision.reason
+    return TlsStep(manifests, rewrite, reason, decision.requeue_after_seconds)
+
+
+def certificates_end(live: Live) -> datetime | None:
+    """Time when the certificate that workers show ends; None = it cannot be read."""
+    secret = live.own("Secret").get(child_names(live.key.name).certificates)
+    stored = StoredSecret.of(secret)
+    return stored.certificate_end if stored else None

@@ -21,75 +21,15 @@ from pdcluster_api.plan.sizes import ScrapeState, is_unschedulable, pool_facts
 from pdcluster_api.plan.status.autoscaled import has_changed
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import Scraper, scrape_round
-from pdcluster_operator.scrape.values import ScrapeTarget
+from pdcluster_operator.scrape.page import ScrapeTarget
+from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper, scrape_round
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema import labels
 from pdcluster_schema.addresses import join_address
-from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class AutoscaleState:
-    """State while a PDCluster is followed."""
-
-    cluster: PDCluster  # of the last reconcile
-    observed: Observed
-    next_at: float  # when its next round begins
-    windows: Windows
-    outcome: Outcome | None = None  # the last decision that was kept, or that a reconcile has taken
-    # pods that drain or terminate, scraped as long as they run
-    leaving: frozenset[str] = frozenset()
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None  # that runs the rounds; None = not begun
-    # the decision of the newest round, for the reconcile that it enqueued
-    _pending: Outcome | None = None
-    _pending_version: object = None
-    # since when each pod has been unschedulable, by name
-    _unschedulable_since: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def spec(self) -> AutoscaleSpec:
-        return self.cluster.spec.autoscale
-
-    @property
-    def memory(self) -> Memory:
-        return Memory() if self.outcome is None else self.outcome.memory
-
-    @property
-    def has_decided(self) -> bool:
-        return self._pending is not None
-
-    def put(self, outcome: Outcome, observed: Observed) -> None:
-        self._pending, self._pending_version = outcome, _version(observed)
-
-    def drop(self) -> None:
-        self._pending = None
-
-    def pop(self) -> Outcome | None:
-        """Return the decision that waits, once; None = there is none that is still valid."""
-        pending, self._pending = self._pending, None
-        return pending if self._pending_version == _version(self.observed) else None
-
-    def waits(self, observed: Observed, now: float) -> Mapping[str, float]:
-        """Seconds for which each unschedulable pod has been so, by name."""
-        pods = {
-            pod.name for state in observed.workloads for pod in state.pods if is_unschedulable(pod)
-        }
-        self._unschedulable_since = {
-            name: self._unschedulable_since.get(name, now) for name in pods
-        }
-        return {name: now - since for name, since in self._unschedulable_since.items()}
-
-
-def _version(observed: Observed) -> object:
-    workloads = frozenset(state.id for state in observed.workloads)
-    return observed.generation, observed.service_revision, workloads
 
 
 @dataclass(frozen=True)
@@ -106,13 +46,33 @@ class Scaling:
 
 
 @dataclass
+class _Followed:
+    """State while a PDCluster is followed."""
+
+    cluster: PDCluster  # of the last reconcile
+    observed: Observed
+    next_at: float  # when its next round begins
+    windows: Windows
+    outcome: Outcome | None = None  # the last decision that was kept, or that a reconcile has taken
+    # the decision of the newest round and the state that it holds for, for the reconcile that the
+    # round enqueued
+    pending: tuple[Outcome, object] | None = None
+    # pods that drain or terminate, scraped as long as they run
+    leaving: frozenset[str] = frozenset()
+    # since when each pod has been unschedulable, by name
+    unschedulable_since: dict[str, float] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None  # that runs the rounds; None = not begun
+
+
+@dataclass
 class Autoscaling:
     """The autoscaling of one PDCluster."""
 
     key: Key
     shared: Scaling
     enqueue: Callable[[], None]  # enqueues the PDCluster
-    _state: AutoscaleState | None = None
+    _state: _Followed | None = None
 
     @property
     def windows(self) -> Windows | None:
@@ -121,7 +81,7 @@ class Autoscaling:
 
     @property
     def has_decided(self) -> bool:
-        return self._state is not None and self._state.has_decided
+        return self._state is not None and self._state.pending is not None
 
     def follow(self, cluster: PDCluster, observed: Observed) -> ScalingDecision | None:
         """Scrape the workers from now on, as the spec says; with mode Off no longer.  Returns the
@@ -132,14 +92,19 @@ class Autoscaling:
             self.stop()
             return None
         if state is None:
-            state = self._state = AutoscaleState(cluster, observed, now, Windows(self.key))
+            state = self._state = _Followed(cluster, observed, now, Windows(self.key))
             state.task = asyncio.create_task(self._run(state), name=f"rounds of {self.key}")
             return None
-        before, state.cluster, state.observed = state.spec, cluster, observed
-        if state.spec != before:
-            state.next_at = min(state.next_at, now + state.spec.interval_seconds)
+        before, after = state.cluster.spec.autoscale, cluster.spec.autoscale
+        state.cluster, state.observed = cluster, observed
+        if after != before:
+            state.next_at = min(state.next_at, now + after.interval_seconds)
             state.wake.set()
-        return self._pop(state)
+        pending, state.pending = state.pending, None
+        if pending is None or pending[1] != _version(observed):
+            return None
+        self._keep(state, pending[0])
+        return pending[0].decision
 
     def stop(self) -> asyncio.Task[None] | None:
         """Forget all: the PDCluster is gone, refused, or no longer scaled by metrics.  Returns its
@@ -153,58 +118,50 @@ class Autoscaling:
         self.shared.metrics.forget(self.key)
         return state.task
 
-    def _pop(self, state: AutoscaleState) -> ScalingDecision | None:
-        outcome = state.pop()
-        if outcome is None:
-            return None
-        self._keep(state, outcome)
-        return outcome.decision
-
-    def _keep(self, state: AutoscaleState, outcome: Outcome) -> None:
+    def _keep(self, state: _Followed, outcome: Outcome) -> None:
         self.shared.metrics.show(self.key, outcome, state.outcome)
         state.outcome = outcome
 
-    def _decide(self, state: AutoscaleState, scraped: Iterable[str]) -> bool:
-        state.drop()
+    async def _run(self, state: _Followed) -> None:
+        while True:
+            now = self.shared.clock()
+            if state.next_at > now:
+                state.wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(state.next_at - now):
+                        await state.wake.wait()
+                continue
+            spec = state.cluster.spec.autoscale
+            state.next_at = max(state.next_at + spec.interval_seconds, now)
+            try:
+                targets = self._targets(state.leaving)
+                scraper, scrapes = self.shared.scraper, self.shared.scrapes
+                await scrape_round(scraper, scrapes, state.windows, targets, spec.stale_after)
+                self._decide(state, [target.pod for target in targets])
+            except Exception:  # its next round goes on
+                logger.exception("round of scrapes failed key=%s", self.key)
+
+    def _decide(self, state: _Followed, scraped: Iterable[str]) -> None:
+        """Keep the round's decision, or enqueue the PDCluster if it changes something."""
+        state.pending = None
         body = self.shared.cache.get(PDCLUSTER.name, *self.key)
         if body is None:
-            return False
+            return
         # As the last reconcile has left it.
         observed = replace(state.observed, status=body.get("status", {}))
         clock = Clock(self.shared.clock(), self.shared.now())
-        scrape_state = ScrapeState(frozenset(scraped), state.waits(observed, clock.now))
+        scrape_state = ScrapeState(frozenset(scraped), _waits(state, observed, clock.now))
         facts = pool_facts(requested_sizes(state.cluster, observed), observed, scrape_state)
         state.leaving = frozenset[str]().union(*(each.leaving for each in facts))
         state.windows.leave(state.leaving)
-        windows = state.windows.pools()
-        outcome = decide(state.cluster.spec, facts, windows, state.memory, clock)
-        if has_changed(state.spec, replace(observed, decision=outcome.decision)):
-            state.put(outcome, observed)
-            return True
-        self._keep(state, outcome)
-        return False
-
-    async def _run(self, state: AutoscaleState) -> None:
-        while True:
-            now = self.shared.clock()
-            if state.next_at <= now:
-                state.next_at = max(state.next_at + state.spec.interval_seconds, now)
-                await self._round(state)
-                continue
-            state.wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(state.next_at - now):
-                    await state.wake.wait()
-
-    async def _round(self, state: AutoscaleState) -> None:
-        try:
-            targets = self._targets(state.leaving)
-            scraper, scrapes = self.shared.scraper, self.shared.scrapes
-            await scrape_round(scraper, scrapes, state.windows, targets, state.spec.stale_after)
-            if self._decide(state, [target.pod for target in targets]):
-                self.enqueue()
-        except Exception:  # its next round goes on
-            logger.exception("round of scrapes failed key=%s", self.key)
+        memory = Memory() if state.outcome is None else state.outcome.memory
+        spec = state.cluster.spec
+        outcome = decide(spec, facts, state.windows.pools(), memory, clock)
+        if has_changed(spec.autoscale, replace(observed, decision=outcome.decision)):
+            state.pending = outcome, _version(observed)
+            self.enqueue()
+        else:
+            self._keep(state, outcome)
 
     def _targets(self, leaving: frozenset[str]) -> Sequence[ScrapeTarget]:
         cache = self.shared.cache
@@ -213,17 +170,26 @@ class Autoscaling:
             return ()
         live = Live(body, list(cache.children(self.key, (POD.name, SERVICE.name))))
         service = live.own("Service").get(self.key.name)
-        revision = (
-            None if service is None else service["spec"].get("selector", {}).get(labels.REVISION)
-        )
+        selector = {} if service is None else service["spec"].get("selector", {})
+        workers = ready_workers(live, selector.get(labels.REVISION), leaving)
         return [
             ScrapeTarget(
-                self.key,
-                workload.role,
-                workload.pool,
-                pod["metadata"]["name"],
+                *(self.key, workload.role, workload.pool, pod["metadata"]["name"]),
                 join_address(str(pod["status"]["podIP"]), self.shared.port),
             )
-            for workload, pod in ready_workers(live, revision, leaving)
+            for workload, pod in workers
             if pod["status"].get("podIP")
         ]
+
+
+def _waits(state: _Followed, observed: Observed, now: float) -> Mapping[str, float]:
+    """Seconds for which each unschedulable pod has been so, by name."""
+    known = state.unschedulable_since
+    pods = [pod for each in observed.workloads for pod in each.pods if is_unschedulable(pod)]
+    state.unschedulable_since = {pod.name: known.get(pod.name, now) for pod in pods}
+    return {name: now - since for name, since in state.unschedulable_since.items()}
+
+
+def _version(observed: Observed) -> object:
+    workloads = frozenset(state.id for state in observed.workloads)
+    return observed.generation, observed.service_revision, workloads

@@ -1,6 +1,4 @@
-"""Requests to a PDCluster's etcd with the TLS files of its Secret: worker records,
-drain commands.
-"""
+"""Requests to a PDCluster's etcd with the TLS files of its Secret: worker records, commands."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +34,8 @@ class EtcdTarget:
     @classmethod
     def of(cls, cluster: PDCluster) -> "EtcdTarget":
         """The given etcd, or the one that is run for the cluster."""
-        etcd, key = (
-            cluster.spec.discovery.etcd,
-            Key(cluster.metadata.namespace, cluster.metadata.name),
-        )
+        etcd = cluster.spec.discovery.etcd
+        key = Key(cluster.metadata.namespace, cluster.metadata.name)
         return cls(key, etcd_endpoints(cluster), etcd.tls_secret, is_external=bool(etcd.endpoints))
 
     @property
@@ -71,41 +67,28 @@ class EtcdRequests:
         return tls is not None and tls.certificate is not None
 
     async def registered(self, target: EtcdTarget) -> Registered:
-        endpoints, tls = await self._way(target)
-        return await read_registered(endpoints, target.key.namespace, target.key.name, tls)
+        tls = await self._tls(target)
+        return await read_registered(await self._endpoints(target), *target.key, tls)
 
     async def command(
         self, target: EtcdTarget, drain: Mapping[str, datetime], serve: Collection[str]
     ) -> None:
-        endpoints, tls = await self._way(target)
-        await write_commands(
-            endpoints,
-            target.key.namespace,
-            target.key.name,
-            drain=drain,
-            serve=serve,
-            tls=tls,
-        )
+        tls = await self._tls(target)
+        endpoints = await self._endpoints(target)
+        await write_commands(endpoints, *target.key, drain=drain, serve=serve, tls=tls)
 
     async def remove(self, target: EtcdTarget, records: Iterable[StoredRecord]) -> list[str]:
         """Remove unchanged records of pods that do not exist; returns those pods."""
-        dead = [
-            stored
-            for stored in records
-            if not await self._is_there(target.key.namespace, stored.record.pod)
-        ]
-        endpoints, tls = await self._way(target)
-        return await remove_records(endpoints, dead, tls)
+        namespace = target.key.namespace
+        dead = [each for each in records if not await self._exists(namespace, each.record.pod)]
+        tls = await self._tls(target)
+        return await remove_records(await self._endpoints(target), dead, tls)
 
-    async def _is_there(self, namespace: str, pod: str) -> bool:
+    async def _exists(self, namespace: str, pod: str) -> bool:
         """By a list, to which watching gives the right."""
         async for _ in self.client.list(POD, namespace, fields=f"metadata.name={pod}"):
             return True
         return False
-
-    async def _way(self, target: EtcdTarget) -> tuple[Sequence[Endpoint], EtcdTLS | None]:
-        tls = await self._tls(target)
-        return await self._endpoints(target), tls
 
     async def _endpoints(self, target: EtcdTarget) -> Sequence[Endpoint]:
         """Those of a user where they lead, which is judged; our own as they are."""
@@ -123,11 +106,10 @@ class EtcdRequests:
         if target.tls_secret is None:
             return None
         try:
-            secret = StoredSecret.of(
-                await self.client.find(SECRET, target.key.namespace, target.tls_secret)
-            )
+            body = await self.client.find(SECRET, target.key.namespace, target.tls_secret)
         except ClusterError as e:
             raise EtcdUnreachableError(f"Secret {target.tls_secret} cannot be read: {e}") from e
+        secret = StoredSecret.of(body)
         if secret is None:
             raise EtcdUnreachableError(
                 f"Secret {target.tls_secret} does not exist: make it with ca.crt of the etcd, or "

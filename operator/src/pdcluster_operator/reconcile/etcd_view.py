@@ -1,5 +1,6 @@
 """One view of a PDCluster's etcd: its worker records as last read, and whether it answers. It
-answers when the last whole read did. After a failed read none waits for it until it answers.
+answers when the last whole read did. After a failed read none waits for it until it answers. A
+mismatch begins with a read that found it, and grows no older while etcd is away.
 """
 
 import asyncio
@@ -11,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.apiserver.errors import ClusterError
+from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_api.plan.observed.state import WorkerRecords, WorkloadState
+from pdcluster_api.plan.status.disaggregating import digest
+from pdcluster_api.plan.status.discovery import find_mismatches
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests, EtcdTarget
-from pdcluster_operator.reconcile.known_records import KnownRecords
+from pdcluster_schema.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 # Background reads at a time: an operator that starts has to read for all clusters
@@ -33,6 +37,21 @@ READ_TIMEOUT_SECONDS = 8.0  # Timeout of one read or write for which a reconcile
 # Time limit of a read for which none waits: sixteen endpoints, 3 s each, and the Secret
 BACKGROUND_TIMEOUT_SECONDS = 60.0
 
+POLL_SECONDS = 5.0  # Between two looks at what is due, of all PDClusters
+IDLE_POLL_SECONDS = 60.0  # Between two reads of workers without a mismatch
+ACTIVE_POLL_SECONDS = 10.0  # Between two reads while there is a mismatch
+EXTERNAL_POLL_SECONDS = 15.0  # Between two reads of a given etcd, whether it answers or not
+UNREACHABLE_RETRY_SECONDS = 5.0  # Retry of an etcd that has not answered while a shrink is held
+RETRY = Backoff(first=10.0, most=300.0)  # Problem of a managed etcd that did not answer
+
+# Between the reconcile that wants a pod to serve again and the end of its drain command. The pod
+# may be terminating already, and the watch brings that later.
+UNDRAIN_DELAY_SECONDS = 1.0
+
+
+class _TimeoutMessage(str):
+    """The error of a request that took too long; it reads as that of any other."""
+
 
 @dataclass(frozen=True)
 class ReadLimits:
@@ -47,135 +66,124 @@ class ReadLimits:
 
 
 @dataclass
-class EtcdReader:
-    """Reads one etcd, behind the reconciles once at a time."""
+class _Known:
+    """The last answer of one etcd, and its times, by a monotonic clock."""
 
-    requests: EtcdRequests
-    enqueue: Callable[[], None]
-    slots: ReadLimits
-    clock: Callable[[], float]
-    now: Callable[[], datetime]
-    reading: asyncio.Task[None] | None = None
+    target: EtcdTarget
+    # time of the last answer or failure; None = not read yet, or to be read again
+    at: float | None = None
+    last: Registered | None = None
+    error: str | None = None  # of the last read or command; None = it answered
+    # no read answers.  One that was cut short for a reconcile, and a refused command, leave that as
+    # it was: `Ready` would follow each of them, and the next whole read
+    is_down: bool = True
+    num_failures: int = 0
+    draining: dict[str, float] = field(default_factory=dict)  # since when, of pods that should
+    # since when pods that have a command should serve again
+    undraining: dict[str, float] = field(default_factory=dict)
+    # per pod, since when a record has no pod or a pod no record
+    mismatched: dict[str, float] = field(default_factory=dict)
+    is_away: bool = False  # unreachable since the last successful read; mismatch timers restart
+    is_tracked: bool = False  # it is read between reconciles too
+    reads: int = 0  # so far
+    judged: int = 0  # those that `mismatched` is based on: a change since is no mismatch yet
+    turn: int = 0  # counts reads and commands
+    known_turn: int = 0  # turn of `last`, which no earlier read may overwrite
 
-    async def first_read(self) -> None:
-        """Wait a while for the read that is under way, unless others do."""
-        if self.reading is not None and not self.slots.waiting.locked():
-            async with self.slots.waiting:
-                await asyncio.wait({self.reading}, timeout=FIRST_READ_TIMEOUT_SECONDS)
+    def next_turn(self) -> int:
+        self.turn += 1
+        return self.turn
 
-    def read_if_due(self, known: KnownRecords, seconds: float) -> None:
-        """Start a read, unless one is under way or has ended less than so many seconds ago."""
-        is_due = known.at is None or self.clock() - known.at >= seconds
-        if is_due and self.reading is None:
-            self.reading = asyncio.create_task(
-                self._read_behind(known), name=f"records of {known.target.key}"
-            )
+    @property
+    def retry_seconds(self) -> float:
+        return EXTERNAL_POLL_SECONDS if self.target.is_external else RETRY.after(self.num_failures)
 
-    async def _read_behind(self, known: KnownRecords) -> None:
-        before = known.seen
-        try:
-            async with contextlib.nullcontext() if known.target.is_external else self.slots.reads:
-                await self.read(known, BACKGROUND_TIMEOUT_SECONDS)
-        finally:
-            if self.reading is asyncio.current_task():
-                self.reading = None
-        if known.seen != before:
-            self.enqueue()
+    @property
+    def idle_seconds(self) -> float:
+        is_good = self.error is None and not self.target.is_external
+        return IDLE_POLL_SECONDS if is_good else self.retry_seconds
 
-    async def read(self, known: KnownRecords, timeout: float | None = None) -> None:
-        """Read now.  timeout: in seconds; None = that of a read for which a reconcile waits."""
-        seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
-        turn = known.next_turn()
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """Everything of which a change enqueues the cluster."""
+        last = self.last
+        if last is None:
+            return self.error, self.is_down
+        content = (last.states, last.devices, frozenset(last.commands), last.is_full)
+        return self.error, self.is_down, *content, digest(last.disaggregation)
 
-        async def read_once() -> None:
-            found = await self.requests.registered(known.target)
-            known.reads += 1
-            if turn > known.known_turn:
-                known.last, known.known_turn = found, turn
+    def answered(self, at: float, now: datetime) -> None:
+        """Note a read that succeeded.  now: wall-clock time, by which commands hold theirs."""
+        if self.is_away:
+            self.mismatched = {}
+        self.error, self.num_failures, self.at = None, 0, at
+        self.is_away = self.is_down = False
+        for pod, since in (self.last.commands if self.last else {}).items():
+            if since is not None:
+                self.draining.setdefault(pod, at - max(0.0, (now - since).total_seconds()))
 
-        error = await error_of(known.target, read_once(), seconds)
-        if error is not None:
-            if turn > known.known_turn:  # else a later read has answered
-                is_cut = isinstance(error, TimeoutMessage) and seconds < BACKGROUND_TIMEOUT_SECONDS
-                self.fail(known, error, is_down=known.is_down if is_cut else True)
-            return
-        if known.error is not None:
-            logger.info("etcd answers again key=%s", known.target.key)
-        known.answered(self.clock(), self.now())
+    def failed(self, error: str, at: float, *, is_down: bool) -> None:
+        if self.error != error:
+            logger.info("etcd does not answer key=%s error=%s", self.target.key, error)
+        self.error, self.at, self.is_away, self.is_down = error, at, True, is_down
+        self.num_failures += 1
 
-    def fail(self, known: KnownRecords, error: str, *, is_down: bool) -> None:
-        if known.error != error:
-            logger.info("etcd does not answer key=%s error=%s", known.target.key, error)
-        known.failed(error, self.clock(), is_down=is_down)
-
-    def stop(self) -> asyncio.Task[None] | None:
-        reading, self.reading = self.reading, None
-        if reading is not None:
-            reading.cancel()
-        return reading
-
-
-class TimeoutMessage(str):
-    """The error of a request that took too long; it reads as that of any other."""
-
-
-async def error_of(
-    target: EtcdTarget, request: Awaitable[object], timeout: float | None = None
-) -> str | None:
-    """Return the error of a request as a sentence; None = there was none.  timeout: in seconds;
-    None = that of a request for which a reconcile waits.
-    """
-    seconds = READ_TIMEOUT_SECONDS if timeout is None else timeout
-    try:
-        async with asyncio.timeout(seconds):
-            await request
-    except TimeoutError:
-        return TimeoutMessage(target.silence)
-    except EtcdUnreachableError as e:
-        logger.debug("etcd not read key=%s reason=%r", target.key, e.reason)
-        return str(e)
-    except ClusterError as e:
-        return str(e)
-    except Exception as e:
-        logger.exception("etcd not asked key=%s", target.key)
-        return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
-    return None
-
-
-POLL_SECONDS = 5.0  # Between two looks at what is due, of all PDClusters
-
-ACTIVE_POLL_SECONDS = 10.0  # Between two reads while there is a mismatch
-
-UNREACHABLE_RETRY_SECONDS = 5.0  # Retry of an etcd that has not answered while a shrink is held
+    def records(self, workloads: Iterable[WorkloadState], now: float) -> WorkerRecords | None:
+        """The last answer, or error, as a plan takes it; None = neither yet."""
+        requested = {pod: now - since for pod, since in self.draining.items()}
+        if self.error is not None:
+            retry = self.retry_seconds
+            return WorkerRecords(requested=requested, error=self.error, again_seconds=retry)
+        last = self.last
+        if last is None:
+            return None
+        # since when each mismatch lasts; one that no read has shown is none yet
+        is_new, self.judged = self.reads != self.judged, self.reads
+        self.mismatched = {
+            pod: self.mismatched.get(pod, now)
+            for pod in find_mismatches(last.states, workloads)
+            if is_new or pod in self.mismatched
+        }
+        return WorkerRecords(
+            last.states,
+            frozenset(last.commands),
+            requested,
+            {pod: now - since for pod, since in self.mismatched.items()},
+            devices=last.devices,
+            disaggregation=last.disaggregation,
+        )
 
 
 @dataclass
 class EtcdView:
-    """Worker records, drain commands and reachability of one PDCluster's etcd."""
+    """Worker records, drain commands and reachability of one PDCluster's etcd.  It is read behind
+    the reconciles, once at a time.
+    """
 
     requests: EtcdRequests
     enqueue: Callable[[], None]  # enqueues the PDCluster
-    slots: ReadLimits = field(default_factory=ReadLimits)
+    limits: ReadLimits = field(default_factory=ReadLimits)
     clock: Callable[[], float] = time.monotonic  # seconds that only go forward
     # wall-clock time, in UTC, stored with commands for an operator that restarts
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _known: KnownRecords | None = None
-    reader: EtcdReader = field(init=False, repr=False)  # makes the reads
-
-    def __post_init__(self) -> None:
-        self.reader = EtcdReader(self.requests, self.enqueue, self.slots, self.clock, self.now)
+    reading: asyncio.Task[None] | None = None
+    _known: _Known | None = None
 
     def follow(self, target: EtcdTarget, *, is_tracked: bool) -> None:
         """Read between reconciles too: no event comes with a change of a worker record."""
         self._of(target).is_tracked = is_tracked
 
     async def error(self, target: EtcdTarget) -> str | None:
-        """Error of a given etcd that answers no read; None = it does.  Waits for a first read."""
+        """Error of a given etcd that answers no read; None = it does.  Waits for a first read, a
+        while and unless others do.
+        """
         known = self._of(target)
-        if not known.has_result:
-            self.reader.read_if_due(known, 0.0)
-            await self.reader.first_read()
-        if not known.has_result:
+        if known.last is None and known.error is None:
+            reading = self._begin_read(known, 0.0)
+            if reading is not None and not self.limits.waiting.locked():
+                async with self.limits.waiting:
+                    await asyncio.wait({reading}, timeout=FIRST_READ_TIMEOUT_SECONDS)
+        if known.last is None and known.error is None:
             return target.silence
         return known.error if known.is_down else None
 
@@ -194,8 +202,9 @@ class EtcdView:
             known.is_away = True
             found = known.records(workloads, self.clock())
             return found and replace(found, again_seconds=None)
-        is_mismatched = known.has_mismatch(workloads)
-        self.reader.read_if_due(known, ACTIVE_POLL_SECONDS if is_mismatched else known.idle_seconds)
+        states = known.last.states if known.last and known.error is None else None
+        is_mismatched = states is not None and find_mismatches(states, workloads)
+        self._begin_read(known, ACTIVE_POLL_SECONDS if is_mismatched else known.idle_seconds)
         return known.records(workloads, self.clock())
 
     async def fresh(
@@ -204,9 +213,9 @@ class EtcdView:
         """Read now.  One that did not answer is read behind; its answer enqueues the cluster."""
         known = self._of(target)
         if known.error is None:
-            await self.reader.read(known)
+            await self._read(known, READ_TIMEOUT_SECONDS)
         else:
-            self.reader.read_if_due(known, UNREACHABLE_RETRY_SECONDS)
+            self._begin_read(known, UNREACHABLE_RETRY_SECONDS)
         return known.records(workloads, self.clock())
 
     async def command(self, target: EtcdTarget, drain: Collection[str]) -> None:
@@ -214,27 +223,32 @@ class EtcdView:
         later.  A command that etcd does not take is missing in the next read, and written then.
         """
         known, now = self._of(target), self.clock()
-        known.commands.ask(drain, known.last.commands if known.last else (), now)
+        written = known.last.commands if known.last else {}
+        known.draining = {pod: known.draining.get(pod, now) for pod in drain}
+        spare = [pod for pod in written if pod not in drain]
+        known.undraining = {pod: known.undraining.get(pod, now) for pod in spare}
         if known.last is None or known.error is not None:
             return
-        desired = known.commands.missing(known.last.commands, now)
-        serve = known.commands.removable(now)
-        if not desired and not serve:
+        added = {
+            pod: self.now() - timedelta(seconds=now - since)
+            for pod, since in known.draining.items()
+            if pod not in written
+        }
+        serve = [
+            pod for pod, since in known.undraining.items() if now - since >= UNDRAIN_DELAY_SECONDS
+        ]
+        if not added and not serve:
             return
-        added = {pod: self.now() - timedelta(seconds=age) for pod, age in desired.items()}
-        logger.info(
-            "commands key=%s drain=%s serve=%s",
-            target.key,
-            ",".join(sorted(added)),
-            ",".join(sorted(serve)),
-        )
-        error = await error_of(target, self.requests.command(target, added, serve))
-        if error is None:
-            kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
-            known.last = replace(known.last, commands={**kept, **added})
-            known.known_turn = known.next_turn()
-        else:
-            self.reader.fail(known, error, is_down=known.is_down)
+        shown = ",".join(sorted(added)), ",".join(sorted(serve))
+        logger.info("commands key=%s drain=%s serve=%s", target.key, *shown)
+        request = self.requests.command(target, added, serve)
+        error = await _error_of(target, request, READ_TIMEOUT_SECONDS)
+        if error is not None:
+            known.failed(error, self.clock(), is_down=known.is_down)
+            return
+        kept = {pod: since for pod, since in known.last.commands.items() if pod not in serve}
+        known.last = replace(known.last, commands={**kept, **added})
+        known.known_turn = known.next_turn()
 
     async def remove(self, target: EtcdTarget, pods: Collection[str]) -> None:
         """Remove the records of pods that do not exist, as they were last read."""
@@ -242,7 +256,8 @@ class EtcdView:
         if not pods or known.last is None or known.error is not None:
             return
         records = [stored for pod, stored in known.last.records.items() if pod in pods]
-        error = await error_of(target, self.requests.remove(target, records))
+        request = self.requests.remove(target, records)
+        error = await _error_of(target, request, READ_TIMEOUT_SECONDS)
         if error is not None:
             logger.warning("records not removed key=%s error=%s", target.key, error)
         known.at = None  # read again
@@ -253,12 +268,12 @@ class EtcdView:
         known = self._known
         if known is None:
             return ()
-        return None if known.mismatched or known.commands.is_any else known.seen
+        return None if known.mismatched or known.draining or known.undraining else known.seen
 
     def read_if_due(self) -> None:
         """Start a read that a reconcile would start."""
         if self._known is not None and not self._known.is_away:
-            self.reader.read_if_due(self._known, self._known.idle_seconds)
+            self._begin_read(self._known, self._known.idle_seconds)
 
     def poll(self) -> None:
         """Start a read that is due without a reconcile.  One that is run for the cluster and known
@@ -267,36 +282,88 @@ class EtcdView:
         known = self._known
         if known is None:
             return
-        if known.target.is_external or (
-            known.is_tracked and (known.error is not None or not known.is_away)
-        ):
-            self.reader.read_if_due(known, known.idle_seconds)
+        is_polled = known.is_tracked and (known.error is not None or not known.is_away)
+        if known.target.is_external or is_polled:
+            self._begin_read(known, known.idle_seconds)
 
     def stop(self) -> asyncio.Task[None] | None:
-        return self.reader.stop()
+        reading, self.reading = self.reading, None
+        if reading is not None:
+            reading.cancel()
+        return reading
 
     async def end(self) -> None:
+        """Take back the commands of a cluster that is gone."""
         self.stop()
         known, self._known = self._known, None
-        if (
-            known is None
-            or known.last is None
-            or not known.last.commands
-            or known.error is not None
-        ):
+        if known is None or known.error is not None or not (known.last and known.last.commands):
             return
         pods = known.last.commands
-        error = await error_of(known.target, self.requests.command(known.target, {}, pods))
+        request = self.requests.command(known.target, {}, pods)
+        error = await _error_of(known.target, request, READ_TIMEOUT_SECONDS)
         if error is not None:  # as of an etcd that went with its cluster
-            logger.info(
-                "commands left key=%s pods=%s error=%s",
-                known.target.key,
-                ",".join(sorted(pods)),
-                error,
-            )
+            names = ",".join(sorted(pods))
+            logger.info("commands left key=%s pods=%s error=%s", known.target.key, names, error)
 
-    def _of(self, target: EtcdTarget) -> KnownRecords:
+    def _of(self, target: EtcdTarget) -> _Known:
         if self._known is None or self._known.target != target:
             self.stop()
-            self._known = KnownRecords(target)
+            self._known = _Known(target)
         return self._known
+
+    def _begin_read(self, known: _Known, seconds: float) -> asyncio.Task[None] | None:
+        """Start a read, unless one is under way or has ended less than so many seconds ago; returns
+        the one that is under way.
+        """
+        is_due = known.at is None or self.clock() - known.at >= seconds
+        if is_due and self.reading is None:
+            name = f"records of {known.target.key}"
+            self.reading = asyncio.create_task(self._read_behind(known), name=name)
+        return self.reading
+
+    async def _read_behind(self, known: _Known) -> None:
+        before = known.seen
+        try:
+            async with contextlib.nullcontext() if known.target.is_external else self.limits.reads:
+                await self._read(known, BACKGROUND_TIMEOUT_SECONDS)
+        finally:
+            if self.reading is asyncio.current_task():
+                self.reading = None
+        if known.seen != before:
+            self.enqueue()
+
+    async def _read(self, known: _Known, seconds: float) -> None:
+        turn = known.next_turn()
+
+        async def read_once() -> None:
+            found = await self.requests.registered(known.target)
+            known.reads += 1
+            if turn > known.known_turn:
+                known.last, known.known_turn = found, turn
+
+        error = await _error_of(known.target, read_once(), seconds)
+        if error is None:
+            if known.error is not None:
+                logger.info("etcd answers again key=%s", known.target.key)
+            known.answered(self.clock(), self.now())
+        elif turn > known.known_turn:  # else a later read has answered
+            is_cut = isinstance(error, _TimeoutMessage) and seconds < BACKGROUND_TIMEOUT_SECONDS
+            known.failed(error, self.clock(), is_down=known.is_down if is_cut else True)
+
+
+async def _error_of(target: EtcdTarget, request: Awaitable[object], seconds: float) -> str | None:
+    """Return the error of a request as a sentence; None = there was none."""
+    try:
+        async with asyncio.timeout(seconds):
+            await request
+    except TimeoutError:
+        return _TimeoutMessage(target.silence)
+    except EtcdUnreachableError as e:
+        logger.debug("etcd not read key=%s reason=%r", target.key, e.reason)
+        return str(e)
+    except ClusterError as e:
+        return str(e)
+    except Exception as e:
+        logger.exception("etcd not asked key=%s", target.key)
+        return f"{target} cannot be asked ({type(e).__name__}); the operator's log says more"
+    return None

@@ -9,22 +9,24 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pdcluster_api.apiserver.client import ApiClient
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, Key
+from pdcluster_api.apiserver.errors import ClusterError, UnavailableError, failure_of
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, PDCLUSTER, SECRET, Key
 from pdcluster_api.apiserver.observe import Live, as_it_runs, managed_etcd, observe
+from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
 from pdcluster_api.plan.status.discovery import discovery_answers
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
-from pdcluster_operator.reconcile.fingerprint import ObservedInputs
-from pdcluster_operator.reconcile.key_secret import KEY_SECRET_POLL_SECONDS, KeySecret
-from pdcluster_operator.reconcile.records import Snapshots
-from pdcluster_operator.reconcile.session import Session
+from pdcluster_operator.reconcile.rendering import Records
+from pdcluster_operator.reconcile.session import ObservedInputs, Session
+from pdcluster_schema import conditions
 from pdcluster_schema.load import parse_stored
 from pdcluster_schema.pdcluster import PDCluster
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
+KEY_SECRET_POLL_SECONDS = 15.0
 
 # A slice of long work ends with the first item after this time: one takes up to as much again
 SLICE_SECONDS = 0.05
@@ -39,6 +41,7 @@ class Observation:
     """One PDCluster as it is."""
 
     live: Live
+    owner: Owner  # of its children: the PDCluster itself
     cluster: PDCluster
     observed: Observed
     inputs: ObservedInputs  # what the observation started from
@@ -57,20 +60,18 @@ class ParsedClusters:
     def of(self, live: Live) -> PDCluster:
         """The object, parsed.  Raises InvalidObjectError."""
         version = live.uid, live.body["metadata"].get("generation", 0)
-        cluster = self._parsed.pop(version, None) or _parse(live)
+        cluster = self._parsed.pop(version, None)
+        if cluster is None:
+            cluster, unknown = parse_stored(live.body)
+            if unknown:
+                names = ",".join(unknown)
+                logger.warning(
+                    "ignored fields of another version key=%s fields=%s", live.key, names
+                )
         self._parsed[version] = cluster
         if len(self._parsed) > MAX_PARSED:
             self._parsed.popitem(last=False)
         return cluster
-
-
-def _parse(live: Live) -> PDCluster:
-    cluster, unknown = parse_stored(live.body)
-    if unknown:
-        logger.warning(
-            "ignored fields of another version key=%s fields=%s", live.key, ",".join(unknown)
-        )
-    return cluster
 
 
 async def in_slices(
@@ -106,16 +107,19 @@ async def live_cluster(client: ApiClient, cache: Cache, key: Key) -> Live | None
 
 
 async def observe_cluster(
-    live: Live, parsed: ParsedClusters, session: Session, key_secret: KeySecret, change: int
+    client: ApiClient, live: Live, parsed: ParsedClusters, session: Session, change: int
 ) -> Observation:
-    """Read everything.  Raises UnavailableError and InvalidObjectError."""
+    """Read everything.  change: number of the cache's last one, before `live` was read from it
+    Raises UnavailableError and InvalidObjectError.
+    """
     cluster = as_it_runs(parsed.of(live), live)
+    owner = Owner(live.key.name, live.key.namespace, live.uid)
     faults, requeue_after = await session.pod_faults.of(live)
     target, secret = EtcdTarget.of(cluster), cluster.spec.service.api_key_secret
-    key_fault = await key_secret.fault(live.key.namespace, secret)
+    key_fault = await key_secret_fault(client, live.key.namespace, secret)
     # last: what etcd says while anything else is waited for would be known, and not planned for
     discovery = await _discovery(live, cluster, target, session, faults)
-    outdated = Snapshots(cluster, live, owner_of(live)).outdated()
+    outdated = Records(cluster, live, owner).outdated()
     observed: Observed = observe(
         live, discovery=discovery, faults=faults, outdated=outdated, key_fault=key_fault
     )
@@ -125,24 +129,17 @@ async def observe_cluster(
     observed = replace(observed, decision=session.autoscaling.follow(cluster, observed))
     session.etcd.follow(target, is_tracked=cluster.spec.roles.prefill is not None)
     records = session.etcd.last(target, observed.workloads, is_up=discovery_answers(discovery))
-    times = [
-        seconds
-        for seconds in (requeue_after, KEY_SECRET_POLL_SECONDS if key_fault else None)
-        if seconds is not None
-    ]
     observed = replace(observed, worker_records=records)
+    if key_fault is not None:
+        requeue_after = min(KEY_SECRET_POLL_SECONDS, requeue_after or KEY_SECRET_POLL_SECONDS)
     inputs = ObservedInputs(change, session.etcd.standing, faults, secret)
-    return Observation(live, cluster, observed, inputs, target, min(times, default=None))
+    return Observation(live, owner, cluster, observed, inputs, target, requeue_after)
 
 
 async def refresh_records(found: Observation, session: Session) -> Observation:
     """Read the worker records again: an old read is no ground to remove a worker."""
     records = await session.etcd.fresh(found.target, found.observed.workloads)
     return replace(found, observed=replace(found.observed, worker_records=records), is_fresh=True)
-
-
-def owner_of(live: Live) -> Owner:
-    return Owner(live.key.name, live.key.namespace, live.uid)
 
 
 async def _discovery(
@@ -159,3 +156,36 @@ async def _discovery(
     state = managed_etcd(live, f"{live.key.name}-etcd", etcd.replicas, faults)
     is_full = session.etcd.is_full(target)
     return replace(state, is_full=is_full, in_memory=etcd.storage is None)
+
+
+async def key_secret_fault(client: ApiClient, namespace: str, name: str | None) -> Problem | None:
+    """Problem of a Secret of API keys without a usable key, or that cannot be read; without a key
+    every request is refused.  None = there is a key, or no Secret is named. It is the user's and
+    not watched, so it is read in each reconcile. Raises UnavailableError.
+    """
+    if name is None:
+        return None
+    try:
+        secret = StoredSecret.of(await client.find(SECRET, namespace, name))
+    except UnavailableError:
+        raise
+    except ClusterError as e:
+        failure = failure_of(e, f"Secret {name}")
+        message = f"{failure.object} of service.apiKeySecret cannot be read: {failure.message}"
+        return Problem(failure.reason, message)
+    if secret is None:
+        wrong = "does not exist: make it with a key in each of its values"
+    elif not any(is_key(entry, value) for entry, value in secret.data.items()):
+        wrong = "holds no key: give it one word of printable ASCII in each of its values"
+    else:
+        return None
+    message = (
+        f"Secret {name} of service.apiKeySecret {wrong}, or leave apiKeySecret out; until then "
+        "every request is refused"
+    )
+    return Problem(conditions.CONFIGURATION_REFUSED, message)
+
+
+def is_key(entry: str, value: bytes) -> bool:
+    key = value.strip()
+    return not entry.startswith(".") and bool(key) and all(33 <= byte <= 126 for byte in key)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from math import inf
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.container_ends import refusal_of
@@ -47,25 +46,20 @@ class FailedCreates:
     async def of(self, namespace: str) -> _Read:
         """(time, message) by uid of the StatefulSet; an error when it is refused."""
         async with self._reading:
-            when, read = self._read.get(namespace, (-inf, {}))
-            if self.clock() - when >= EVENTS_KEPT_SECONDS:
+            oldest = self.clock() - EVENTS_KEPT_SECONDS
+            self._read = {space: kept for space, kept in self._read.items() if kept[0] > oldest}
+            if namespace not in self._read:
                 read = await self._list(namespace)
-                self._read = {
-                    space: kept
-                    for space, kept in self._read.items()
-                    if self.clock() - kept[0] < EVENTS_KEPT_SECONDS
-                }
                 self._read[namespace] = self.clock(), read
-        return read
+            return self._read[namespace][1]
 
     async def _list(self, namespace: str) -> _Read:
         newest: dict[str, tuple[str, str]] = {}
         try:
             async for event in self.client.list(CORE_EVENT, namespace, fields=_FIELDS):
                 uid = event["involvedObject"].get("uid", "")
-                newest[uid] = max(
-                    newest.get(uid, _NEVER), (_time_of(event), event.get("message") or "")
-                )
+                found = _time_of(event), event.get("message") or ""
+                newest[uid] = max(newest.get(uid, _NEVER), found)
         except UnavailableError:
             raise
         except ClusterError as e:
@@ -79,71 +73,49 @@ class PodFaults:
     """Start of the shortage of pods of each StatefulSet of one PDCluster."""
 
     events: FailedCreates
-    clock: Callable[[], float] = time.monotonic  # monotonic seconds
+    clock: Callable[[], float] = time.monotonic
     # wall-clock time, which is what events have
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _short_since: dict[str, float] = field(default_factory=dict)
-    # by name, of all StatefulSets that there are
-    _uids: dict[str, str] = field(default_factory=dict)
+    _uids: dict[str, str] = field(default_factory=dict)  # by name, of all StatefulSets
     # uids of StatefulSets whose last shortage, if any, was observed from its start
     _seen: set[str] = field(default_factory=set)
 
     async def of(self, live: Live) -> tuple[dict[str, Problem], float | None]:
         """Problems by name of the StatefulSet, and seconds until the next read (None = no need)."""
-        self._observe(live.own("StatefulSet"), self.clock())
+        sets, now = live.own("StatefulSet"), self.clock()
+        short = [name for name, body in sets.items() if is_short_of_pods(body)]
+        self._short_since = {name: self._short_since.get(name, now) for name in short}
+        self._uids = {name: str(body["metadata"]["uid"]) for name, body in sets.items()}
+        whole = {uid for name, uid in self._uids.items() if name not in self._short_since}
+        self._seen = (self._seen | whole) & set(self._uids.values())
         return await self.again(live.key.namespace)
 
     async def again(self, namespace: str) -> tuple[dict[str, Problem], float | None]:
         """The same of the StatefulSets that were seen last."""
-        now = self.clock()
-        if not self._short_since:
-            return {}, None
-        overdue = [
-            name
-            for name, since in self._short_since.items()
-            if now - since >= SHORTAGE_GRACE_SECONDS
-        ]
-        requeue_after = self._requeue_after(
-            now, is_all_overdue=len(overdue) == len(self._short_since)
-        )
+        now, since = self.clock(), self._short_since
+        overdue = [name for name in since if now - since[name] >= SHORTAGE_GRACE_SECONDS]
         if not overdue:
-            return {}, requeue_after
+            return {}, SHORTAGE_GRACE_SECONDS if since else None
+        requeue_after = SHORTAGE_GRACE_SECONDS
+        if len(overdue) == len(since):
+            lasted = now - max(since.values())
+            requeue_after = min(MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, lasted))
         read = await self.events.of(namespace)
         if isinstance(read, ClusterError):
             return dict.fromkeys(overdue, _unknown(read)), requeue_after
-        found = {name: read.get(self._uids[name], _NEVER) for name in overdue}
-        faults = {
-            name: refusal_of(message)
-            for name, (when, message) in found.items()
-            if message
-            and (self._uids[name] not in self._seen or when >= self._stamp(self._short_since[name]))
-        }
+        faults: dict[str, Problem] = {}
+        for name in overdue:
+            uid = self._uids[name]
+            when, message = read.get(uid, _NEVER)
+            if message and (uid not in self._seen or when >= self._stamp(since[name])):
+                faults[name] = refusal_of(message)
         return faults, requeue_after
-
-    def _observe(self, sets: Mapping[str, Body], now: float) -> None:
-        self._short_since = {
-            name: self._short_since.get(name, now)
-            for name, body in sets.items()
-            if is_short_of_pods(body)
-        }
-        seen = self._seen | {
-            _uid(body) for name, body in sets.items() if name not in self._short_since
-        }
-        self._uids = {name: _uid(body) for name, body in sets.items()}
-        self._seen = seen & set(self._uids.values())
-
-    def _requeue_after(self, now: float, *, is_all_overdue: bool) -> float:
-        if not is_all_overdue:
-            return SHORTAGE_GRACE_SECONDS
-        return min(
-            MAX_EVENTS_POLL_SECONDS, max(EVENTS_POLL_SECONDS, now - max(self._short_since.values()))
-        )
 
     def _stamp(self, since: float) -> str:
         """The time on our monotonic clock as events write it, earlier by what clocks may differ."""
-        return (self.now() - timedelta(seconds=self.clock() - since + SKEW_SECONDS)).strftime(
-            "%Y-%m-%dT%H:%M:%S"
-        )
+        age = timedelta(seconds=self.clock() - since + SKEW_SECONDS)
+        return (self.now() - age).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _unknown(error: ClusterError) -> Problem:
@@ -151,13 +123,6 @@ def _unknown(error: ClusterError) -> Problem:
     return Problem(conditions.PODS_REFUSED, f"{message}; {error.fix}" if error.fix else message)
 
 
-def _uid(body: Body) -> str:
-    return str(body["metadata"]["uid"])
-
-
 def _time_of(event: Body) -> str:
-    return str(
-        event.get("lastTimestamp")
-        or event.get("eventTime")
-        or event["metadata"]["creationTimestamp"]
-    )
+    time = event.get("lastTimestamp") or event.get("eventTime")
+    return str(time or event["metadata"]["creationTimestamp"])

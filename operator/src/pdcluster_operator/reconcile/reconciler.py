@@ -15,18 +15,17 @@ from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent, StatusPlan
 from pdcluster_api.plan.status.events import cut_short
 from pdcluster_operator.queue.runner import Done
-from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
-from pdcluster_operator.reconcile.key_secret import KeySecret
+from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier, certificates_end
 from pdcluster_operator.reconcile.metrics import ControllerMetrics
 from pdcluster_operator.reconcile.observation import (
     Observation,
     ParsedClusters,
+    key_secret_fault,
     live_cluster,
     observe_cluster,
     refresh_records,
 )
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.reconcile.tls import certificates_end
 from pdcluster_operator.writes.events import EventRecorder
 from pdcluster_schema import conditions
 from pdcluster_schema.errors import InvalidObjectError
@@ -40,7 +39,6 @@ class Reconciler:
 
     applier: PlanApplier
     sessions: Sessions
-    key_secret: KeySecret
     events: EventRecorder
     metrics: ControllerMetrics
     parsed: ParsedClusters = field(default_factory=ParsedClusters)
@@ -55,19 +53,21 @@ class Reconciler:
         # 5. Report: plan the status with what was refused, write it if it differs, post events.
         #    That of a new object waits for the next reconcile, which sees its children.
         # 6. Mark the fingerprint of step 4 as at rest; come back when something falls due.
-        cache = self.applier.cache
+        cache, client = self.applier.cache, self.applier.client
         try:
             if (unchanged := await self._unchanged(key)) is not None:
                 return unchanged
             # before it is observed: what changes during that is seen by the next reconcile
             change = cache.change(key)
-            live = await live_cluster(self.applier.client, cache, key)
+            live = await live_cluster(client, cache, key)
             if live is None or live.is_going:
                 self._forget(key)
                 return Done()
             session = self._session(live)
             try:
-                found = await observe_cluster(live, self.parsed, session, self.key_secret, change)
+                found = await observe_cluster(
+                    self.applier.client, live, self.parsed, session, change
+                )
             except InvalidObjectError as e:
                 return await self._report_invalid(live, session, e)
             done = await self._apply(found, session)
@@ -84,7 +84,9 @@ class Reconciler:
         if plan.reports_first:
             await self._report(found.live, session, plan_status(desired))
             return Done(requeue_after_seconds=0.0, wrote=True)
-        self._show(found, plan)
+        serving = serving_replicas(found.cluster, plan)
+        self.metrics.show_cluster(found.live.key, serving, found.cluster.spec.qos.slo)
+        self.metrics.show_certificates(found.live.key, certificates_end(found.live))
         result = await self.applier.apply(found, plan, session)
         self.metrics.drains_cut.labels(*found.live.key).inc(len(result.cut))
         if _is_just_made(found, result, session):
@@ -99,9 +101,8 @@ class Reconciler:
         is_reported = await self._report(found.live, session, report, events)
         if result.conflict is not None:
             raise result.conflict
-        planned = _earliest(
-            report.requeue_after_seconds, session.verification.verify(report.verify, found.live)
-        )
+        verify_after = session.verification.verify(report.verify, found.live)
+        planned = _earliest(report.requeue_after_seconds, verify_after)
         due = _earliest(result.requeue_after_seconds, planned)
         if session.fingerprint and not is_reported and _is_quiet(found, plan, report, session):
             now = self.applier.now()
@@ -127,16 +128,15 @@ class Reconciler:
         None = it may find something else.
         """
         session, now = self.sessions.find(key), self.applier.now()
-        fingerprint = None if session is None else session.fingerprint
-        if session is None or fingerprint is None or fingerprint.observed is None:
+        fingerprint = session and session.fingerprint
+        if not session or not fingerprint or fingerprint.observed is None:
             return None
         before, left = fingerprint.observed, fingerprint.rest_seconds(now)
-        known = (self.applier.cache.change(key), session.etcd.standing)
-        if known != (before.change, before.etcd) or not left:
+        known = self.applier.cache.change(key), session.etcd.standing
+        is_decided = session.autoscaling.has_decided or session.verification.has_outcome
+        if known != (before.change, before.etcd) or not left or is_decided:
             return None
-        if session.autoscaling.has_decided or session.verification.has_outcome:
-            return None
-        if await self.key_secret.fault(key.namespace, before.key_secret):
+        if await key_secret_fault(self.applier.client, key.namespace, before.key_secret):
             return None
         faults, seconds = await session.pod_faults.again(key.namespace)
         if faults != before.faults:
@@ -157,9 +157,8 @@ class Reconciler:
     async def _report(
         self, live: Live, session: Session, report: StatusPlan, others: Iterable[PlannedEvent] = ()
     ) -> bool:
-        entries = report.status.get("conditions", ())
-        found = (each["status"] for each in entries if each["type"] == conditions.READY)
-        ready = next(found, "Unknown")
+        found = {each["type"]: each["status"] for each in report.status.get("conditions", ())}
+        ready = found.get(conditions.READY, "Unknown")
         self.metrics.show_ready(session.ready, ready)
         self.metrics.show_status(live.key, report.status)
         session.ready = ready
@@ -170,11 +169,6 @@ class Reconciler:
         events = (*report.events, *others)
         posted = [await self.events.post(live.body, event) for event in events]
         return changed or any(posted)
-
-    def _show(self, found: Observation, plan: ClusterPlan) -> None:
-        serving = serving_replicas(found.cluster, plan)
-        self.metrics.show_cluster(found.live.key, serving, found.cluster.spec.qos.slo)
-        self.metrics.show_certificates(found.live.key, certificates_end(found.live))
 
     def _session(self, live: Live) -> Session:
         """The session of the object, and not that of an earlier one of its name."""

@@ -1,71 +1,181 @@
-"""From a plan to manifests: everything of a cluster that should exist.  Pure."""
+"""From a plan to manifests: everything of a cluster that should exist. Pure. A workload is rendered
+once, into its record: then that is the only source of its StatefulSet and engine file, so that a
+new operator or default image changes nothing that runs.
+"""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from pdcluster_api.apiserver.kinds import Body
 from pdcluster_api.apiserver.observe import Live, workload_of
+from pdcluster_api.manifests.objects import new_object
 from pdcluster_api.manifests.render import (
     Owner,
     RenderSettings,
+    hashed_record,
+    image_of_record,
+    is_of_pool,
+    pool_of_engine,
+    render_record,
     render_scaler,
     render_shared,
     render_workload,
 )
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
-from pdcluster_operator.reconcile.records import Records
 from pdcluster_operator.writes.actions import ObjectName
 from pdcluster_operator.writes.drift import Manifest
 from pdcluster_schema.conditions import APPLY_FAILED
+from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of
+from pdcluster_schema.revision import revision_of, template_hash, written_names
+from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.workload import WorkloadId
+
+
+@dataclass(frozen=True)
+class Records:
+    """Sources of the records of one PDCluster.  One that was deleted is made again from what runs,
+    else from the spec of the same revision.
+    """
+
+    cluster: PDCluster
+    live: Live
+    owner: Owner
+    default_image: str = ""  # of a new revision that names none
+    # whether the etcd's TLS Secret has a client certificate; None = not known yet, and no record
+    # can be made from the spec
+    has_client_certificate: bool | None = False
+
+    def is_missing(self, workload: WorkloadId) -> bool:
+        """Return whether it would have to be rendered from the spec."""
+        return self._known(workload) is None
+
+    def outdated(self) -> frozenset[WorkloadId]:
+        """Workloads of the newest revision whose pool is declared otherwise now."""
+        return frozenset(
+            workload
+            for workload, pool in self._declared().items()
+            if (record := self._known(workload))
+            and not is_of_pool(record, self.cluster, workload.role, pool)
+        )
+
+    def of(self, workload: WorkloadId) -> Body | None:
+        """The record of a workload; None when it cannot be made now."""
+        record = self._known(workload) or self._new(workload)
+        if record is None or workload.revision != revision_of(self.cluster.spec):
+            return record
+        return hashed_record(record, template_hash(self.cluster.spec, workload.role))
+
+    def _declared(self) -> Mapping[WorkloadId, PoolSpec]:
+        name, revision = self.cluster.metadata.name, revision_of(self.cluster.spec)
+        return {
+            WorkloadId(name, role, pool.name, revision): pool
+            for role, spec in self.cluster.spec.roles.present().items()
+            for pool in spec.pools
+        }
+
+    def _known(self, workload: WorkloadId) -> Body | None:
+        """The record that there is; of a workload that has lost it, as what runs says.  Declared
+        routers without one are made from the spec.
+        """
+        is_declared_router = workload.role == ROUTER and workload in self._declared()
+        found = (
+            self._router(workload, is_declared=is_declared_router)
+            if workload.role == ROUTER
+            else self.live.own("ControllerRevision").get(workload.name)
+        )
+        return found if found is not None or is_declared_router else self._of_what_runs(workload)
+
+    def _router(self, workload: WorkloadId, *, is_declared: bool) -> Body | None:
+        records = sorted(self.live.own("ControllerRevision").items())
+        found = [record for _, record in records if workload_of(record) == workload]
+        if not is_declared:
+            return next(iter(found), None)
+        # an older operator had routers in the revision: they are as declared if that is unchanged
+        is_unchanged = workload.revision in written_names(self.cluster.spec)
+        hashed = template_hash(self.cluster.spec, ROUTER)
+        by_hash = {each["metadata"]["labels"].get(TEMPLATE_HASH): each for each in reversed(found)}
+        return by_hash.get(hashed) or (by_hash.get(None) if is_unchanged else None)
+
+    def _of_what_runs(self, workload: WorkloadId) -> Body | None:
+        """From StatefulSet and engine file; the API server's defaults in it change nothing."""
+        running = self.live.own("StatefulSet").get(workload.name)
+        engine = self.live.own("ConfigMap").get(workload.name)
+        if running is None or engine is None:
+            return None
+        containers = running["spec"]["template"]["spec"]["containers"]
+        worker = next((each for each in containers if each["name"] == "worker"), containers[0])
+        marks = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
+        spec = {key: value for key, value in running["spec"].items() if key != "replicas"}
+        data = {
+            "image": worker["image"],
+            "pool": pool_of_engine(engine),
+            "statefulSet": {"metadata": {"labels": marks}, "spec": spec},
+            "engineConfig": {"metadata": {"labels": marks}, "data": engine["data"]},
+        }
+        kind = "apps/v1/ControllerRevision"
+        return new_object(kind, workload.name, self.owner, marks, revision=1, data=data)
+
+    def _new(self, workload: WorkloadId) -> Body | None:
+        has_certificate = self.has_client_certificate
+        if has_certificate is None or workload not in self._declared():
+            return None
+        image = self.cluster.spec.image.name or self._image(workload.revision)
+        return render_record(
+            self.cluster, workload, self.owner, image, etcd_client_certificate=has_certificate
+        )
+
+    def _image(self, revision: str) -> str:
+        """That of the other workloads of a revision."""
+        for _, record in sorted(self.live.own("ControllerRevision").items()):
+            found = workload_of(record)
+            if found is not None and found.revision == revision:
+                return image_of_record(record)
+        return self.default_image
 
 
 @dataclass(frozen=True)
 class Rendering:
     """Inputs of the manifests of one PDCluster."""
 
-    cluster: PDCluster
-    owner: Owner
-    site: RenderSettings
     records: Records
+    site: RenderSettings
     # workloads whose StatefulSet waits until the pods of an earlier one have ended
     ending: Collection[WorkloadId] = ()
 
     def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
         """Everything but the Secrets, each rendered when it is asked for."""
+        owner, outdated = self.records.owner, self.records.outdated()
         yield from render_shared(
-            self.cluster,
-            self.owner,
+            self.records.cluster,
+            owner,
             self.site,
             plan.serving,
             serving_role=plan.serving_role,
             records=self.records.live.own("ControllerRevision").values(),
             budgets=plan.budgets,
         )
-        yield from self._workloads(plan)
-        for scaler in plan.scalers:
-            yield render_scaler_of(self.owner, scaler)
-
-    def unrenderable(self, plan: ClusterPlan) -> list[WorkloadId]:
-        """Running workloads that lack too much for their manifests: they are left alone."""
-        outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
-        found = [
-            workload.id
-            for workload in plan.workloads
-            if workload.id not in outdated and _is_kept(running.get(workload.id.name))
-        ]
-        return [workload for workload in found if self.records.of(workload) is None]
-
-    def _workloads(self, plan: ClusterPlan) -> Iterator[Manifest]:
-        outdated = self.records.outdated()
         for workload in plan.workloads:
             record = None if workload.id in outdated else self.records.of(workload.id)
             if record is not None:
                 yield record
-                stateful_set, engine = render_workload(record, workload.replicas, self.owner)
+                stateful_set, engine = render_workload(record, workload.replicas, owner)
                 yield from [engine] if workload.id in self.ending else [stateful_set, engine]
+        for scaler in plan.scalers:
+            yield render_scaler_of(owner, scaler)
+
+    def unrenderable(self, plan: ClusterPlan) -> list[WorkloadId]:
+        """Running workloads that lack too much for their manifests: they are left alone."""
+        outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
+        kept = {
+            name for name, each in running.items() if "deletionTimestamp" not in each["metadata"]
+        }
+        return [
+            each.id
+            for each in plan.workloads
+            if each.id.name in kept and each.id not in outdated and self.records.of(each.id) is None
+        ]
 
 
 def objects_of(workload: WorkloadId) -> list[ObjectName]:
@@ -89,28 +199,21 @@ def record_lost(workload: WorkloadId, cluster: PDCluster) -> WriteFailure:
         "its record and its engine file are lost and cannot be made again now: it is left as it "
         "is, and no new pod of it can start"
     )
-    return WriteFailure(
-        f"StatefulSet {workload.name}", APPLY_FAILED, f"{message}; {_fix(workload, cluster)}"
-    )
+    text = f"{message}; {_fix(workload, cluster)}"
+    return WriteFailure(f"StatefulSet {workload.name}", APPLY_FAILED, text)
 
 
 def _fix(workload: WorkloadId, cluster: PDCluster) -> str:
-    spec, tls_secret = (
-        cluster.spec.roles.present().get(workload.role),
-        cluster.spec.discovery.etcd.tls_secret,
-    )
+    spec = cluster.spec.roles.present().get(workload.role)
     if workload.revision != revision_of(cluster.spec):
         return "let the roll out end, or change a setting, so that others take its place"
     if spec is None or all(pool.name != workload.pool for pool in spec.pools):
         return "it goes when all declared pools of its role are ready"
+    tls_secret = cluster.spec.discovery.etcd.tls_secret
     return (
         f"make sure that Secret {tls_secret} of discovery.etcd.tlsSecret exists and that the "
         "operator may read it"
     )
-
-
-def _is_kept(stateful_set: Manifest | None) -> bool:
-    return stateful_set is not None and "deletionTimestamp" not in stateful_set["metadata"]
 
 
 def render_scaler_of(owner: Owner, scaler: ScalerPlan) -> Manifest:

@@ -25,15 +25,6 @@ _OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})  # Metadata that e
 
 
 @dataclass(frozen=True)
-class Scalers:
-    """Result of the scalers' statuses."""
-
-    wrote: bool = False  # one was written, or tried to be
-    failures: tuple[WriteFailure, ...] = ()  # refused writes
-    conflict: ConflictError | None = None  # of a scaler that changed meanwhile
-
-
-@dataclass(frozen=True)
 class Statuses:
     """Writes statuses, and puts the answers into the cache."""
 
@@ -62,8 +53,12 @@ class Statuses:
         self.cache.put(kind.name, found)
         raise ConflictError(f"{kind} {metadata['name']} is another one now, or is being changed")
 
-    async def write_scalers(self, live: Live, session: Session, plan: ClusterPlan) -> Scalers:
-        """The status of the scalers that exist; one that was just made follows."""
+    async def write_scalers(
+        self, live: Live, session: Session, plan: ClusterPlan
+    ) -> tuple[bool, list[WriteFailure], ConflictError | None]:
+        """The status of the scalers that exist; one that was just made follows.  Returns whether
+        one was written, or tried to be, what was refused, and a conflict of one that changed.
+        """
         wrote, refused, conflict = False, list[WriteFailure](), None
         bodies = {
             (body["spec"]["role"], body["spec"]["pool"]): body
@@ -80,27 +75,23 @@ class Statuses:
             except ConflictError as e:
                 wrote, conflict = True, e
             except ClusterError as e:
-                refused.append(failure_of(e, f"status of PDPoolScaler {body['metadata']['name']}"))
-                logger.warning(
-                    "refused status object=%s namespace=%s error=%s",
-                    body["metadata"]["name"],
-                    live.key.namespace,
-                    e,
-                )
-        return Scalers(wrote, tuple(refused), conflict)
+                name = body["metadata"]["name"]
+                refused.append(failure_of(e, f"status of PDPoolScaler {name}"))
+                where = live.key.namespace
+                logger.warning("refused status object=%s namespace=%s error=%s", name, where, e)
+        return wrote, refused, conflict
 
     def after(self, live: Live) -> Live | None:
         """The same with the scalers' new statuses; None = a scaler has changed otherwise."""
-        children = []
-        for body in live.children:
-            found = body
-            if body["kind"] == POOL_SCALER.name:
-                metadata = body["metadata"]
-                now = self.cache.get(POOL_SCALER.name, metadata["namespace"], metadata["name"])
-                if now is None or _without_status(now) != _without_status(body):
-                    return None
-                found = now
-            children.append(found)
+        children = list(live.children)
+        for position, body in enumerate(children):
+            if body["kind"] != POOL_SCALER.name:
+                continue
+            metadata = body["metadata"]
+            now = self.cache.get(POOL_SCALER.name, metadata["namespace"], metadata["name"])
+            if now is None or _without_status(now) != _without_status(body):
+                return None
+            children[position] = now
         return Live(live.body, children)
 
 

@@ -34,20 +34,14 @@ class _WriteConflict:
     failure: WriteFailure
     tried: dict[str, float] = field(default_factory=dict)
 
-    def is_over(self, now: float) -> bool:
-        """Return whether the other writer would have come again since."""
-        return all(now - when > SETTLED_SECONDS for when in self.tried.values())
-
 
 @dataclass
 class WriteConflicts:
     """Times of equal writes to the objects of one PDCluster, and those that are fought over."""
 
     clock: Callable[[], float] = time.monotonic
-    # of each object, by the hash of its name, the hash of its last write, and the times of the same
-    # one before any other.  Hashes, since a new PDCluster has some twenty of them, and few objects
-    # are ever fought over
-    _written: dict[int, tuple[int, *tuple[float, ...]]] = field(default_factory=dict)
+    # of each object the digest of its last write, and the times of the same one before any other
+    _written: dict[ObjectName, tuple[str, list[float]]] = field(default_factory=dict)
     _conflicts: dict[ObjectName, _WriteConflict] = field(default_factory=dict)
 
     def sift(
@@ -56,14 +50,28 @@ class WriteConflicts:
         """Actions to carry out now, and a failure for each object that is fought over.  Such an
         object is written once in a window. Nothing is deleted while a Service is among them.
         """
-        self._forget_old()
-        actions = list(actions)
-        self._update_conflicts([action for action in actions if action.verb in _REVERTS], children)
+        actions, now = list(actions), self.clock()
+        self._forget_old(now)
+        reverts = {_name(action): action for action in actions if action.verb in _REVERTS}
+        # one is over when the other writer would have come again since
+        self._conflicts = {
+            name: conflict
+            for name, conflict in self._conflicts.items()
+            if name in reverts
+            or any(now - when <= SETTLED_SECONDS for when in conflict.tried.values())
+        }
+        bodies = {str(body["metadata"]["uid"]): body for body in children}
+        for name, action in reverts.items():
+            digest = _digest(action)
+            times = self._times(name, digest)
+            if name not in self._conflicts and len(times) >= MAX_WRITES:
+                failure = _failure(action, bodies.get(str(action.uid)))
+                self._conflicts[name] = _WriteConflict(failure, {digest: times[-1]})
         hold_deletes = any(name.kind == SERVICE.name for name in self._conflicts)
         left = [
             action
             for action in actions
-            if not (hold_deletes and is_deferred(action)) and self._may(action)
+            if not (hold_deletes and is_deferred(action)) and self._may(action, now)
         ]
         return left, [conflict.failure for conflict in self._conflicts.values()]
 
@@ -73,49 +81,29 @@ class WriteConflicts:
         for action in actions:
             if action.verb in _REVERTS and str(action) not in names:
                 name, digest = _name(action), _digest(action)
-                times = *self._times(name, digest), now
-                self._written[hash(name)] = hash(digest), *times
+                self._written[name] = digest, [*self._times(name, digest), now]
 
-    def _update_conflicts(self, desired: Iterable[Action], children: Iterable[Body]) -> None:
-        now, by_name = self.clock(), {_name(action): action for action in desired}
-        self._conflicts = {
-            name: conflict
-            for name, conflict in self._conflicts.items()
-            if name in by_name or not conflict.is_over(now)
-        }
-        bodies = {str(body["metadata"]["uid"]): body for body in children}
-        for name, action in by_name.items():
-            digest = _digest(action)
-            times = [when for when in self._times(name, digest) if now - when < WINDOW_SECONDS]
-            if name not in self._conflicts and len(times) >= MAX_WRITES:
-                self._conflicts[name] = _WriteConflict(
-                    _failure(action, bodies.get(str(action.uid))), {digest: times[-1]}
-                )
-
-    def _times(self, name: ObjectName, digest: str) -> tuple[float, ...]:
+    def _times(self, name: ObjectName, digest: str) -> list[float]:
         """Times of the same write to the object, since any other write."""
-        last, *times = self._written.get(hash(name), (0,))
-        return tuple(times) if last == hash(digest) else ()
+        last, times = self._written.get(name, ("", []))
+        return times if last == digest else []
 
-    def _may(self, action: Action) -> bool:
+    def _may(self, action: Action, now: float) -> bool:
         conflict = self._conflicts.get(_name(action))
         if conflict is None or action.verb not in _REVERTS:
             return True
-        digest, now = _digest(action), self.clock()
-        conflict.tried = {
-            each: when for each, when in conflict.tried.items() if now - when < WINDOW_SECONDS
-        }
+        digest, tried = _digest(action), conflict.tried
+        conflict.tried = {key: when for key, when in tried.items() if now - when < WINDOW_SECONDS}
         if digest in conflict.tried:
             return False
         conflict.tried[digest] = now
         return True
 
-    def _forget_old(self) -> None:
-        least = self.clock() - WINDOW_SECONDS
+    def _forget_old(self, now: float) -> None:
         self._written = {
-            name: (digest, *kept)
-            for name, (digest, *times) in self._written.items()
-            if (kept := tuple(when for when in times if when > least))
+            name: (digest, kept)
+            for name, (digest, times) in self._written.items()
+            if (kept := [when for when in times if now - when < WINDOW_SECONDS])
         }
 
 
@@ -135,7 +123,6 @@ def _failure(action: Action, live: Body | None) -> WriteFailure:
     does = "deletes" if action.verb is Verb.CREATE else "writes"
     message = (
         f"{names} {does} what the operator has to revert ({MAX_WRITES} times within "
-        f"{WINDOW_SECONDS:.0f} s); "
-        f"let {names} leave {action} alone"
+        f"{WINDOW_SECONDS:.0f} s); let {names} leave {action} alone"
     )
     return WriteFailure(object=str(action), reason=conditions.APPLY_FAILED, message=message)

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
-from pdcluster_operator.scrape.page import MetricsPage
-from pdcluster_operator.scrape.values import ClusterKey, Miss, ScrapeResult, ScrapeTarget
+from pdcluster_operator.scrape.page import ClusterKey, MetricsPage, Miss, ScrapeResult, ScrapeTarget
 from pdcluster_schema.workload import PoolKey
 
 _GAUGES = (

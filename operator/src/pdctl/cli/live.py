@@ -11,7 +11,12 @@ from prometheus_client import CollectorRegistry
 from yaml import YAMLError
 
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
-from pdcluster_api.apiserver.connect import connect
+from pdcluster_api.apiserver.connection import (
+    ApiMetrics,
+    ConfigException,
+    connect,
+    list_kube_config_contexts,
+)
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError
 from pdcluster_api.apiserver.kinds import (
     CONTROLLER_REVISION,
@@ -22,8 +27,6 @@ from pdcluster_api.apiserver.kinds import (
     STATEFUL_SET,
     Body,
 )
-from pdcluster_api.apiserver.kubernetes_client import ConfigException, list_kube_config_contexts
-from pdcluster_api.apiserver.metrics import ApiMetrics
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.errors import StartError
 from pdcluster_schema import labels

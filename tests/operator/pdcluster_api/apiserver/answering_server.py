@@ -12,9 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
-from pdcluster_api.apiserver.connection import ApiConnection
-from pdcluster_api.apiserver.kubernetes_client import Configuration
-from pdcluster_api.apiserver.metrics import ApiMetrics
+from pdcluster_api.apiserver.connection import ApiConnection, ApiMetrics, Configuration
 
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 

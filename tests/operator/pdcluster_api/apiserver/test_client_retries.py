@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.errors import (
     UnavailableError,
 )
 from pdcluster_api.apiserver.kinds import CONFIG_MAP, SERVICE
-from pdcluster_api.apiserver.watch import Selection, watch
+from pdcluster_operator.informer.watches import Selection, watch
 from tests.operator.pdcluster_api.apiserver.answering_server import (
     AnsweringServer,
     hangs_up,

@@ -11,12 +11,9 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from prometheus_client import CollectorRegistry
 
 from pdcluster_api.apiserver.client import ApiClient, ClientLimits
-from pdcluster_api.apiserver.connect import connect
-from pdcluster_api.apiserver.connection import ApiConnection
+from pdcluster_api.apiserver.connection import ApiConnection, ApiMetrics, Configuration, connect
 from pdcluster_api.apiserver.errors import UnavailableError
 from pdcluster_api.apiserver.kinds import SERVICE
-from pdcluster_api.apiserver.kubernetes_client import Configuration
-from pdcluster_api.apiserver.metrics import ApiMetrics
 from tests.operator.pdcluster_api.apiserver.answering_server import AnsweringServer, says
 
 BODY = {"metadata": {"name": "chat", "namespace": "x"}}

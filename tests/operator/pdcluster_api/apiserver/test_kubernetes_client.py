@@ -10,14 +10,14 @@ assert not {"kubernetes.dynamic", "kubernetes.config", "kubernetes.informer"} & 
 """
 
 OTHERS = """
-import pdcluster_api.apiserver.connect
+import pdcluster_api.apiserver.connection
 from kubernetes import client
 assert client.V1Pod(kind="Pod").kind == "Pod"
 """
 
 BEFORE = """
 import kubernetes
-from pdcluster_api.apiserver.kubernetes_client import Configuration
+from pdcluster_api.apiserver.connection import Configuration
 assert Configuration is kubernetes.aio.client.Configuration
 """
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_operator.informer.compression import MAX_BYTES, NUM_EXAMPLES, Compressor
+from pdcluster_operator.informer.cache import MAX_EXAMPLE_BYTES, NUM_EXAMPLES, Compressor
 from tests.apiserver import cluster_objects as objects
 
 KINDS = {
@@ -35,6 +35,6 @@ def test_examples_are_few_and_bounded_and_none_is_of_a_secret():
     for number in range(NUM_EXAMPLES + 3):
         compressor.compress("Secret", {"data": {"tls.key": f"{number}"}})
         last = compressor.compress("ConfigMap", {"data": {"a": f"{number}" * 20_000}})
-    assert len(last.examples) == MAX_BYTES
+    assert len(last.examples) == MAX_EXAMPLE_BYTES
     assert "tls.key" not in repr(compressor)
     assert str(NUM_EXAMPLES).encode() not in last.examples

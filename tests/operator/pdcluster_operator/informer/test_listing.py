@@ -9,7 +9,7 @@ from pdcluster_api.apiserver.client import ListPage
 from pdcluster_api.apiserver.errors import ClusterError, ForbiddenError, NotFoundError
 from pdcluster_api.apiserver.kinds import INFERENCE_POOL, PDCLUSTER, SERVICE, Kind
 from pdcluster_operator.informer.cache import Name
-from pdcluster_operator.informer.listing import SELECTOR, ObjectLister
+from pdcluster_operator.informer.watches import SELECTOR, ObjectLister
 from pdcluster_schema.labels import MANAGED_BY
 from tests.operator import bodies
 

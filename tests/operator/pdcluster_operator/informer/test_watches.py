@@ -14,8 +14,13 @@ from aiohttp import web
 
 from pdcluster_api.apiserver.kinds import INFERENCE_POOL, SERVICE, Key
 from pdcluster_operator.informer.cache import Cache
-from pdcluster_operator.informer.listing import SELECTOR, ObjectLister
-from pdcluster_operator.informer.watches import ABSENT_SECONDS, FAILURES_TO_LIST, Watches
+from pdcluster_operator.informer.watches import (
+    ABSENT_SECONDS,
+    FAILURES_TO_LIST,
+    SELECTOR,
+    ObjectLister,
+    Watches,
+)
 from tests.operator import bodies
 from tests.operator.pdcluster_api.apiserver.answering_server import (
     Answer,

@@ -17,8 +17,7 @@ from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.reconcile.verification import VerificationContext, VerificationRunner
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
 
 KEY, OTHER = Key("default", "chat"), Key("default", "code")
 

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_api.manifests.render import RenderSettings
+from pdcluster_api.manifests.render import Owner, RenderSettings
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WriteFailure
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import apply_plan
-from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier
+from pdcluster_operator.reconcile.apply_plan import ApplyResult, PlanApplier, TlsStep
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
-from pdcluster_operator.reconcile.fingerprint import ObservedInputs
 from pdcluster_operator.reconcile.observation import Observation
-from pdcluster_operator.reconcile.session import Session
-from pdcluster_operator.reconcile.tls import TlsStep
+from pdcluster_operator.reconcile.session import ObservedInputs, Session
 from pdcluster_schema.load import parse
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
@@ -26,6 +24,7 @@ from tests.operator.pdcluster_api.plan.clusters import plan_all
 from tests.operator.pdcluster_operator.reconcile.sessions import KEY, FakeEtcd, sessions_with
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+OWNER = Owner("chat", "default", "uid")
 SITE = RenderSettings("example/worker:1", "example/etcd:1", "default", "cluster.local")
 INPUTS = ObservedInputs(0, None, {}, None)
 POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}
@@ -64,7 +63,7 @@ async def acted_on(
     etcd: Any = secret
     applier = PlanApplier(unused, Cache(), SITE, etcd, lambda: NOW)
     return await applier.apply(
-        Observation(live, made, observed, INPUTS, EtcdTarget.of(made), None),
+        Observation(live, OWNER, made, observed, INPUTS, EtcdTarget.of(made), None),
         plan_all(made, observed, STAMP).plan,
         session,
     )

@@ -17,8 +17,7 @@ from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile import autoscaling
 from pdcluster_operator.reconcile.autoscaling import Autoscaling, Scaling
 from pdcluster_operator.reconcile.metrics import AutoscaleMetrics
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import Scraper
+from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.labels import REVISION, workload_labels

@@ -23,17 +23,15 @@ from pdcluster_operator.reconcile import etcd_view as room
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
 from pdcluster_operator.reconcile.etcd_view import (
     ACTIVE_POLL_SECONDS,
+    EXTERNAL_POLL_SECONDS,
+    IDLE_POLL_SECONDS,
     MAX_CONCURRENT_READS,
     MAX_FIRST_READS,
+    RETRY,
+    UNDRAIN_DELAY_SECONDS,
     UNREACHABLE_RETRY_SECONDS,
     EtcdView,
     ReadLimits,
-)
-from pdcluster_operator.reconcile.known_records import (
-    EXTERNAL_POLL_SECONDS,
-    IDLE_POLL_SECONDS,
-    RETRY,
-    UNDRAIN_DELAY_SECONDS,
 )
 from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.plan.clusters import identity, workload
@@ -159,8 +157,8 @@ class World:
 
 async def looked(view: EtcdView) -> None:
     """Wait until its read, if there is one, has ended."""
-    if view.reader.reading is not None:
-        await view.reader.reading
+    if view.reading is not None:
+        await view.reading
 
 
 async def until(predicate: Callable[[], object]) -> None:
@@ -550,7 +548,7 @@ async def test_only_records_that_were_read_are_removed_and_an_error_only_logged(
 async def test_a_cluster_that_is_gone_or_has_another_etcd_is_forgotten(world: World):
     world.etcd.answers.clear()
     assert world.view.last(TARGET, with_pods("a")) is None
-    task = world.view.reader.reading
+    task = world.view.reading
     assert task is not None
     await world.view.end()
     with contextlib.suppress(asyncio.CancelledError):

@@ -10,7 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.fingerprint import (
+from pdcluster_operator.reconcile.session import (
     MAX_SECONDS,
     Fingerprint,
     ObservedInputs,

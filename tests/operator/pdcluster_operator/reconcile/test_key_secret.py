@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from pdcluster_api.apiserver.errors import ForbiddenError, RefusedError, UnavailableError
-from pdcluster_operator.reconcile.key_secret import KeySecret
+from pdcluster_operator.reconcile.observation import key_secret_fault
 from pdcluster_schema.conditions import APPLY_FAILED, FORBIDDEN
 from pdcluster_schema.conditions import CONFIGURATION_REFUSED as REFUSED
 from tests.operator.bodies import Body
@@ -39,7 +39,7 @@ def holding(*keys: str) -> Body:
 async def fault(
     found: Body | Exception | None, name: str | None = "keys"
 ) -> tuple[str, str] | None:
-    return await KeySecret(OneSecret(found)).fault("default", name)
+    return await key_secret_fault(OneSecret(found), "default", name)
 
 
 @pytest.mark.parametrize("found", [holding("sk-alice"), holding("", "sk-bob\n")])

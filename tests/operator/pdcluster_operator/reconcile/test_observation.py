@@ -11,7 +11,6 @@ from pdcluster_api.discovery.commands import Registered
 from pdcluster_api.errors import EtcdUnreachableError
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
-from pdcluster_operator.reconcile.etcd_view import EtcdView
 from pdcluster_operator.reconcile.observation import ParsedClusters, live_cluster, observe_cluster
 from pdcluster_schema.pdcluster import PDCluster
 from tests.operator import bodies
@@ -30,29 +29,26 @@ class ExternalEtcd(FakeEtcd):
         return Registered({}, {})
 
 
-class SlowSecret:
-    """A Secret that is read while etcd goes away, and that is noticed."""
-
-    def __init__(self, etcd: ExternalEtcd, view: EtcdView, cluster: PDCluster) -> None:
-        self._etcd, self._view, self._target = etcd, view, EtcdTarget.of(cluster)
-
-    async def fault(self, namespace: str, name: str | None) -> None:
-        self._etcd.is_away = True
-        await self._view.fresh(self._target, ())
-
-
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_an_etcd_that_goes_away_during_the_look_is_seen(is_known: bool):
     content = minimal()
     content["spec"]["discovery"] = {"etcd": {"endpoints": ["etcd:2379"]}}
-    cluster, etcd = PDCluster.model_validate(content), ExternalEtcd()
+    content["spec"]["service"] = {"apiKeySecret": "keys"}
+    target, etcd = EtcdTarget.of(PDCluster.model_validate(content)), ExternalEtcd()
     session = sessions_with(etcd).of(KEY)
     if is_known:
-        await session.etcd.error(EtcdTarget.of(cluster))
-    secret: Any = SlowSecret(etcd, session.etcd, cluster)
+        await session.etcd.error(target)
 
+    class SlowClient:
+        """etcd goes away, and that is noticed, while the Secret is read."""
+
+        async def find(self, kind: Kind, namespace: str, name: str) -> None:
+            etcd.is_away = True
+            await session.etcd.fresh(target, ())
+
+    client: Any = SlowClient()
     live = Live(bodies.cluster(spec=content["spec"]), [])
-    found = await observe_cluster(live, ParsedClusters(), session, secret, change=0)
+    found = await observe_cluster(client, live, ParsedClusters(), session, change=0)
 
     standing = found.inputs.etcd
     assert standing is not None

@@ -9,8 +9,7 @@ from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_e
 from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.reconcile.rendering import Rendering, objects_of, record_lost
+from pdcluster_operator.reconcile.rendering import Records, Rendering, objects_of, record_lost
 from pdcluster_schema.labels import workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
@@ -37,7 +36,7 @@ PLAN = ClusterPlan(MIXED.revision, "mixed", (Workload(MIXED, 1),), ())
 def kinds(spec: PDCluster, found: Live) -> list[str]:
     """Kinds wanted under the workload's name."""
     records = Records(spec, found, OWNER, "worker:1", has_client_certificate=False)
-    rendering = Rendering(spec, OWNER, SITE, records, frozenset(still_ending(found, NOW)))
+    rendering = Rendering(records, SITE, frozenset(still_ending(found, NOW)))
     return [
         manifest["kind"]
         for manifest in rendering.manifests(PLAN)
@@ -106,7 +105,7 @@ def unrenderable(
     *children: made.Body, gpu: str = "cpu", plan: ClusterPlan = PLAN
 ) -> list[WorkloadId]:
     records = Records(cluster(gpu), live(*children), OWNER, "worker:1", has_client_certificate=None)
-    return Rendering(cluster(gpu), OWNER, SITE, records).unrenderable(plan)
+    return Rendering(records, SITE).unrenderable(plan)
 
 
 def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
@@ -176,7 +175,7 @@ def test_a_pool_that_only_stays_for_now_keeps_its_disruption_budget():
     plan = replace(
         PLAN, workloads=(Workload(MIXED, 1), Workload(LEAVING, 1)), budgets={MIXED: 0, LEAVING: 0}
     )
-    made_of = Rendering(cluster(), OWNER, SITE, records).manifests(plan)
+    made_of = Rendering(records, SITE).manifests(plan)
     budgets = [
         manifest["metadata"]["name"]
         for manifest in made_of

@@ -11,8 +11,7 @@ from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.records import Records
-from pdcluster_operator.reconcile.rendering import Rendering
+from pdcluster_operator.reconcile.rendering import Records, Rendering
 from pdcluster_operator.writes.actions import Verb
 from pdcluster_schema import revision
 from pdcluster_schema.labels import TEMPLATE_HASH
@@ -56,7 +55,7 @@ def workloads(found: Live, spec: PDCluster, worker_image: str = "worker:1") -> l
     names = ("StatefulSet", "ControllerRevision", "ConfigMap")
     return [
         each
-        for each in Rendering(bound, OWNER, SITE, records).manifests(plan)
+        for each in Rendering(records, SITE).manifests(plan)
         if each["kind"] in names and each["metadata"]["labels"].get("pdcluster.io/role")
     ]
 

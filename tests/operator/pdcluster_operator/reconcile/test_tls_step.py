@@ -8,7 +8,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.objects import Owner
-from pdcluster_operator.reconcile.tls import TlsStep, tls_step
+from pdcluster_operator.reconcile.apply_plan import TlsStep, tls_step
 from tests.operator import bodies as made
 
 OWNER = Owner(made.NAME, made.NAMESPACE, made.UID)

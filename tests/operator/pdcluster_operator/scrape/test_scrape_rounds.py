@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from pdcluster_operator.scrape.metrics import ScrapeMetrics
-from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper, scrape_round
-from pdcluster_operator.scrape.values import ScrapeTarget
+from pdcluster_operator.scrape.page import ScrapeTarget
+from pdcluster_operator.scrape.scraper import ScrapeLimits, ScrapeMetrics, Scraper, scrape_round
 from pdcluster_operator.scrape.windows import Windows
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcluster_operator.scrape.values import Miss, Reason, ScrapeResult, ScrapeTarget
+from pdcluster_operator.scrape.page import Miss, Reason, ScrapeResult, ScrapeTarget
 from pdcluster_operator.scrape.windows import MAX_ROUNDS, Windows
 from tests.operator.pdcluster_operator.scrape.pages import page_of
 

@@ -11,9 +11,8 @@ from contextlib import AsyncExitStack
 import psutil
 import pytest
 
-from pdcluster_operator.scrape.page import MetricsPage
+from pdcluster_operator.scrape.page import MetricsPage, Miss, Reason, ScrapeTarget
 from pdcluster_operator.scrape.scraper import ScrapeLimits, Scraper
-from pdcluster_operator.scrape.values import Miss, Reason, ScrapeTarget
 from tests.operator.pdcluster_operator.scrape.worker_servers import (
     CHAT,
     Behaviour,

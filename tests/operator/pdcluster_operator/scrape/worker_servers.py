@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from pdcluster_operator.scrape.values import ScrapeTarget
+from pdcluster_operator.scrape.page import ScrapeTarget
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """Reply to one request that was read; the connection is kept open unless it closes it."""

@@ -10,8 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.errors import UnavailableError, UnsettledError
 from pdcluster_operator.writes.actions import Action
-from pdcluster_operator.writes.apply import MAX_AT_ONCE, apply
-from pdcluster_operator.writes.one_action import MAX_DECISIONS, NO_VERSION
+from pdcluster_operator.writes.apply import MAX_AT_ONCE, MAX_DECISIONS, NO_VERSION, apply
 from pdcluster_schema import conditions
 from tests.apiserver import cluster_objects as objects
 from tests.operator.differences import diff

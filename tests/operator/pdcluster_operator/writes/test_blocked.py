@@ -7,14 +7,15 @@ from aiohttp import web
 
 from pdcluster_api.apiserver.errors import ForbiddenError, NameTakenError
 from pdcluster_api.plan.observed.state import WriteFailure
-from pdcluster_operator.writes.actions import Action, Verb
-from pdcluster_operator.writes.apply import apply
-from pdcluster_operator.writes.blocked import (
+from pdcluster_operator.writes.actions import (
     NEEDED,
+    Action,
     MissingDependency,
+    Verb,
     blocked_failure,
     is_missing_dependency,
 )
+from pdcluster_operator.writes.apply import apply
 from pdcluster_schema.conditions import FORBIDDEN, NAME_TAKEN
 from tests.apiserver import cluster_objects as objects
 from tests.operator.differences import diff

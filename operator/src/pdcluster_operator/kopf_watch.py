@@ -4,15 +4,40 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
+from kopf._cogs.clients import api
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 from pdcluster_api.apiserver.kinds import PDCLUSTER, Key
-from pdcluster_api.apiserver.watch import SERVER_SECONDS, SILENCE_SECONDS
-from pdcluster_operator.handlers.kopf_private import NoMemories, read_json_of_any_depth
 from pdcluster_operator.informer.cache import Cache
+from pdcluster_operator.informer.watches import SERVER_SECONDS, SILENCE_SECONDS
 from pdcluster_schema import labels
+from pdcluster_schema.quick_json import decoded
+
+
+class NoMemories(ResourceMemories):
+    """Keeps nothing: kopf stores some kilobytes per object for handlers that we do not use."""
+
+    async def recall(self, raw_body: Any, **_: Any) -> ResourceMemory:
+        return ResourceMemory()
+
+
+def read_json_of_any_depth() -> None:
+    """Let kopf read JSON as we do: by its own reader an object of some thousand levels, which any
+    user may make, ends the operator.
+    """
+    reader = SimpleNamespace(loads=lambda line: decoded(line.encode()))
+    vars(api).update(json=reader, get=_get)
+
+
+async def _get(url: str, **options: Any) -> Any:
+    response = await api.request(method="get", url=url, **options)
+    async with response:
+        return decoded(await response.read())
+
 
 LIST_CHUNK = 20  # PDClusters of a page: kopf parses a page as a whole, and one may have 1.5 MiB
 

@@ -2,7 +2,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from pdcluster_operator.handlers.probes import make_app, serve
+from pdcluster_operator.main import make_app, serve
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Kubernetes events become cache entries and keys of the work queue; probes are answered."""
