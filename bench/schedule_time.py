@@ -14,8 +14,8 @@ import time
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest, Scheduled
-from pdcluster_worker.engine.scheduler import SCHEDULERS, Scheduler, make_scheduler
-from pdcluster_worker.engine.scheduler.base import is_decode
+from pdcluster_worker.engine.scheduler.base import Scheduler, is_decode
+from pdcluster_worker.engine.scheduler.policies import SCHEDULERS, make_scheduler
 from pdcluster_worker.messages.engine_settings import (
     EngineSettings,
     SchedulerName,

@@ -43,7 +43,7 @@ from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.peers import records
 from pdcluster_worker.server.http.api_keys import ApiKeys
-from pdcluster_worker.server.text import default_templates
+from pdcluster_worker.server.text.chat_template import TEMPLATES
 from pdcluster_worker.serving.disaggregation_stats import MAX_REASON, MAX_REFUSED
 from tests.operator.pdcluster_api.manifests.field_values import ENGINE_VALUES, SCHEDULING_VALUES
 from tests.schema.object_cases import minimal
@@ -314,4 +314,4 @@ def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
 
 
 def test_the_object_takes_the_templates_that_come_with_the_worker() -> None:
-    assert tuple(default_templates.TEMPLATES) == values.TEMPLATES
+    assert tuple(TEMPLATES) == values.TEMPLATES

@@ -1,14 +1,16 @@
 """The gauges under vLLM's names."""
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdcluster_worker.metrics import Metrics, vllm_names
+from pdcluster_worker.metrics import Metrics
+from pdcluster_worker.server.state_routes import VllmNames
 
 
 def test_four_gauges_have_vllm_s_names_and_our_values() -> None:
     metrics = Metrics()
-    page = vllm_names(metrics)
+    page = CollectorRegistry()
+    page.register(VllmNames(metrics))
     metrics.num_requests_running.set(3)
     metrics.num_requests_waiting.set_function(lambda: 5)
     metrics.kv_cache_usage_ratio.set(0.25)

@@ -38,3 +38,12 @@ def quoted(value: object) -> str:
     "'model'"
     """
     return shortened(repr(value), MAX_QUOTED)
+
+
+def and_more(number: int, what: str = "") -> str:
+    """Others than the first of so many, as text.
+
+    >>> and_more(1), and_more(3, " pairs")
+    ('', ' (and 2 more pairs)')
+    """
+    return f" (and {number - 1} more{what})" if number > 1 else ""

@@ -5,7 +5,7 @@ import pytest
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
+from pdcluster_worker.engine.scheduler.policies import SCHEDULERS, make_scheduler
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings

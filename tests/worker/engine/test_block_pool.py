@@ -134,7 +134,7 @@ def test_pool_check_finds_a_double_on_the_free_stack():
     pool._free[0] = pool._free[1]
     with pytest.raises(AssertionError, match="has doubles"):
         pool.check()
-    walk = PoolAuditor(pool, Counter)
+    walk = PoolAuditor(pool, Counter, lambda: 0.0)
     with pytest.raises(AssertionError, match="has doubles"):
         walk.turn()
 

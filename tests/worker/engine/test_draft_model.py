@@ -4,8 +4,8 @@ more than a guess.
 
 import pytest
 
+from pdcluster_worker.engine.drafters import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams

@@ -44,7 +44,7 @@ def test_no_turn_over_a_million_blocks_looks_at_more_than_a_slice():
     pool = BlockPool(1_000_000)
     held = pool.allocate(10 * SLICE_BLOCKS)
     looks = Looks(pool, held)
-    walk = PoolAuditor(pool, looks.holders)
+    walk = PoolAuditor(pool, looks.holders, lambda: 0.0)
     turns = [looks.of_a_turn(walk) for _ in range(15)]
     assert turns[:10] == [SLICE_BLOCKS] * 10  # counting references
     assert turns[10:] == [3 * SLICE_BLOCKS] * 5  # blocks, their states, the free stack
@@ -60,7 +60,7 @@ def test_walk_starts_over_after_a_move_and_ends_with_every_block_seen():
     check = pool.check_blocks
     pool.check_blocks = lambda block_ids, held: (looked.extend(block_ids), check(block_ids, held))
     blocks = pool.allocate(7)
-    walk = PoolAuditor(pool, lambda: iter(blocks))
+    walk = PoolAuditor(pool, lambda: iter(blocks), lambda: 0.0)
     walk.turn()
     pool.release(blocks[3:])
     del blocks[3:], looked[:]
@@ -74,7 +74,7 @@ def test_walk_finds_a_state_that_is_counted_wrong(block):
     """The counts are compared when all blocks have been met: the wrong ones sum to the total."""
     pool = BlockPool(3 * SLICE_BLOCKS)
     held = pool.allocate(2)
-    walk = PoolAuditor(pool, lambda: iter(held))
+    walk = PoolAuditor(pool, lambda: iter(held), lambda: 0.0)
     pool._counts[2], pool._counts[0] = 1, pool.num_blocks - 1
     pool._free.append(block)
     with pytest.raises(AssertionError):
@@ -84,7 +84,7 @@ def test_walk_finds_a_state_that_is_counted_wrong(block):
 def test_walk_finds_an_unknown_hold():
     pool = BlockPool(2 * SLICE_BLOCKS)
     pool.allocate(SLICE_BLOCKS + 1)
-    walk = PoolAuditor(pool, lambda: iter(range(SLICE_BLOCKS)))
+    walk = PoolAuditor(pool, lambda: iter(range(SLICE_BLOCKS)), lambda: 0.0)
     with pytest.raises(
         AssertionError, match=f"block {SLICE_BLOCKS} has 1 references, 0 holders are known"
     ):

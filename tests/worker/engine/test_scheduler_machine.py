@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest, Status
-from pdcluster_worker.engine.scheduler import SCHEDULERS, make_scheduler
+from pdcluster_worker.engine.scheduler.policies import SCHEDULERS, make_scheduler
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     EngineSettings,

@@ -2,13 +2,13 @@
 
 import pytest
 
+from pdcluster_worker.engine.drafters import NgramDrafter
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.speculation.draft_budget import (
+from pdcluster_worker.engine.speculation import (
     FIRST_SHARE,
     AcceptanceRate,
     DecodeStepTimes,
 )
-from pdcluster_worker.engine.speculation.ngram import NgramDrafter
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams
 

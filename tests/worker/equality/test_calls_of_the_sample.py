@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
-from pdcluster_worker.server.generation.choice import Choice, TextRules
+from pdcluster_worker.server.generation.choice import Choice
 from pdcluster_worker.server.generation.sampling import ModelLimits, specs_for
-from pdcluster_worker.server.openai.chat import prepare
+from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.events import WholeAnswer, assembled
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -99,10 +99,9 @@ class Sample:
         prepared = prepare(SimpleNamespace(tokenizer=self.tokenizer, parsers=parsers), request)
         limits = ModelLimits(2048, 49152, self.tokenizer.eos_token_ids)
         specs = specs_for(
-            request, prepared.sampling_request, [prepared.prompt], limits, response_id=name
+            request, prepared.sampling_request, prepared.prompts, limits, response_id=name
         )
-        rules = TextRules(ends_by_calls=prepared.rules.ends_by_calls)
-        return specs[0][0], Choice(0, self.tokenizer, rules, prepared.rules.new_parser())
+        return specs[0][0], Choice(0, self.tokenizer, prepared.rules)
 
     def compile(self, spec: RequestSpec) -> None:
         """Wait until the constraint is compiled, so that a run never waits for it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import FetchError
-from pdcluster_worker.fetch.files import RemoteFile, small_files, weights_files
+from pdcluster_worker.fetch.hf_hub import RemoteFile, small_files, weights_files
 from pdcluster_worker.fetch.model_folder import meaning
 
 

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pdcluster_worker.config.worker import TLSConfig
-from pdcluster_worker.headless import head_client as mailbox_module
-from pdcluster_worker.headless.head_client import HeadClient
-from pdcluster_worker.headless.protocol import (
+from pdcluster_worker.headless import (
     HeadConnectionError,
     HeadHello,
     HeadReply,
@@ -23,6 +21,8 @@ from pdcluster_worker.headless.protocol import (
 )
 from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
 from pdcluster_worker.messages.engine import encode as encode_messages
+from pdcluster_worker.processes import head_client as mailbox_module
+from pdcluster_worker.processes.head_client import HeadClient
 from tests.ports import free_port
 
 HELLO = HeadHello(1, "c", "r", "mixed", "node-b", "127.0.0.1")

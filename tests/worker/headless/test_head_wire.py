@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pdcluster_worker.headless.protocol import VERSION, HeadHello, HeadReply
+from pdcluster_worker.headless import VERSION, HeadHello, HeadReply
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput
 
 
@@ -24,5 +24,5 @@ def test_a_change_of_the_messages_is_a_new_version() -> None:
     text = json.dumps(_without_words(said), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    # Where the digest is another one, raise headless.protocol.VERSION, and put both here.
+    # Where the digest is another one, raise headless.VERSION, and put both here.
     assert (digest, VERSION) == ("14af17a4d636e63e", 5)

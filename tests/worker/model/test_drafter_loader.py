@@ -11,7 +11,7 @@ import pytest
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.core import EngineCore
-from pdcluster_worker.engine.speculation import ModelDrafter, NgramDrafter
+from pdcluster_worker.engine.drafters import ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import EngineStats, Submit, Tokens
 from pdcluster_worker.messages.engine_settings import EngineSettings, SpeculationSettings

@@ -12,7 +12,7 @@ from pdcluster_schema.routing import RelayingSpec
 from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.client_connection import proxy_protocol
-from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import serve
 from tests.worker.proxy.rig import FakeWorker, Rig
@@ -45,12 +45,7 @@ async def rig() -> AsyncIterator[Rig]:
         return found[0].policy if found else policy
 
     relay = ReverseProxy(
-        RouterState(
-            policy_now,
-            lambda key: "t" if key == KEY else None,
-            lambda: rig.is_draining,
-        ),
-        metrics,
+        policy_now, lambda key: "t" if key == KEY else None, lambda: rig.is_draining, metrics
     )
     http = await serve(
         own,

@@ -3,8 +3,7 @@
 import pytest
 
 from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
-from pdcluster_worker.proxy.affinity import affinity_of
-from pdcluster_worker.proxy.picker import Candidate, Picker
+from pdcluster_worker.proxy.picker import Candidate, Picker, affinity_of
 
 LEAST, TURNS = RelayingSpec(), RelayingSpec(policy="roundRobin")
 TEXT = RelayingSpec(policy="textPrefix")

@@ -4,14 +4,16 @@ import pytest
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import TraceEvent
-from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json, route_of
 from pdcluster_worker.tracing.request_trace import (
     MAX_EVENTS,
+    RecentTraces,
     RequestTrace,
     add_event,
     add_event_at,
+    as_json,
     begin_trace,
     merge_events,
+    route_of,
 )
 
 ID = 32 * "a"

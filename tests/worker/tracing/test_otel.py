@@ -10,8 +10,7 @@ from pdcluster_worker.config.worker import Identity, load_worker_config
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.tracing import trace_context
 from pdcluster_worker.tracing.otel import close_tracing, endpoint_in, start_tracing
-from pdcluster_worker.tracing.recent_traces import RecentTraces
-from pdcluster_worker.tracing.request_trace import LIFETIME, add_event, add_event_at
+from pdcluster_worker.tracing.request_trace import LIFETIME, RecentTraces, add_event, add_event_at
 from tests.otlp_collector import Collector
 from tests.worker.config.engine_files import MINIMUM, write
 

@@ -13,7 +13,7 @@ from pdcluster_api.plan.observed.state import Observed, Previous
 from pdcluster_api.plan.result import ClusterPlan
 from pdcluster_api.plan.rollout import RolloutStep, next_step
 from pdcluster_api.plan.sizes import PoolSize, RequestedSizes, plan_scaler
-from pdcluster_api.plan.status.autoscaled import ON, SideBySide, is_new, rollout_over_budget
+from pdcluster_api.plan.status.autoscaled import ON, is_new, rollout_over_budget
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.discovery import InSync, in_sync
 from pdcluster_schema.pdcluster import PDCluster
@@ -171,8 +171,8 @@ def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
 def _over_budget(inputs: PlanInputs, workloads: tuple[Workload, ...]) -> Condition | None:
     if inputs.cluster.spec.rollout.strategy == "Recreate":
         return None
-    side_by_side = SideBySide(inputs.target, workloads, inputs.sizes, inputs.observed.workloads)
-    return rollout_over_budget(inputs.cluster.spec.autoscale, side_by_side)
+    states, autoscale = inputs.observed.workloads, inputs.cluster.spec.autoscale
+    return rollout_over_budget(autoscale, inputs.target, workloads, inputs.sizes, states)
 
 
 def plan_cluster(desired: DesiredState) -> ClusterPlan:

@@ -1,6 +1,6 @@
 """The status of one cluster, and the events of its changes.  Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -40,9 +40,24 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     inputs, step, now = desired.inputs, desired.step, desired.now
     observed, autoscale = inputs.observed, inputs.cluster.spec.autoscale
     previous, views = Previous(observed.status), tuple(inputs.views())
-    disaggregation, verified = _disaggregating(desired), _transfers(desired)
-    found: tuple[Condition | None, ...] = (
-        *condition_tree(_inputs(desired, views)),
+    facts = StatusInputs(
+        roles=views,
+        observed=observed,
+        existing=inputs.existing,
+        target=inputs.target,
+        current=inputs.current,
+        declared_ingress=inputs.cluster.spec.ingress_role,
+        waits_for=step.waits_for,
+        leaving=tuple(workload.id for workload in desired.leaving),
+        draining=desired.drain.messages,
+        stalled=None if inputs.rollout is None else inputs.rollout.stalled,
+        deadline=inputs.deadline,
+        is_rolled_back=inputs.is_rolled_back,
+        lost=inputs.ending.lost,
+    )
+    disaggregation, verified = _disaggregation(desired, previous)
+    found = (
+        *condition_tree(facts),
         desired.registered.condition,
         accelerators_in_use(inputs.cluster, views, observed.worker_records, previous),
         disaggregation.condition,
@@ -83,63 +98,26 @@ def plan_status(desired: DesiredState) -> StatusPlan:
     )
 
 
-def _inputs(desired: DesiredState, views: tuple[RoleView, ...]) -> StatusInputs:
-    inputs, observed = desired.inputs, desired.inputs.observed
-    return StatusInputs(
-        roles=views,
-        observed=observed,
-        previous=Previous(observed.status),
-        target=inputs.target,
-        current=inputs.current,
-        waits_for=desired.step.waits_for,
-        leaving=tuple(workload.id for workload in desired.leaving),
-        draining=desired.drain.messages,
-        stalled=None if inputs.rollout is None else inputs.rollout.stalled,
-        deadline=inputs.deadline,
-        is_rolled_back=inputs.is_rolled_back,
-        ingress_role=observed.service_role
-        or inputs.existing.ingress_role(observed.service_revision)
-        or inputs.cluster.spec.ingress_role,
-        num_answering=inputs.existing.num_answering(
-            observed.service_revision, observed.service_role
-        ),
-        has_prefill=inputs.existing.has_prefill(observed.service_revision),
-        lost=inputs.ending.lost,
-    )
-
-
-def _is_disaggregated(desired: DesiredState) -> bool:
-    """False for mixed workers."""
-    roles = desired.inputs.cluster.spec.roles.present()
-    return desired.serving_role != "mixed" and PREFILL in roles
-
-
-def _disaggregating(desired: DesiredState) -> DisaggregationResult:
-    if not _is_disaggregated(desired):
-        return DisaggregationResult()
-    inputs, records = desired.inputs, desired.inputs.observed.worker_records
-    reports = None
-    if records is not None and records.error is None:
-        reports = reports_of(records, inputs.existing.of_revision(desired.step.serving))
-    threshold = inputs.cluster.spec.prefill_length_threshold
-    return disaggregating(reports, Previous(inputs.observed.status), threshold)
-
-
-def _transfers(desired: DesiredState) -> Transfers:
-    if not _is_disaggregated(desired):
-        return Transfers()
+def _disaggregation(
+    desired: DesiredState, previous: Previous
+) -> tuple[DisaggregationResult, Transfers]:
+    """What the workers report and what was verified; nothing of mixed workers."""
     inputs, serving = desired.inputs, desired.step.serving
-    observed, placement = inputs.observed, inputs.cluster.spec.placement
-    return transfers(
-        Pairs.of(serving, inputs.existing.of_revision(serving)),
-        Previous(observed.status),
-        observed.verifications.ended,
-        observed.verifications.waits,
-        VerificationSettings(
-            floor=placement.min_transfer_gbps if placement else None,
-            request=observed.verify_request,
-            now=desired.now,
-        ),
+    spec, observed = inputs.cluster.spec, inputs.observed
+    if desired.serving_role == "mixed" or PREFILL not in spec.roles.present():
+        return DisaggregationResult(), Transfers()
+    records, workloads = observed.worker_records, inputs.existing.of_revision(serving)
+    is_known = records is not None and records.error is None
+    reports = reports_of(records, workloads) if records is not None and is_known else None
+    settings = VerificationSettings(
+        floor=spec.placement.min_transfer_gbps if spec.placement else None,
+        request=observed.verify_request,
+        now=desired.now,
+    )
+    ended, waits = observed.verifications.ended, observed.verifications.waits
+    return (
+        disaggregating(reports, previous, spec.prefill_length_threshold),
+        transfers(Pairs.of(serving, workloads), previous, ended, waits, settings),
     )
 
 
@@ -150,13 +128,23 @@ NOTHING_IS_REVERTED = (
 
 
 def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> StatusPlan:
-    """The last status, with present numbers and conditions, and every fault in Ready."""
+    """The status of an object that is refused: the last one, with present numbers and conditions,
+    and every fault in Ready.
+    """
     previous = Previous(observed.status)
     message = "; ".join([*(str(fault) for fault in faults), NOTHING_IS_REVERTED])
     ready = Condition.false(words.READY, words.INVALID_SPEC, message)
-    existing = Workloads(observed)
-    views = tuple(_views(previous, existing, current_revision(observed)))
-    found = (ready, *_still_true(previous, observed, existing, views), *progress_of(ready))
+    existing, current = Workloads(observed), current_revision(observed)
+    views = tuple(_known_views(previous, existing, current))
+    facts = StatusInputs(
+        roles=views,
+        observed=replace(observed, key_fault=_key_fault(previous)),
+        existing=existing,
+        target=previous.text("revision"),
+        current=current,
+        declared_ingress="decode",
+    )
+    found = (ready, *_still_true(facts, previous), *progress_of(ready))
     status = {
         **observed.status,
         "observedGeneration": observed.generation,
@@ -166,31 +154,16 @@ def plan_invalid(faults: Sequence[Fault], observed: Observed, now: str) -> Statu
     return StatusPlan(status, events(observed.status, status))
 
 
-def _still_true(
-    previous: Previous, observed: Observed, existing: Workloads, views: tuple[RoleView, ...]
-) -> Iterator[Condition]:
+def _still_true(facts: StatusInputs, previous: Previous) -> Iterator[Condition]:
     """The conditions below Ready that were there before, as they are now.  Neither etcd nor the
     Secret of API keys is read, since which ones is unknown: their problems stay. Conditions beside
     the tree (AcceleratorsInUse, DiscoveryInSync, Disaggregating and the autoscaler's) are left out
     until the spec is right again.
     """
-    facts = StatusInputs(
-        roles=views,
-        observed=replace(observed, key_fault=_key_fault(previous)),
-        previous=previous,
-        target=previous.text("revision"),
-        current=current_revision(observed),
-        waits_for=None,
-        ingress_role=observed.service_role
-        or existing.ingress_role(observed.service_revision)
-        or "decode",
-        num_answering=existing.num_answering(observed.service_revision, observed.service_role),
-        has_prefill=existing.has_prefill(observed.service_revision),
-    )
     for condition in condition_tree(facts)[1:]:
         before = previous.condition(condition.type)
         if condition.type == words.DISCOVERY_READY and before:
-            yield _again(before)
+            yield Condition.kept(previous, condition.type) or condition
         elif condition.type == words.SERVING or (
             before and condition.type not in (words.STALLED, words.RECONCILING)
         ):
@@ -201,21 +174,13 @@ def _key_fault(previous: Previous) -> Problem | None:
     """Problem of the Secret of API keys: the only one of the ingress that needs a user."""
     ingress = previous.condition(words.INGRESS_READY)
     reason = str(ingress.get("reason", ""))
-    return (
-        Problem(reason, str(ingress.get("message", ""))) if reason in words.NEEDS_ACTION else None
-    )
+    needs_action = reason in words.NEEDS_ACTION
+    return Problem(reason, str(ingress.get("message", ""))) if needs_action else None
 
 
-def _again(before: Mapping[str, object]) -> Condition:
-    return Condition(
-        str(before["type"]),
-        before.get("status") == "True",
-        str(before.get("reason", "")),
-        str(before.get("message", "")),
-    )
-
-
-def _views(previous: Previous, existing: Workloads, current: str | None) -> Iterator[RoleView]:
+def _known_views(
+    previous: Previous, existing: Workloads, current: str | None
+) -> Iterator[RoleView]:
     known = [
         (role, pool, gpu, desired)
         for (role, pool), (gpu, desired) in previous.pools().items()

@@ -7,8 +7,12 @@ import pytest
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS, Constraint
-from pdcluster_worker.server.generation.answer_format import Reasoning, answer_constraint
-from pdcluster_worker.server.generation.tool_choice import NO_PARAMETERS, ToolUse
+from pdcluster_worker.server.generation.answer_format import (
+    NO_PARAMETERS,
+    Reasoning,
+    ToolUse,
+    answer_constraint,
+)
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.server.tools.calls import Tool
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler

@@ -16,7 +16,7 @@ from pdcluster_worker.server.http.limits import HttpLimits
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.schemas.requests import ChatRequest
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 GOOD = {
     "model": "m",

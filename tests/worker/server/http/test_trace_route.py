@@ -8,8 +8,7 @@ import pytest
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.tracing import trace_context
-from pdcluster_worker.tracing.recent_traces import RecentTraces
-from pdcluster_worker.tracing.request_trace import add_event
+from pdcluster_worker.tracing.request_trace import RecentTraces, add_event
 from tests.worker.server.conftest import Rig
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

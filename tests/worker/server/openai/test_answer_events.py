@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.server.generation.choice import Choice, TextRules
-from pdcluster_worker.server.openai.chat import added_by, message_of
+from pdcluster_worker.server.generation.choice import AnswerRules, Choice
+from pdcluster_worker.server.openai.completions import added_by, message_of
 from pdcluster_worker.server.text.events import (
     ArgumentsDelta,
     Delta,
@@ -59,9 +59,9 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 
 
 def fed(
-    tokenizer: Tokenizer, text: str, reason: str = "stop", rules: TextRules | None = None
+    tokenizer: Tokenizer, text: str, reason: str = "stop", **rules: bool
 ) -> tuple[Choice, list[Delta]]:
-    choice = Choice(2, tokenizer, rules or TextRules(), Scripted())
+    choice = Choice(2, tokenizer, AnswerRules(new_parser=Scripted, **rules))
     ids = [tokenizer._tokenizer.encode(character).ids[0] for character in text]
     deltas = [choice.feed(Token("r", i)) for i in ids]
     return choice, [*deltas, choice.feed(Token("r", 258, finish_reason=reason))]
@@ -79,12 +79,12 @@ def test_a_choice_gives_the_parsers_parts_and_counts_reasoning(tokenizer) -> Non
 
 def test_a_choice_cut_by_length_or_with_a_named_tool_ends_by_another_reason(tokenizer) -> None:
     assert fed(tokenizer, "a#{}", "length")[0].finish_reason == "length"
-    assert fed(tokenizer, "a#{}", rules=TextRules(ends_by_calls=False))[0].finish_reason == "stop"
+    assert fed(tokenizer, "a#{}", ends_by_calls=False)[0].finish_reason == "stop"
     assert fed(tokenizer, "a#")[0].finish_reason == "stop"
 
 
 def test_a_stop_string_ends_the_text_before_it_is_split(tokenizer) -> None:
-    choice = Choice(0, tokenizer, TextRules(stop=("}x",)), Scripted())
+    choice = Choice(0, tokenizer, AnswerRules(stop=("}x",), new_parser=Scripted))
     deltas = [
         choice.feed(Token("r", tokenizer._tokenizer.encode(character).ids[0]))
         for character in "a#{}x"
@@ -96,7 +96,7 @@ def test_a_stop_string_ends_the_text_before_it_is_split(tokenizer) -> None:
 
 
 def test_a_parser_sees_the_control_tokens_that_it_names(tokenizer) -> None:
-    choice = Choice(0, tokenizer, TextRules(), Scripted())
+    choice = Choice(0, tokenizer, AnswerRules(new_parser=Scripted))
 
     assert choice.feed(Token("r", 257)).parts == (ReasoningDelta("<|im_start|>"),)
     assert choice.feed(Token("r", 258)).parts == ()
@@ -104,8 +104,8 @@ def test_a_parser_sees_the_control_tokens_that_it_names(tokenizer) -> None:
 
 def test_a_message_has_null_content_beside_calls_and_both_names_of_reasoning() -> None:
     calls = (ToolCall("call_a", "add", '{"x":1}'),)
-    called = message_of(WholeAnswer("", "", calls, "tool_calls")).model_dump()
-    thought = message_of(WholeAnswer("Hi", "hm", (), "stop")).model_dump()
+    called = message_of(WholeAnswer("", "", calls, "tool_calls"))
+    thought = message_of(WholeAnswer("Hi", "hm", (), "stop"))
 
     assert called == {
         "role": "assistant",
@@ -134,7 +134,7 @@ def test_deltas_of_a_call_have_its_name_first_and_then_arguments() -> None:
         for parts in ((CALL[0],), CALL[1:3], (CALL[3],), (TextDelta("a"), *CALL[:2]))
     ]
 
-    assert [None if each is None else each.model_dump() for each in shown] == [
+    assert shown == [
         {
             "tool_calls": [
                 {
@@ -166,5 +166,5 @@ def test_the_first_delta_says_the_role_also_with_a_call_or_reasoning() -> None:
         added_by(Delta(0, parts, is_first=True)) for parts in ((), (ReasoningDelta("h"),), CALL[:1])
     ]
 
-    assert [each.role for each in first if each] == ["assistant"] * 3
-    assert [each.content for each in first if each] == ["", None, None]
+    assert [each["role"] for each in first if each] == ["assistant"] * 3
+    assert [each.get("content") for each in first if each] == ["", None, None]

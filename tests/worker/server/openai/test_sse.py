@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.generation.formatter import event
-from pdcluster_worker.server.openai.chat import ChatFormatter
-from pdcluster_worker.server.openai.completion import CompletionFormatter
-from pdcluster_worker.server.openai.formatter import OpenAIFormatter
-from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.openai.response_extras import ResponseExtras
+from pdcluster_worker.server.openai.completions import ChatFormatter, CompletionFormatter
+from pdcluster_worker.server.openai.formatter import OpenAIFormatter, ResponseExtras
+from pdcluster_worker.server.openai.protocol import TokenNames
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 from pdcluster_worker.server.text.events import Delta, TextDelta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -48,7 +45,7 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
     for index, text in ((0, "x"), (3, EVERY_CHARACTER), (0, '"0"'), (3, "\x7f\\")):
         delta = Delta(index, (TextDelta(text),))
         assert delta.plain_text == text
-        assert shape.of(delta) == event(shape.chunk(delta))
+        assert shape.of(delta) == shape.event_of(delta)
 
 
 @given(
@@ -65,14 +62,13 @@ def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
     shape = made(ChatFormatter, False, True)
     for index, text, is_first, reason in deltas:
         delta = Delta(index, (TextDelta(text),) if text else (), (), is_first, reason)
-        body = shape.chunk(delta)
-        assert shape.of(delta) == (None if body is None else event(body))
+        assert shape.of(delta) == shape.event_of(delta)
 
 
 def test_no_model_is_made_for_a_token_that_is_text_alone(monkeypatch) -> None:
     shape, requested = made(ChatFormatter, False, False), []
-    make = shape.chunk
-    monkeypatch.setattr(shape, "chunk", lambda delta: (requested.append(delta), make(delta))[1])
+    make = shape.event_of
+    monkeypatch.setattr(shape, "event_of", lambda delta: (requested.append(delta), make(delta))[1])
     for number in range(100):
         shape.of(Delta(number % 2, (TextDelta("word"),)))
 

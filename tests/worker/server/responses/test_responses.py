@@ -17,9 +17,9 @@ from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
-from pdcluster_worker.server.responses.protocol import shown_items
+from pdcluster_worker.server.responses.formatter import shown_items
+from pdcluster_worker.server.responses.route import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.responses.schemas import ResponsesRequest
-from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from tests.worker.server.recorded_calls import HERMES_NOW, HERMES_PARIS
 

@@ -11,9 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.server.generation.choice import Choice, TextRules
-from pdcluster_worker.server.text.detokenizer import Detokenizer, Piece
-from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.server.generation.choice import AnswerRules, Choice
+from pdcluster_worker.server.text.tokenizer import Detokenizer, Piece, Tokenizer
 
 
 def decoded(tokens: list[bytes]) -> list[str]:
@@ -94,7 +93,7 @@ def test_other_decoders_are_refused(decoder):
 
 
 def run(
-    tokenizer: Tokenizer, rules: TextRules, text: str, last: Token | None = None
+    tokenizer: Tokenizer, rules: AnswerRules, text: str, last: Token | None = None
 ) -> tuple[str, str | None]:
     choice = Choice(0, tokenizer, rules)
     shown = ""
@@ -118,9 +117,9 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 
 
 def test_choice_hides_the_token_that_stopped_it(tokenizer):
-    assert run(tokenizer, TextRules(), "ab", EOS) == ("ab", "stop")
-    assert run(tokenizer, TextRules(skip_special=False), "ab", EOS) == ("ab", "stop")
-    assert run(tokenizer, TextRules(skip_special=False, include_stop=True), "ab", EOS) == (
+    assert run(tokenizer, AnswerRules(), "ab", EOS) == ("ab", "stop")
+    assert run(tokenizer, AnswerRules(skip_special=False), "ab", EOS) == ("ab", "stop")
+    assert run(tokenizer, AnswerRules(skip_special=False, include_stop=True), "ab", EOS) == (
         "ab<|im_end|>",
         "stop",
     )
@@ -129,26 +128,29 @@ def test_choice_hides_the_token_that_stopped_it(tokenizer):
 def test_choice_shows_control_tokens_only_when_asked(tokenizer):
     last = Token("r", 257, finish_reason="length")
 
-    assert run(tokenizer, TextRules(), "ab", last) == ("ab", "length")
-    assert run(tokenizer, TextRules(skip_special=False), "ab", last) == ("ab<|im_start|>", "length")
+    assert run(tokenizer, AnswerRules(), "ab", last) == ("ab", "length")
+    assert run(tokenizer, AnswerRules(skip_special=False), "ab", last) == (
+        "ab<|im_start|>",
+        "length",
+    )
 
 
 def test_choice_gives_held_text_at_the_end(tokenizer):
-    assert run(tokenizer, TextRules(stop=("bcd",)), "abc", EOS) == ("abc", "stop")
+    assert run(tokenizer, AnswerRules(stop=("bcd",)), "abc", EOS) == ("abc", "stop")
 
 
 def test_choice_flushes_a_cut_off_character(tokenizer):
     cut = Token("r", tokenizer._tokenizer.token_to_id(CHARACTERS[0xE2]), finish_reason="length")
 
-    assert run(tokenizer, TextRules(stop=("z",)), "ab", cut) == ("ab\ufffd", "length")
+    assert run(tokenizer, AnswerRules(stop=("z",)), "ab", cut) == ("ab\ufffd", "length")
 
 
 def test_stop_strings_count_after_min_tokens(tokenizer):
-    assert run(tokenizer, TextRules(stop=("b",), min_tokens=2), "abab", EOS) == ("aba", "stop")
-    assert run(tokenizer, TextRules(stop=("ab",), min_tokens=3), "abab", EOS) == ("abab", "stop")
+    assert run(tokenizer, AnswerRules(stop=("b",), min_tokens=2), "abab", EOS) == ("aba", "stop")
+    assert run(tokenizer, AnswerRules(stop=("ab",), min_tokens=3), "abab", EOS) == ("abab", "stop")
 
 
 def test_a_stop_string_in_the_last_token_wins_over_length(tokenizer):
     last = Token("r", tokenizer._tokenizer.token_to_id("b"), finish_reason="length")
 
-    assert run(tokenizer, TextRules(stop=("ab",)), "xa", last) == ("x", "stop")
+    assert run(tokenizer, AnswerRules(stop=("ab",)), "xa", last) == ("x", "stop")

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
 from pdcluster_worker.server.text.events import Delta, WholeAnswer, assembled
 from pdcluster_worker.server.text.reasoning import (
+    ReasonedAnswer,
     Start,
     ThinkTags,
+    UnclosedReasoning,
     reasoning_parser_for,
     start_for,
     start_within,

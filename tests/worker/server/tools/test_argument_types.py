@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from pdcluster_worker.server.text.events import Delta, assembled
-from pdcluster_worker.server.tools.calls import Tool
+from pdcluster_worker.server.tools.calls import Tool, typed
 from pdcluster_worker.server.tools.registry import FORMS
 from pdcluster_worker.server.tools.streamed_call import Numbering
-from pdcluster_worker.server.tools.typed import typed
 
 BLUE = {"enum": ["blue", 3, None]}
 DEFS = {

@@ -20,7 +20,7 @@ from pdcluster_worker.config.worker import (
     WorkerConfig,
 )
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.headless.protocol import (
+from pdcluster_worker.headless import (
     HELLO_BYTES,
     VERSION,
     HeadConnectionError,

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from pdcluster_worker.engine.block_pool import BlockPool
-from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.grammar_queue import GrammarQueue
+from pdcluster_worker.engine.block_table import BlockTables, refusal
 from pdcluster_worker.engine.in_flight import InFlightSteps
-from pdcluster_worker.engine.pool_audit import IdleCheck, PoolAuditor
+from pdcluster_worker.engine.pool_audit import PoolAuditor
 from pdcluster_worker.engine.ports import (
     BlocksSent,
     Drafter,
@@ -34,11 +33,11 @@ from pdcluster_worker.engine.request import (
     check_stop,
     ends_by_length,
 )
-from pdcluster_worker.engine.scheduler import Schedule, make_scheduler
+from pdcluster_worker.engine.scheduler.base import GrammarQueue, Schedule
+from pdcluster_worker.engine.scheduler.policies import make_scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.engine.speculation import Speculation
-from pdcluster_worker.engine.stats import GaugeSources, Reporter, token_message
-from pdcluster_worker.engine.validation import refusal
+from pdcluster_worker.engine.stats import Reporter, token_message
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineInput, EngineOutput, RequestFailed
@@ -80,22 +79,17 @@ class EngineCore:
         self._leaving: set[EngineRequest] = set()
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
-        parts = GaugeSources(
-            self._scheduler,
-            self._receiver,
-            self._sender,
-            self._in_flight.num_failed,
-            delayer,
-            self._grammar_queue,
+        self._reporter = Reporter(
+            *(self._scheduler, self._receiver, self._sender, self._grammar_queue),
+            *(delayer, self._in_flight.num_failed, clock),
         )
-        self._reporter = Reporter(parts, clock)
         self._speculation: Speculation | None = None
         if drafter is not None:
-            counts, looks_ahead = self._reporter.counters.speculation, runner.depth > 1
+            counts, looks_ahead = self._reporter.counters, runner.depth > 1
             self._speculation = Speculation(
                 settings, self._tables, drafter, clock, counts, looks_ahead=looks_ahead
             )
-        self._check = IdleCheck(PoolAuditor(self.pool, self._held_blocks), clock)
+        self._audit = PoolAuditor(self.pool, self._held_blocks, clock)
 
     @property
     def has_work(self) -> bool:
@@ -112,13 +106,13 @@ class EngineCore:
         due = [self._receiver.next_overdue_seconds(now)]
         if not self.has_work:
             due.append(self._delayer.next_pass_seconds(now) if self._delayer is not None else None)
-            due.append(self._check.next_seconds(now))
+            due.append(self._audit.next_seconds(now))
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def handle(self, message: EngineInput) -> None:
         """Take one message; its outputs come out of the next `step`."""
         self._touch()
-        self._reporter.num_inputs += 1
+        self._reporter.counters.num_inputs += 1
         match message:
             case messages.Submit(spec=spec):
                 if (request := self._accept(spec, num_more=0)) is not None:
@@ -170,9 +164,9 @@ class EngineCore:
 
     def check_when_idle(self) -> None:
         """Check a slice of the pool if no step is due; for after a step's output is sent."""
-        if not self.has_work and self._check.next_seconds(self._clock()) == 0.0:
+        if not self.has_work and self._audit.next_seconds(self._clock()) == 0.0:
             self._receiver.check()
-            self._check.turn()
+            self._audit.turn()
 
     def check(self) -> None:
         """Assert that the pool's references are those of live requests and sends; O(num_blocks)."""

@@ -11,15 +11,25 @@ SLICE_BLOCKS = 1024
 
 
 CHECK_INTERVALS = 100
-"""Time between two turns of the walk of an idle engine, as a multiple of what the last one took."""
+"""Time between two turns of an idle engine, as a multiple of what the last one took."""
 
 
 class PoolAuditor:
-    """One per engine.  holders: blocks held by live requests and sends, once for each hold."""
+    """One per engine; its turns take at most a hundredth of the time.
 
-    def __init__(self, pool: BlockPool, holders: Callable[[], Iterator[int]]) -> None:
+    holders: blocks held by live requests and sends, once for each hold.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        holders: Callable[[], Iterator[int]],
+        clock: Callable[[], float],
+    ) -> None:
         self._pool = pool
         self._holders = holders
+        self._clock = clock
+        self._next = clock()  # when a turn is due
         self._uncounted: Iterator[int] | None = None  # what `_held` lacks; None: nothing
         self._held: Counter[int] = Counter()
         self._found = [0] * len(BlockState)  # blocks met, by state
@@ -34,12 +44,18 @@ class PoolAuditor:
     def is_due(self) -> bool:
         return self._num_left > 0 or self._pool.num_moves != self._num_moves
 
+    def next_seconds(self, now: float) -> float | None:
+        """In how many seconds a turn is due, 0 for now; None while nothing is left to look at."""
+        return max(0.0, self._next - now) if self.is_due else None
+
     def turn(self) -> None:
+        started = self._clock()
         if self._pool.num_moves != self._num_moves:
             self._begin()
         self._pool.check_totals()
         if self._uncounted is None or self._count_holds(self._uncounted):
             self._poll()
+        self._next = started + CHECK_INTERVALS * (self._clock() - started)
 
     def _begin(self) -> None:
         self._num_moves = self._pool.num_moves
@@ -74,21 +90,3 @@ class PoolAuditor:
         self._next_free += SLICE_BLOCKS
         if self._num_left == 0:
             pool.check_counts(self._found)
-
-
-class IdleCheck:
-    """Schedule of the audit of an idle engine: it takes at most a hundredth of the time."""
-
-    def __init__(self, walk: PoolAuditor, clock: Callable[[], float]) -> None:
-        self._walk = walk
-        self._clock = clock
-        self._next = clock()
-
-    def next_seconds(self, now: float) -> float | None:
-        """In how many seconds a turn is due, 0 for now; None while nothing is left to look at."""
-        return max(0.0, self._next - now) if self._walk.is_due else None
-
-    def turn(self) -> None:
-        started = self._clock()
-        self._walk.turn()
-        self._next = started + CHECK_INTERVALS * (self._clock() - started)

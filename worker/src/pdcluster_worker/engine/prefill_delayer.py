@@ -43,7 +43,7 @@ class DelayWait:
 
 @dataclass(frozen=True, slots=True)
 class DelayDecision:
-    """The outcome of a pass.  has_no_seats: delayed because a whole batch finds no slots."""
+    """The outcome of a pass.  has_no_slots: delayed because a whole batch finds none."""
 
     status: Status
     allow: bool
@@ -91,29 +91,14 @@ class Board(Protocol):
 
 
 class OwnBoard:
-    """The board of a lone engine."""
+    """The board of a lone engine: nobody reads it, and there are no others."""
 
-    def publish(self, state: RankState) -> None:
-        """Do nothing: no other engine reads it."""
+    def publish(self, state: RankState) -> None: ...
 
-    def withdraw(self) -> None:
-        """Do nothing: no other engine reads it."""
+    def withdraw(self) -> None: ...
 
     def others(self) -> list[RankState]:
-        """Empty: a lone engine has no others."""
         return []
-
-
-def status_of(ranks: Sequence[RankState]) -> Status:
-    """Number of these engines that could prefill: all, some (mixed) or none.
-
-    >>> status_of([RankState(True), RankState(True)]), status_of([RankState(True),
-    ...     RankState(False)]), status_of([RankState(False)])
-    ('all', 'mixed', 'none')
-    """
-    if not any(rank.prefillable for rank in ranks):
-        return "none"
-    return "all" if all(rank.prefillable for rank in ranks) else "mixed"
 
 
 def negotiate(
@@ -124,41 +109,27 @@ def negotiate(
     now: float,
 ) -> DelayDecision:
     """The decision of one pass over the states of all engines, this one among them."""
-    status = status_of(ranks)
-    if status == "none":
-        return DelayDecision(status, True, "")
+    can = [rank.prefillable for rank in ranks]
+    if not any(can):
+        return DelayDecision("none", True, "")
+    status: Status = "all" if all(can) else "mixed"
     if any(rank.below_watermark for rank in ranks):
         return DelayDecision(status, True, "token_watermark")
-    has_no_slots = status == "all" and _has_no_slots(ranks, max_running)
-    needs_delay = status == "mixed" or has_no_slots or _queue_is_short(settings, ranks)
-    if not needs_delay:
+    running, batch = max(rank.running for rank in ranks), max(rank.max_prefill for rank in ranks)
+    has_no_slots = status == "all" and max_running - running < batch
+    least = 0  # prompts that must wait
+    if settings.queue_min_ratio is not None:
+        least = min(int(running * settings.queue_min_ratio), batch)
+    is_short = max(rank.waiting for rank in ranks) < least
+    if not (status == "mixed" or has_no_slots or is_short):
         return DelayDecision(status, True, "no_wait" if wait is None else "wait_success")
-    if _is_over(settings, wait, now) or any(rank.timed_out for rank in ranks):
+    num_passes, since = (0, now) if wait is None else (wait.passes, wait.since)
+    is_over = (
+        num_passes >= settings.max_delay_passes - 1 or now - since >= settings.max_delay_seconds
+    )
+    if is_over or any(rank.timed_out for rank in ranks):
         return DelayDecision(status, True, "wait_timeout")
     return DelayDecision(status, False, "delay", has_no_slots)
-
-
-def _has_no_slots(ranks: Sequence[RankState], max_running: int) -> bool:
-    return max_running - max(rank.running for rank in ranks) < max(
-        rank.max_prefill for rank in ranks
-    )
-
-
-def _queue_is_short(settings: DelayerSettings, ranks: Sequence[RankState]) -> bool:
-    running = max(rank.running for rank in ranks)
-    if settings.queue_min_ratio is None or running == 0:
-        return False
-    least = min(int(running * settings.queue_min_ratio), max(rank.max_prefill for rank in ranks))
-    return max(rank.waiting for rank in ranks) < least
-
-
-def _is_over(settings: DelayerSettings, wait: DelayWait | None, now: float) -> bool:
-    if wait is None:
-        return settings.max_delay_passes <= 1
-    return (
-        wait.passes >= settings.max_delay_passes - 1
-        or now - wait.since >= settings.max_delay_seconds
-    )
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdcluster_worker.engine.block_table import BlockTables
-from pdcluster_worker.engine.grammar_queue import GrammarQueue
 from pdcluster_worker.engine.ports import Fenced, Transport
 from pdcluster_worker.engine.request import EngineRequest, Status
+from pdcluster_worker.engine.scheduler.base import GrammarQueue
 from pdcluster_worker.messages.engine import (
     Received,
     ReceiveDone,

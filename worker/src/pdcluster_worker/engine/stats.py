@@ -1,14 +1,16 @@
 """Statistics of the engine about itself, and when they are reported."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from pdcluster_worker.engine.grammar_queue import GrammarQueue
+import msgspec
+
 from pdcluster_worker.engine.ports import Sample, StepSeconds
 from pdcluster_worker.engine.prefill_delayer import DelayerCounts, PrefillDelayer
 from pdcluster_worker.engine.receiving import Receiver
 from pdcluster_worker.engine.request import Batch, EngineRequest, Finish
-from pdcluster_worker.engine.scheduler.base import Scheduler
+from pdcluster_worker.engine.scheduler.base import GrammarQueue, Scheduler
 from pdcluster_worker.engine.sending import Sender
 from pdcluster_worker.messages.engine import EngineOutput, EngineStats
 from pdcluster_worker.messages.requests import Token
@@ -63,23 +65,10 @@ class StepTimes:
     phases: StepSeconds
 
 
-@dataclass(slots=True)
-class SpeculationCounts:
-    """Drafts verified and accepted, by position among those of one request in a step."""
-
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-
-    def add(self, num_drafts: int, num_accepted: int) -> None:
-        for counts, count in ((self.drafted, num_drafts), (self.accepted, num_accepted)):
-            counts += [0] * (num_drafts - len(counts))
-            for position in range(count):
-                counts[position] += 1
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine started; see `messages.engine.EngineStats` for their meaning."""
+class Counters(msgspec.Struct):
+    """Totals since the engine started, as in `messages.engine.EngineStats`; steps and batches since
+    the last report.
+    """
 
     num_steps: int = 0
     busy_seconds: float = 0.0
@@ -94,9 +83,18 @@ class Counters:
     generation_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    steps: list[tuple[str, float]] = field(default_factory=list)
-    batches: list[tuple[int, int, int, int]] = field(default_factory=list)
-    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+    num_inputs: int = 0
+    drafted: list[int] = []
+    accepted: list[int] = []
+    steps: list[tuple[str, float]] = []
+    batches: list[tuple[int, int, int, int]] = []
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """By position among the drafts of one request in a step."""
+        for counts, count in ((self.drafted, num_drafts), (self.accepted, num_accepted)):
+            counts += [0] * (num_drafts - len(counts))
+            for position in range(count):
+                counts[position] += 1
 
     def count_request(self, request: EngineRequest) -> None:
         """A prefill for a peer counts its prompt at the peer, which admitted it."""
@@ -120,8 +118,10 @@ class Counters:
         self.steps.append((work.kind, times.step))
         self.batches.append(work.size)
 
-    def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
-        taken = self.steps, self.batches
+    def take(self) -> dict[str, Any]:
+        """All of them by name; steps and batches begin again."""
+        taken = msgspec.structs.asdict(self)
+        taken |= {"drafted": list(self.drafted), "accepted": list(self.accepted)}
         self.steps, self.batches = [], []
         return taken
 
@@ -149,34 +149,37 @@ def token_message(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeSources:
-    scheduler: Scheduler
-    receiver: Receiver
-    sender: Sender
-    failed_rows: Mapping[str, int]
-    delayer: PrefillDelayer | None
-    grammar_queue: GrammarQueue
-
-
 class Reporter:
-    def __init__(self, parts: GaugeSources, clock: Callable[[], float]) -> None:
-        self.counters = Counters()  # what it has done
-        self.num_inputs = 0  # messages taken since the start
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        receiver: Receiver,
+        sender: Sender,
+        grammar_queue: GrammarQueue,
+        delayer: PrefillDelayer | None,
+        failed_rows: Mapping[str, int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.counters = Counters()
         self.changed = True  # something has happened since the last statistics
-        self._parts = parts
+        self._scheduler = scheduler
+        self._receiver = receiver
+        self._sender = sender
+        self._grammar_queue = grammar_queue
+        self._delayer = delayer
+        self._failed_rows = failed_rows
         self._clock = clock
         self._reported_seconds = clock()
         self._num_overdue = 0
 
     def report(self, *, idle: bool) -> list[EngineOutput]:
         """Messages that are due now.  idle: no step is due, so statistics are not held back."""
-        events = self._parts.scheduler.tables.pool.prefix_cache.take_events()
+        events = self._scheduler.tables.pool.prefix_cache.take_events()
         outputs: list[EngineOutput] = [] if events is None else [events]
         now = self._clock()
         if not idle and now - self._reported_seconds < STATS_INTERVAL_SECONDS:
             return outputs
-        num_overdue = self._parts.receiver.num_overdue(now)
+        num_overdue = self._receiver.num_overdue(now)
         if not self.changed and num_overdue == self._num_overdue:
             return outputs
         self._num_overdue = num_overdue
@@ -185,48 +188,28 @@ class Reporter:
         return [*outputs, self._stats()]
 
     def _stats(self) -> EngineStats:
-        parts, counters = self._parts, self.counters
-        scheduler, pool = parts.scheduler, parts.scheduler.tables.pool
-        steps, batches = counters.take_steps()
-        constraints = parts.grammar_queue.grammars.take_counts()
-        delays = DelayerCounts() if parts.delayer is None else parts.delayer.take_counts()
+        scheduler, pool = self._scheduler, self._scheduler.tables.pool
+        queued = (scheduler.waiting, scheduler.ready, self._grammar_queue.waiting)
+        constraints = self._grammar_queue.grammars.take_counts()
+        delays = DelayerCounts() if self._delayer is None else self._delayer.take_counts()
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting)
-            + len(scheduler.ready)
-            + len(parts.grammar_queue.waiting),
+            num_waiting=sum(map(len, queued)),
             waiting_tokens=scheduler.num_waiting_tokens,
-            num_receiving=parts.receiver.num_receiving,
+            num_receiving=self._receiver.num_receiving,
             blocks=pool.counts(),
             free_blocks=pool.num_available,
             fences_overdue=self._num_overdue,
-            busy_seconds=counters.busy_seconds,
-            overhead_seconds=counters.overhead_seconds,
-            num_steps=counters.num_steps,
-            steps=steps,
-            prompt_tokens=counters.prompt_tokens,
-            prefill_tokens=counters.prefill_tokens,
-            generation_tokens=counters.generation_tokens,
-            prefill_seconds=counters.prefill_seconds,
-            decode_seconds=counters.decode_seconds,
-            prefix_query_tokens=counters.prefix_query_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
             preemptions=scheduler.num_preemptions,
-            bytes_sent=parts.sender.num_bytes,
-            bytes_received=parts.receiver.num_bytes,
-            num_transfers=parts.sender.num_transfers + parts.receiver.num_transfers,
-            num_inputs=self.num_inputs,
-            inputs_seconds=counters.inputs_seconds,
-            forward_seconds=counters.forward_seconds,
-            sample_seconds=counters.sample_seconds,
-            failed_rows=dict(parts.failed_rows),
+            bytes_sent=self._sender.num_bytes,
+            bytes_received=self._receiver.num_bytes,
+            num_transfers=self._sender.num_transfers + self._receiver.num_transfers,
+            failed_rows=dict(self._failed_rows),
             evictions=pool.num_evictions,
-            batches=batches,
-            drafted=list(counters.speculation.drafted),
-            accepted=list(counters.speculation.accepted),
             constraint_requests=list(constraints.requests.items()),
             constraint_hits=constraints.hits,
             constraint_compiles=constraints.compiles,
             delay_outcomes=[(*outcome, count) for outcome, count in delays.outcomes.items()],
             delay_waits=delays.waits,
+            **self.counters.take(),
         )

@@ -18,8 +18,14 @@ from typing import Any
 
 from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.errors import HubError
-from pdcluster_worker.fetch.files import INDEX, RemoteFile, small_files, weights_files
-from pdcluster_worker.fetch.hf_hub import Hub, RepoListing
+from pdcluster_worker.fetch.hf_hub import (
+    INDEX,
+    Hub,
+    RemoteFile,
+    RepoListing,
+    small_files,
+    weights_files,
+)
 from pdcluster_worker.fetch.model_folder import ModelDownload, check_space
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,13 @@
-"""The Hugging Face hub: what a repository holds, and the bytes of a file from any position on.
+"""The Hugging Face hub: what a repository holds, which of it a worker needs (config, tokenizer,
+chat template and safetensors of the root), and the bytes of a file from any position on.
 
 It fails by FetchError, which a user must fix, or by HubError, after which it is tried again.
 """
 
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,12 +27,28 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import FetchError, HubError
-from pdcluster_worker.fetch.files import RemoteFile
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+_CONFIG = "config.json"
+_SMALL = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|tokenizer\.model|spiece\.model|sentencepiece\.bpe\.model|merges\.txt|vocab\.txt|chat_template\.jinja|[\w.-]+\.tiktoken"
+)
 
 SILENCE_SECONDS = 30.0
 """A hub that sends nothing for so long has lost the connection."""
 
 _TRY_AGAIN = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """size: bytes, None = the hub does not say; sha256: of large files alone."""
+
+    name: str
+    size: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,3 +137,52 @@ class Hub:
         if status in (401, 404):
             return f"there is no such repository, or {token}: check the model's repo and its token"
         return one_line(error)
+
+
+def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Everything but weights, the index of the weights included.
+
+    Raises FetchError for a repository without config.json.
+    """
+    found = [file for file in files if _SMALL.fullmatch(file.name) or file.name == INDEX]
+    if _CONFIG not in (file.name for file in found):
+        raise FetchError(
+            "it has no config.json at its root, so it is no model of transformers: choose another "
+            "repository"
+        )
+    return found
+
+
+def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[RemoteFile]:
+    """The safetensors: those that the index names, else the one file.
+
+    Raises FetchError when they are not there.
+    """
+    by_name = {file.name: file for file in files}
+    needed = [WEIGHTS] if index is None else sorted(_shards(index))
+    missing = [name for name in needed if name not in by_name or "/" in name]
+    if missing:
+        others = (
+            ", ".join(
+                sorted(
+                    name
+                    for name in by_name
+                    if name.endswith((".bin", ".pth", ".gguf", ".safetensors"))
+                )[:5]
+            )
+            or "none"
+        )
+        raise FetchError(
+            f"it has no {missing[0]} (weights there: {others}): choose a repository or revision "
+            "with safetensors weights"
+        )
+    return [by_name[name] for name in needed]
+
+
+def _shards(index: bytes) -> set[str]:
+    try:
+        return set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise FetchError(
+            f"its {INDEX} cannot be read ({type(e).__name__}: {e}): choose another revision"
+        ) from e

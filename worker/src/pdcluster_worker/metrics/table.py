@@ -14,8 +14,8 @@ from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES
 from pdcluster_worker.messages.engine_settings import MOST_DRAFTS
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import ConstraintKind, FinishReason
-from pdcluster_worker.metrics.collectors import GpuCollector
-from pdcluster_worker.metrics.declaring import (
+from pdcluster_worker.metrics.collectors import (
+    GpuCollector,
     counter,
     declared,
     gauge,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
+from pdcluster_worker.engine.drafters import DraftSizes, ModelDrafter, NgramDrafter
 from pdcluster_worker.engine.ports import Drafter
-from pdcluster_worker.engine.speculation import DraftSizes, ModelDrafter, NgramDrafter
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.parallel.ranks import rank_threads

@@ -20,8 +20,7 @@ from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import EngineBrokenError, KVMemory
 from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
-from pdcluster_worker.headless.head_client import HeadClient
-from pdcluster_worker.headless.protocol import VERSION, HeadConnectionError, HeadHello
+from pdcluster_worker.headless import VERSION, HeadConnectionError, HeadHello
 from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
 from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
@@ -45,6 +44,7 @@ from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_threads import share_threads
 from pdcluster_worker.processes.dp_board import DpBoard
+from pdcluster_worker.processes.head_client import HeadClient
 from pdcluster_worker.system.cpu_cores import open_cores
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, slow_note
 

@@ -20,7 +20,7 @@ from pdcluster_worker.processes.lifecycle import (
     signals,
 )
 from pdcluster_worker.proxy.client_connection import proxy_protocol
-from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, RouterState, UpstreamState
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.limits import limits_of
@@ -32,7 +32,7 @@ from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.process import allow_more_files
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 
 async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None) -> int:
@@ -62,7 +62,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
         traces=traces,
         parsers=parsers,
     )
-    relay = ReverseProxy(RouterState(policy, files.tenant_of, backend.draining), metrics)
+    relay = ReverseProxy(policy, files.tenant_of, backend.draining, metrics)
     http = await serve(
         app,
         config.listen.host,

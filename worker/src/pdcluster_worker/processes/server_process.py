@@ -49,7 +49,7 @@ from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 logger = logging.getLogger(__name__)
 

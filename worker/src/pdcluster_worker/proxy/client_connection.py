@@ -1,6 +1,6 @@
-"""A client's connection at a relaying router.  Plain requests are relayed one after the other;
-anything else is handed to the router's own server with every byte that came, as if it came there
-first.
+"""A client's connection at a relaying router.  Plain requests are relayed one after the other, each
+to the next worker where one fails before the answer begins; anything else is handed to the router's
+own server with every byte that came, as if it came there first.
 """
 
 import asyncio
@@ -8,9 +8,10 @@ import logging
 from math import inf
 from typing import Any, cast
 
-from pdcluster_worker.proxy.proxied_request import ProxiedRequest
+from pdcluster_worker.proxy.picker import affinity_of
 from pdcluster_worker.proxy.request_head import BEGIN, RequestHead
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
+from pdcluster_worker.proxy.upstream import Upstream, UpstreamPool
 from pdcluster_worker.server.http import unacked_responses
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.raw_http import HalfClosed
@@ -30,7 +31,10 @@ _END = b"\r\n\r\n"
 
 
 class ClientConnection(asyncio.Protocol):
-    """deadline: for `expire`, by the loop.  closes: with the answer that it waits for."""
+    """Implements `upstream.ResponseSink` and `reverse_proxy.ProxiedConnection`.
+
+    deadline: for `expire`, by the loop.  closes: with the answer that it waits for.
+    """
 
     relay: ReverseProxy
 
@@ -38,7 +42,6 @@ class ClientConnection(asyncio.Protocol):
         self._made = made
         self._connections = made["server_state"].connections
         self._head = RequestHead()
-        self._exchange: ProxiedRequest | None = None
         self._early = b""
         self._unsent = 0
         self._half_closed: HalfClosed | None = None
@@ -50,14 +53,18 @@ class ClientConnection(asyncio.Protocol):
         """Wait for a request."""
         self._raw_head = b""
         self._chunks: list[bytes] = []
-        self._missing = 0
-        self._num_held = 0
-        self._has_place = False
+        self._missing = self._num_held = 0
+        self._has_place = self._is_relayed = self._was_stale = False
+        self._affinity = b""
+        self._tried: list[UpstreamPool] = []
+        self._pool: UpstreamPool | None = None
+        self._upstream: Upstream | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
     @property
     def is_answering(self) -> bool:
         """See `server.http.connection.HttpConnection`."""
-        return self._exchange is not None or bool(self.transport.get_write_buffer_size())
+        return self._is_relayed or bool(self.transport.get_write_buffer_size())
 
     @property
     def is_waiting(self) -> bool:
@@ -72,14 +79,13 @@ class ClientConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Take no more requests, as uvicorn asks."""
-        if self._exchange is None and not self._raw_head and not self._early:
+        if not (self._is_relayed or self._raw_head or self._early):
             self.transport.close()
         self.closes = True
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place among the connections."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=0)  # else a little would be unsent unwatched
         self._connections.add(self)
@@ -89,11 +95,16 @@ class ClientConnection(asyncio.Protocol):
         self.relay.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
         self._forget()
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.cancel()
+        if not self._is_relayed:
+            return
+        self.relay.count("client_gone")
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._upstream is not None:
+            self._upstream.leave()
+        self._leave_worker()
+        self._is_relayed = False
 
     def eof_received(self) -> bool:
         """As `HttpConnection.eof_received`."""
@@ -108,11 +119,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _waits_for_answer(self) -> bool:
         """True until a part of the answer has gone out: the body is kept as long."""
-        return self._exchange is not None and bool(self._num_held)
+        return self._is_relayed and bool(self._num_held)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request, or of a later one."""
-        if self._exchange is not None or self._unsent:
+        if self._is_relayed or self._unsent:
             self._early += data
             if len(self._early) > MAX_EARLY_BYTES:
                 self.transport.pause_reading()
@@ -122,18 +132,17 @@ class ClientConnection(asyncio.Protocol):
             self._take_head(self._early + data if self._early else data)
 
     def pause_writing(self) -> None:
-        """The socket takes no more: neither do we."""
         self._unsent = self.transport.get_write_buffer_size()
         self.deadline = self.relay.now() + SEND_SECONDS
-        if self._exchange is not None:
-            self._exchange.pause()
+        if self._upstream is not None:
+            self._upstream.pause()
 
     def resume_writing(self) -> None:
-        """It takes more."""
         self._unsent = 0
-        if self._exchange is not None:
+        if self._is_relayed:
             self.deadline = inf
-            self._exchange.resume()
+            if self._upstream is not None:
+                self._upstream.resume()
         elif not self.transport.is_closing():
             self._next()
 
@@ -146,9 +155,9 @@ class ClientConnection(asyncio.Protocol):
         if end < len(_END) or not is_known or not relay.is_on:
             self._early = data
             if not is_known or not relay.is_on:
-                self.hand_over("route")
+                self._hand_over("route")
             elif len(data) > relay.max_header_bytes:
-                self.hand_over("size")
+                self._hand_over("size")
             else:
                 self.deadline = min(self.deadline, relay.now() + SLOW_SECONDS)
             return
@@ -157,12 +166,12 @@ class ClientConnection(asyncio.Protocol):
         reason = relay.reason_against(self._head, self._raw_head)
         if reason is not None:
             self._early = data[end:]
-            self.hand_over(reason)
+            self._hand_over(reason)
             return
-        self._missing = self._head.length
-        self._num_held = self._head.length
+        self._missing = self._num_held = self._head.length
         self._has_place = True
-        relay.begin_request(self._num_held)
+        relay.num_held_bytes += self._num_held
+        relay.num_requests += 1
         self.deadline = relay.now() + SLOW_SECONDS
         if len(data) > end:
             self._take_body(data[end:])
@@ -174,38 +183,97 @@ class ClientConnection(asyncio.Protocol):
         self._missing -= len(data)
         self._chunks.append(data)
         if not self._head.take_body(data) or self._head.is_whole != (self._missing == 0):
-            self.hand_over("form")
+            self._hand_over("form")
         elif not self._missing:
-            self._send()
+            self._relay()
 
-    def _send(self) -> None:
+    def _relay(self) -> None:
         body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = [body]
         self.deadline = inf
         self.closes |= self._head.closes or self.relay.is_draining()
-        head = self._head.forwarded(self._client)
-        self._exchange = ProxiedRequest(self.relay, self, head, body)
-        self._exchange.start()
+        self._is_relayed = True
+        self._forwarded = self._head.forwarded(self._client)
+        policy = self.relay.policy()
+        self._affinity = affinity_of(policy.relaying, policy.decode_score, body)
+        self._choose()
+
+    # --- at a worker --------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Send the request to a worker; what no worker takes is the router's own."""
+        policy = self.relay.policy()
+        pool = self.relay.picker.choose(
+            policy.relaying, policy.decode_score, self._affinity, self._tried
+        )
+        if pool is None or len(self._tried) > policy.relaying.max_retries:
+            self.relay.count("not_taken")
+            self._hand_over("worker")
+            return
+        self._pool = pool
+        self.relay.picker.begin(pool)
+        upstream = None if self._was_stale else self.relay.idle_upstream(pool)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self.relay.close_idle_one()
+            self._connecting = asyncio.create_task(self._connect(pool))
+
+    async def _connect(self, pool: UpstreamPool) -> None:
+        try:
+            upstream = await pool.connect()
+        except OSError:  # a TimeoutError too
+            self._connecting = None
+            self.fail("connect")
+            return
+        self._connecting = None
+        if not pool.is_connected:  # lost while this connection was made
+            upstream.close()
+            self.fail("lost")
+            return
+        self._send(upstream)
+
+    def _send(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        upstream.send(self, (self._forwarded, *self._chunks))
+
+    def _leave_worker(self) -> None:
+        self._upstream = None
+        if (pool := self._pool) is not None:
+            self._pool = None
+            self.relay.picker.end(pool)
 
     # --- its answer ---------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        """A part of the answer: no other worker is tried from now on."""
+    def pass_on(self, data: bytes) -> None:
         if self._num_held:
             self._let_go()
         self.transport.write(data)
 
     def end(self, data: bytes) -> None:
-        """The last part: then the next request."""
-        self._exchange = None
+        self._leave_worker()
+        self.relay.count("answered")
         self._end_request()
         self._begin()
         self.transport.write(data)
         if self.closes:
             self.transport.close()
-            return
-        if not self._unsent:
+        elif not self._unsent:
             self._next()
+
+    def fail(self, reason: str) -> None:
+        self._was_stale |= reason == "stale"
+        if (pool := self._pool) is not None and reason != "stale":
+            self._tried.append(pool)
+        self._leave_worker()
+        self.relay.retried(reason)
+        self._choose()
+
+    def cut(self) -> None:
+        self._leave_worker()
+        self._is_relayed = False
+        self.relay.count("cut")
+        self.transport.close()
 
     def _next(self) -> None:
         """Take the next request, or wait for it."""
@@ -216,38 +284,32 @@ class ClientConnection(asyncio.Protocol):
             early, self._early = self._early, b""
             self._take_head(early)
 
-    def cut(self) -> None:
-        """The answer broke off: so does the connection, after what has come of it."""
-        self._exchange = None
-        self.transport.close()
-
     # --- ends ---------------------------------------------------------------------------------
 
-    def hand_over(self, reason: str = "worker") -> None:
+    def _hand_over(self, reason: str) -> None:
         """Give the connection to the router's own server, with all that came."""
         self.relay.count_own(reason)
         came = b"".join((self._raw_head, *self._chunks, self._early))
         returns = self.relay.is_on
-        self._exchange = None
+        self._is_relayed = False
         self._forget()
         self.relay.hand_over(self.transport, self._made, came, returns=returns)
 
     def expire(self, now: float) -> None:
         """The deadline has passed."""
         if self._unsent:
-            self._check_reader(now)
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes < self._unsent:
+                self._unsent, self.deadline = unsent_bytes, now + SEND_SECONDS
+                return
+            logger.warning(
+                "client stopped reading, connection aborted unsent_bytes=%d", unsent_bytes
+            )
+            self.transport.abort()
         elif self._raw_head or self._early:
-            self.hand_over("slow")
+            self._hand_over("slow")
         else:
             self.transport.close()
-
-    def _check_reader(self, now: float) -> None:
-        unsent_bytes = self.transport.get_write_buffer_size()
-        if unsent_bytes < self._unsent:
-            self._unsent, self.deadline = unsent_bytes, now + SEND_SECONDS
-            return
-        logger.warning("client stopped reading, connection aborted unsent_bytes=%d", unsent_bytes)
-        self.transport.abort()
 
     def _wait(self) -> None:
         self.deadline = self.relay.now() + self.relay.keep_alive_seconds
@@ -264,12 +326,12 @@ class ClientConnection(asyncio.Protocol):
         self._let_go()
         if self._has_place:
             self._has_place = False
-            self.relay.end_request()
+            self.relay.num_requests -= 1
 
     def _let_go(self) -> None:
-        """The body is not needed any more."""
+        """The body is not needed any more: no other worker is tried from now on."""
         self._chunks = []
-        self.relay.let_go(self._num_held)
+        self.relay.num_held_bytes -= self._num_held
         self._num_held = 0
 
 

@@ -1,6 +1,5 @@
 """The choice of a worker for a request whose tokens are not known, at the same cost for any number
-of
-workers: levels by number of requests, and a ring of hashes for prefixes and sessions.
+of workers: levels by number of requests, and a ring of hashes for prefixes and sessions.
 """
 
 from bisect import bisect
@@ -9,7 +8,11 @@ from hashlib import blake2b
 from math import ceil
 from typing import Generic, TypeVar
 
+import msgspec
+
 from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
+
+_PROMPTS = (b'"messages"', b'"prompt"')
 
 _POINTS = 32
 """Places of each worker on the ring: with 64 workers the largest share is about 1.4 times the mean,
@@ -149,3 +152,42 @@ class Picker(Generic[CandidateT]):
 
 def _hash(text: bytes) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest())
+
+
+def affinity_of(policy: RelayingSpec, score: DecodeScoreSpec, body: bytes) -> bytes:
+    """The session of a request, else for `textPrefix` the beginning of its prompt; b"" = neither.
+
+    The prompt is found by its field's name, so a prefix is the same whatever comes before it.
+
+    >>> body = b'{"model": "m", "messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingSpec(policy="textPrefix", prefix_bytes=64), DecodeScoreSpec(), body)
+    b'"messages": [{"role": "user", "content": "A long story"}]}'
+    >>> affinity_of(RelayingSpec(), DecodeScoreSpec(), body)
+    b''
+    """
+    if score.session_affinity and b'"session"' in body and (session := _session(body)):
+        return session
+    if policy.policy != "textPrefix":
+        return b""
+    for name in _PROMPTS:
+        if (start := body.find(name)) >= 0:
+            return body[start : start + policy.prefix_bytes]
+    return b""
+
+
+def _session(body: bytes) -> bytes:
+    try:
+        return _bodies.decode(body).pdcluster.session.encode()
+    except (ValueError, RecursionError):
+        return b""
+
+
+class _Extension(msgspec.Struct):
+    session: str
+
+
+class _PartialBody(msgspec.Struct):
+    pdcluster: _Extension
+
+
+_bodies = msgspec.json.Decoder(_PartialBody)

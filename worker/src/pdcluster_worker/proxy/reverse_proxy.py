@@ -33,13 +33,6 @@ class UpstreamState:
     has_drained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RouterState:
-    policy: Callable[[], PolicyConfig]
-    tenant_of: TenantOfKey
-    is_draining: Callable[[], bool]
-
-
 class ProxiedConnection(Protocol):
     """Implemented by `proxy.client_connection.ClientConnection`."""
 
@@ -63,17 +56,22 @@ class _Once(HttpConnection):
 class ReverseProxy:
     """One per router.  workers: decode and mixed workers now."""
 
-    def __init__(self, router: RouterState, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        policy: Callable[[], PolicyConfig],
+        tenant_of: TenantOfKey,
+        is_draining: Callable[[], bool],
+        metrics: Metrics,
+    ) -> None:
         self.workers: Callable[[], Sequence[UpstreamState]] = lambda: ()
         self.picker: Picker[UpstreamPool] = Picker()
-        self.policy = router.policy
-        self.is_draining = router.is_draining
+        self.policy = policy
+        self.is_draining = is_draining
         self.now = asyncio.get_running_loop().time
-        self.has_key = None if router.tenant_of is None else self._has_key
-        self._router = router
+        self._tenant_of = tenant_of
         self._pools: dict[str, UpstreamPool] = {}
         self.fronts: set[ProxiedConnection] = set()
-        self._num_held_bytes = self._num_requests = 0
+        self.num_held_bytes = self.num_requests = 0
         self._ordinary: type[HttpConnection] = HttpConnection
         self._once: Any = HttpConnection
         self._metrics = metrics
@@ -88,7 +86,7 @@ class ReverseProxy:
         limits = limits_of(self.policy().http_limits)
         self.is_on = self.policy().relaying.enabled
         self.max_header_bytes = limits.max_header_bytes
-        self.max_fields = limits.max_headers
+        self._max_fields = limits.max_headers
         self.keep_alive_seconds = limits.keep_alive_seconds
         self._idle_seconds = min(IDLE_SECONDS, limits.keep_alive_seconds / 2)
         self.max_requests = fitting(limits.max_connections, files_each=FILES_OF_RELAYED)
@@ -167,27 +165,18 @@ class ReverseProxy:
     def leave(self, front: ProxiedConnection) -> None:
         self.fronts.discard(front)
 
-    def begin_request(self, num_bytes: int) -> None:
-        self._num_held_bytes += num_bytes
-        self._num_requests += 1
-
-    def let_go(self, num_bytes: int) -> None:
-        self._num_held_bytes -= num_bytes
-
-    def end_request(self) -> None:
-        self._num_requests -= 1
-
     def reason_against(self, request: RequestHead, head: bytes) -> str | None:
         """Reason why the router serves this request itself; None = it is relayed."""
         if not self.picker.members:
             return "worker"
-        if self._num_requests >= self.max_requests:
+        if self.num_requests >= self.max_requests:
             return "crowd"
-        if (reason := request.read(head, self.max_fields, self.has_key)) is not None:
+        has_key = None if self._tenant_of is None else self._has_key
+        if (reason := request.read(head, self._max_fields, has_key)) is not None:
             return str(reason)
         if len(head) > self.max_header_bytes or request.length > self._max_body_bytes:
             return "size"
-        is_full = self._num_held_bytes + request.length > self.max_held_bytes
+        is_full = self.num_held_bytes + request.length > self.max_held_bytes
         return "size" if is_full else None
 
     def hand_over(
@@ -203,9 +192,8 @@ class ReverseProxy:
             ordinary.data_received(came)
 
     def _has_key(self, authorization: bytes, api_key: bytes) -> bool:
-        tenant_of = self._router.tenant_of
         key = key_in(authorization.decode("latin-1"), api_key.decode("latin-1"))
-        return tenant_of is None or (key is not None and tenant_of(key) is not None)
+        return bool(key and self._tenant_of and self._tenant_of(key) is not None)
 
     # --- what requests ask --------------------------------------------------------------------
 

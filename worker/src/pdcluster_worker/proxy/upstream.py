@@ -5,6 +5,7 @@ held back until it is whole, since another worker may answer; unexpected bytes e
 import asyncio
 import re
 import socket
+from collections.abc import Iterable
 from typing import Protocol, cast
 
 import httptools
@@ -22,6 +23,7 @@ CONNECT_SECONDS = 2.0
 MAX_HELD_BYTES = 64 << 10
 """Bytes of an answer's head, or of a refusal, before anything of it is passed on."""
 
+# after 5 s without a byte; the connection is given up after 20 s
 _SIGNS_OF_LIFE = (
     ("TCP_KEEPIDLE", 5),
     ("TCP_KEEPINTVL", 5),
@@ -32,14 +34,12 @@ _CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNO
 
 
 class ResponseSink(Protocol):
-    """request: in parts.  closes: the answer is the last of its connection."""
+    """Implemented by `client_connection.ClientConnection`.
 
-    request: tuple[bytes, ...]
+    closes: the answer is the last of its connection.
+    """
 
-    @property
-    def closes(self) -> bool:
-        """See the class."""
-        ...
+    closes: bool
 
     def pass_on(self, data: bytes) -> None:
         """Bytes of the answer, not the last."""
@@ -113,12 +113,11 @@ class Upstream(asyncio.Protocol):
         self._came = self.has_begun = self._has_head = False
         self._is_whole = self._has_more = self._keeps = False
 
-    def send(self, sink: ResponseSink) -> None:
-        """Send a request."""
+    def send(self, sink: ResponseSink, request: Iterable[bytes]) -> None:
         self._sink = sink
         self._came = self.has_begun = self._has_head = self._is_whole = False
         self._pool.upstreams.add(self)
-        self._transport.writelines(sink.request)
+        self._transport.writelines(request)
 
     def close(self) -> None:
         """End it now, and with it what the worker does for its request."""
@@ -135,22 +134,22 @@ class Upstream(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """Read nothing until `resume`."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
         self._transport.resume_reading()
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Have the kernel notice a host that is gone."""
         self._transport = cast(asyncio.Transport, transport)
-        _keep_alive(transport.get_extra_info("socket"))
+        connection: socket.socket = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _SIGNS_OF_LIFE:
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the answer."""
         sink = self._sink
         if sink is None:
             self._transport.abort()
@@ -174,7 +173,6 @@ class Upstream(asyncio.Protocol):
             sink.pass_on(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more comes."""
         if self._sink is not None:
             self._end_badly("stale" if self.is_used and not self._came else "lost")
         elif self in self._pool.idle:
@@ -187,12 +185,10 @@ class Upstream(asyncio.Protocol):
         self._has_more = self._is_whole
 
     def on_headers_complete(self) -> None:
-        """The end of the answer's head."""
         self._has_head = True
         self._keeps = self._parser.should_keep_alive()  # it is not known any more at the end
 
     def on_message_complete(self) -> None:
-        """The end of the answer."""
         self._is_whole = True
 
     # --- the beginning and the end of an answer -----------------------------------------------
@@ -254,11 +250,3 @@ def _with_end(data: bytes, *, closes: bool) -> bytes:
     head, empty_line, body = data.partition(b"\r\n\r\n")
     head = _CONNECTION.sub(b"", head)
     return head + (b"\r\nconnection: close" if closes else b"") + empty_line + body
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """A sign of life after 5 s without a byte; give up after 20 s."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _SIGNS_OF_LIFE:
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

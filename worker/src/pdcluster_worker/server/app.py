@@ -24,16 +24,14 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
 from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_for
-from pdcluster_worker.server.generation.backend import Backend, WorkerView
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
-from pdcluster_worker.server.generation.generation import ServingContext
+from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
 from pdcluster_worker.server.http.body_reader import BodyReader, EarlyResponse
 from pdcluster_worker.server.http.limits import LimitsNow, limits_of
-from pdcluster_worker.server.http.request_context import RequestContextMiddleware, context_of
-from pdcluster_worker.server.http.routes import JsonRoute, document, with_errors
-from pdcluster_worker.server.openai import chat, completion
-from pdcluster_worker.server.openai.protocol import ChatReply, CompletionReply
+from pdcluster_worker.server.http.request_context import RequestContextMiddleware
+from pdcluster_worker.server.http.routes import document
+from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
 from pdcluster_worker.server.openai.tokenize_route import (
     DETOKENIZE,
     TOKENIZE,
@@ -41,20 +39,17 @@ from pdcluster_worker.server.openai.tokenize_route import (
 )
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
-from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
 from pdcluster_worker.server.state_routes import (
     model_routes,
     state_routes,
     trace_route,
 )
 from pdcluster_worker.server.text.tokenizer import Tokenizer
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 DEFAULT_PARSERS = ParserNames()
 
 _TITLE = "PDCluster worker"
-_CHAT = "/v1/chat/completions"
-_COMPLETIONS = "/v1/completions"
 
 EXPOSED = (
     "x-request-id",
@@ -91,7 +86,7 @@ def create_app(
     )
     reader = BodyReader(lambda: policy().admission.max_body_bytes, settings.limits_now)
     routes = [
-        *_completion_routes(serving, reader),
+        *completion_routes(serving, reader),
         *tokenize_routes(serving, reader),
         *message_routes(serving, reader),
         *response_routes(serving, reader),
@@ -116,7 +111,7 @@ def create_prefill_app(
             status=404,
         )
 
-    paths = (_CHAT, _COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES)
+    paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES)
     routes = [Route(path, refuse, methods=["POST"]) for path in paths]
     settings = _Settings(policy, clock, tenant_of, limits, traces or RecentTraces())
     return _application(routes, worker, metrics, settings)
@@ -133,22 +128,6 @@ class _Settings:
     @property
     def limits_now(self) -> LimitsNow:
         return self.limits or (lambda: limits_of(self.policy().http_limits))
-
-
-def _completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await chat.complete(serving, body, context_of(request))
-
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await completion.complete(serving, body, context_of(request))
-
-    return [
-        JsonRoute(path, kind, handle, with_errors(reply), reader=reader, streams=True)
-        for path, kind, handle, reply in (
-            (_CHAT, ChatRequest, chat_completions, ChatReply),
-            (_COMPLETIONS, CompletionRequest, completions, CompletionReply),
-        )
-    ]
 
 
 def _application(

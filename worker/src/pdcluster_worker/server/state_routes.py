@@ -3,10 +3,13 @@ traces of ended requests, for `pdctl why --request`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -15,20 +18,76 @@ from starlette.routing import Route
 from pdcluster_schema.text import quoted
 from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.metrics import Metrics, vllm_names
+from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import ErrorReply
-from pdcluster_worker.server.generation.backend import WorkerView
+from pdcluster_worker.server.generation.generation import WorkerView
 from pdcluster_worker.server.generation.respond import check_model
 from pdcluster_worker.server.http.api_keys import TenantOfKey, presented_key
 from pdcluster_worker.server.http.routes import Answers, ApiRoute
-from pdcluster_worker.server.openai.protocol import (
-    DeviceState,
-    HealthState,
-    ModelCard,
-    ModelList,
-    VersionReply,
-)
-from pdcluster_worker.tracing.recent_traces import RecentTraces, as_json
+from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
+
+
+class ModelCard(BaseModel):
+    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
+    ready.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "pdcluster"
+    max_model_len: int | None
+
+
+class ModelList(BaseModel):
+    """All of them: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class HealthState(BaseModel):
+    """Answer of /health and /ready; reason: null when all is well."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str | None
+
+
+class DeviceState(BaseModel):
+    """Device that the engine computes on.
+
+    kind: cpu or cuda, and of a stock engine also rocm, tpu, xpu or unknown; name: of the processor
+          or the accelerator.
+    operations: what the model is computed by ("reference": plain torch, without compiled kernels).
+    model_code: whose code computes the layers, decoder (ours) or transformers.
+    tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
+    note: what a user must know of computing on it, such as why operations is reference, and the
+          fix; left out where there is nothing.
+    """
+
+    kind: str
+    name: str
+    operations: str = ""
+    model_code: str = ""
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    note: str = ""
+
+
+class VersionReply(BaseModel):
+    """Answer of /version.  device and scheduler: null until the engine has loaded.
+
+    max_model_len: most tokens of one request, prompt and output; left out until the engine has
+                   loaded.
+    note: why that is lower than the model's own length; left out where it is not, or was asked for.
+    """
+
+    version: str
+    device: DeviceState | None
+    scheduler: str | None
+    max_model_len: int | None = None
+    note: str = ""
+
 
 _HEALTH: Answers = {200: HealthState, 503: HealthState}
 
@@ -59,7 +118,8 @@ def model_routes(worker: WorkerView) -> list[Route]:
 
 
 def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
-    aliases = vllm_names(metrics)
+    aliases = CollectorRegistry()
+    aliases.register(VllmNames(metrics))
 
     async def health(request: Request) -> Response:
         return _state(worker.alive(), worker.shortfall())
@@ -81,6 +141,39 @@ def state_routes(worker: WorkerView, metrics: Metrics) -> list[Route]:
         ApiRoute("/version", version, {200: VersionReply}),
         ApiRoute("/metrics", prometheus, {200: str}),
     ]
+
+
+class VllmNames(Collector):
+    """Gauges under vLLM's names, by which an endpoint picker of the Gateway API chooses a worker:
+    read from ours, so they never differ.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        metrics = self._metrics
+        for name, gauge in (
+            ("num_requests_running", metrics.num_requests_running),
+            ("num_requests_waiting", metrics.num_requests_waiting),
+            ("kv_cache_usage_perc", metrics.kv_cache_usage_ratio),
+        ):
+            yield GaugeMetricFamily(f"vllm:{name}", _text(gauge), value=_sum(gauge))
+        sizes = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "always 1; its labels are the tokens of a KV block and the number of blocks",
+            labels=("block_size", "num_gpu_blocks"),
+        )
+        sizes.add_metric((str(metrics.block_size()), str(round(_sum(metrics.kv_blocks)))), 1)
+        yield sizes
+
+
+def _sum(gauge: Gauge) -> float:
+    return sum(sample.value for family in gauge.collect() for sample in family.samples)
+
+
+def _text(gauge: Gauge) -> str:
+    return next(iter(gauge.collect())).documentation
 
 
 def engine_health_route(fault: Callable[[], str | None]) -> Route:

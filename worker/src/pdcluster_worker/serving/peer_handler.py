@@ -21,7 +21,7 @@ from pdcluster_worker.routing.attempts import PUSH_SECONDS, is_held
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.tracing.lifecycle_events import trace_prefill
+from pdcluster_worker.tracing.request_trace import trace_migration, trace_prefill
 
 
 def credit_limit(policy: CreditsSpec, max_batched_tokens: int) -> int:
@@ -102,7 +102,10 @@ class PeerRequestHandler:
                 while True:
                     reply = _checked(await handle.mailbox.get(), target)
                     self._observe(spec, reply, clock() - arrival)
-                    trace_prefill(reply)
+                    if isinstance(reply, PrefillDone):
+                        trace_migration(reply)
+                    else:
+                        trace_prefill(reply, "remote")
                     yield reply
                     if isinstance(reply, PrefillDone) or reply.finish_reason is not None:
                         return

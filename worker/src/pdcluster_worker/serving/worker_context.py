@@ -25,7 +25,7 @@ from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.estimation import Estimation
-from pdcluster_worker.tracing.recent_traces import RecentTraces
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 REPORT_SECONDS = 1.0
 """Seconds between two reports of our load to peers (docs/architecture.md, 'Discovery')."""

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
 from typing import Any
@@ -20,8 +19,7 @@ from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.messages.peers import Fact, TraceEvent
 from pdcluster_worker.tracing import trace_context
-from pdcluster_worker.tracing.recent_traces import RecentTraces
-from pdcluster_worker.tracing.request_trace import RequestTrace
+from pdcluster_worker.tracing.request_trace import RecentTraces, RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +42,13 @@ _BETWEEN = {
 _LASTING = {"credit": ("credit wait", "waited_seconds"), "first_step": ("first step", "seconds")}
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """seconds: of `time.monotonic`."""
-
-    name: str
-    begin_seconds: float
-    end_seconds: float
-    facts: Mapping[str, Fact]
-
-
-def phases_of(trace: RequestTrace) -> Iterator[Phase]:
-    """Phases on this worker, in the order in which they ended.
+def phases_of(trace: RequestTrace) -> Iterator[tuple[str, float, float, Mapping[str, Fact]]]:
+    """(name, begin, end, facts) of phases on this worker, in the order in which they ended.
 
     >>> events = [TraceEvent("decode_worker", 10.5, {"rule": "p"}),
     ...     TraceEvent("credit", 12.0, {"waited_seconds": 1.0})]
     >>> trace = RequestTrace("r", events, 10.0)
-    >>> [(phase.name, phase.begin_seconds, phase.end_seconds) for phase in phases_of(trace)]
+    >>> [(name, begin, end) for name, begin, end, _ in phases_of(trace)]
     [('decision', 10.0, 10.5), ('credit wait', 11.0, 12.0)]
     """
     begun: dict[str, TraceEvent] = {}
@@ -71,16 +59,15 @@ def phases_of(trace: RequestTrace) -> Iterator[Phase]:
         begun[event.name] = event
         if event.name == "decode_worker" and not is_decided:
             is_decided = True
-            yield Phase("decision", trace.began_seconds, event.seconds, event.facts)
+            yield "decision", trace.began_seconds, event.seconds, event.facts
         if event.name in _LASTING:
             name, field = _LASTING[event.name]
-            yield Phase(
-                name, event.seconds - float(event.facts.get(field, 0.0)), event.seconds, event.facts
-            )
+            lasted = float(event.facts.get(field, 0.0))
+            yield name, event.seconds - lasted, event.seconds, event.facts
         for name, (begin, end) in _BETWEEN.items():
             if event.name == end and begin in begun:
                 first = begun[begin]
-                yield Phase(name, first.seconds, event.seconds, {**first.facts, **event.facts})
+                yield name, first.seconds, event.seconds, {**first.facts, **event.facts}
 
 
 def endpoint_in(environment: Mapping[str, str]) -> str | None:
@@ -174,19 +161,14 @@ class OtelExporter:
         is its child.
         """
         parent = self._propagate.extract(trace_context.current())
-        kind = self._trace.SpanKind.SERVER
+        start = _nanoseconds(trace, trace.began_seconds)
         span = self._tracer.start_span(
-            "request",
-            context=parent,
-            kind=kind,
-            start_time=_nanoseconds(trace, trace.began_seconds),
+            "request", context=parent, kind=self._trace.SpanKind.SERVER, start_time=start
         )
         self._spans[id(trace)] = span
         carrier: dict[str, str] = {}
         self._propagate.inject(carrier, self._trace.set_span_in_context(span))
-        trace_context.enter(
-            carrier.get(trace_context.HEADER, ""), carrier.get(trace_context.STATE_HEADER, "")
-        )
+        trace_context.receive(carrier.items())
 
     def end(self, trace: RequestTrace) -> None:
         span = self._spans.pop(id(trace), None)
@@ -209,18 +191,12 @@ class OtelExporter:
         try:
             self._describe(span, trace)
             context = self._trace.set_span_in_context(span)
-            for phase in phases_of(trace):
-                begin, end = (
-                    _nanoseconds(trace, phase.begin_seconds),
-                    _nanoseconds(trace, phase.end_seconds),
-                )
+            for name, begin, end, facts in phases_of(trace):
+                start = _nanoseconds(trace, begin)
                 below = self._tracer.start_span(
-                    phase.name,
-                    context=context,
-                    start_time=begin,
-                    attributes=_attributes(phase.facts),
+                    name, context=context, start_time=start, attributes=_attributes(facts)
                 )
-                below.end(end_time=end)
+                below.end(end_time=_nanoseconds(trace, end))
             span.end(end_time=_nanoseconds(trace, end_seconds))
         except Exception:  # a fault here must cost a trace and nothing else
             logger.exception("a trace could not be made request=%s", trace.request_id)
@@ -240,11 +216,8 @@ class OtelExporter:
                 )
         failure = trace.last("failed")
         if failure is not None:
-            span.set_status(
-                self._trace.Status(
-                    self._trace.StatusCode.ERROR, str(failure.facts.get("message", ""))
-                )
-            )
+            message = str(failure.facts.get("message", ""))
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, message))
 
 
 def _attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:

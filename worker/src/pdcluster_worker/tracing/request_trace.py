@@ -1,16 +1,25 @@
-"""Trace of one request through the worker, held by its task: what was decided, why and when.
+"""Traces of requests, each held by its task: what was decided, why and when.  Those of the last
+requests of this worker are kept for `pdctl why --request`.
 
 Names of events that readers know: LIFETIME, `decode_worker`, `prefix` (the request whose KV was
-waited for), `offload`, `credit`, `refused`, `failed`.
+waited for), `offload`, `credit`, `refused`, `failed`.  Nothing of a prompt or an answer is in them
+but numbers of tokens.
 """
 
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
-from pdcluster_worker.messages.peers import Fact, TraceEvent
+from pdcluster_schema.text import shortened
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.engine import PrefillDone
+from pdcluster_worker.messages.peers import Fact, Generated, TraceEvent
+from pdcluster_worker.messages.requests import Token
 
 LIFETIME = (
     *("issued", "context_begin", "context_end", "migration_begin", "migration_end"),
@@ -19,9 +28,23 @@ LIFETIME = (
 """Events of every request in their order; a local prefill has no migration."""
 
 MAX_EVENTS = 128
-"""Most events of one journey: a choice has some ten or twenty, and a client may ask for a thousand
+"""Of one request: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+
+KEPT = 2048
+"""Traces: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many
 choices.
 """
+
+MAX_ROUTE_CHARACTERS = 2000
+"""Longest response header: proxies take 4 KiB of one at least."""
+
+UNKEPT_STATUSES = frozenset({401, 404, 405})
+"""Statuses of answers to requests that no route took: any client can send them, and would push out
+other traces.
+"""
+
+_HEX = re.compile("[0-9a-f]{32}")
+_UNSAFE = re.compile(r"[^\x21-\x7e]+")
 
 _current: ContextVar["RequestTrace | None"] = ContextVar("journey", default=None)
 
@@ -48,23 +71,24 @@ class RequestTrace:
         return sorted(self.events, key=lambda event: event.seconds)
 
     def last(self, *names: str) -> TraceEvent | None:
-        """The last event of any of these names."""
         return next((event for event in reversed(self.events) if event.name in names), None)
 
     def take(self) -> tuple[TraceEvent, ...]:
-        """Events added here since the last call; seconds count from the beginning."""
+        """Events added here since the last call; seconds count from the beginning.
+
+        A request is issued once, where its client sent it: a peer has received it.
+        """
         fresh = self.events[self._num_taken :]
         self._num_taken = len(self.events)
         return tuple(
-            TraceEvent(_own_name(event.name), event.seconds - self.began_seconds, event.facts)
+            TraceEvent(
+                "received" if event.name == "issued" else event.name,
+                event.seconds - self.began_seconds,
+                event.facts,
+            )
             for event in fresh
             if not event.worker
         )
-
-
-def _own_name(name: str) -> str:
-    """A request is issued once, where its client sent it."""
-    return "received" if name == "issued" else name
 
 
 @contextmanager
@@ -97,3 +121,138 @@ def merge_events(events: Iterable[TraceEvent]) -> None:
     if (trace := _current.get()) is not None:
         for event in events:
             trace.add(event)
+
+
+# --- events of a lifetime -----------------------------------------------------------------------
+
+
+def trace_first_token(generated: Generated) -> None:
+    """A prefill here goes on to decode at once."""
+    trace_prefill(generated.token, generated.prefill or "local")
+    if generated.prefill != "remote":
+        trace_decoding("begin")
+
+
+def trace_prefill(token: Token, place: str) -> None:
+    now, seconds = time.monotonic(), token.prefill_seconds or 0.0
+    add_event_at("context_begin", now - seconds, queue_seconds=token.queue_seconds or 0.0)
+    add_event_at("context_end", now, prefill=place, cached_tokens=token.cached_tokens)
+
+
+def trace_migration(done: PrefillDone) -> None:
+    """The KV has moved.  Writes begin while the prompt is computed: `seconds` has all of them."""
+    now = time.monotonic()
+    add_event_at("migration_begin", now - done.seconds)
+    add_event_at("migration_end", now, seconds=done.seconds, bytes=done.num_bytes)
+
+
+def trace_decoding(end: str, **facts: Fact) -> None:
+    add_event_at(f"decoding_{end}", time.monotonic(), **facts)
+
+
+# --- traces of the last requests ----------------------------------------------------------------
+
+
+class RecentTraces:
+    """Bounded: the oldest trace of the request that was longest idle goes first.
+
+    on_begin, on_end: called with each trace, in its own task; must not block.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.on_begin: Callable[[RequestTrace], None] = lambda _: None
+        self.on_end: Callable[[RequestTrace], None] = lambda _: None
+        self._kept = kept
+        self._ended: OrderedDict[str, list[RequestTrace]] = OrderedDict()
+        self._num_ended = 0
+
+    @contextmanager
+    def of(self, request_id: str, **facts: str | float) -> Iterator[RequestTrace]:
+        """Trace a request from now on, and keep it at its end.  facts: of its event `issued`."""
+        with begin_trace(request_id) as trace:
+            self.on_begin(trace)
+            add_event("issued", **facts)
+            try:
+                yield trace
+            except Exception as e:
+                failure = (
+                    e.code or str(e.status) if isinstance(e, RequestError) else type(e).__name__
+                )
+                add_event("failed", reason=failure, message=shortened(str(e), 200))
+                raise
+            finally:
+                self._keep(trace)
+                self.on_end(trace)
+
+    def find(self, request_id: str) -> list[RequestTrace]:
+        """By x-request-id, the completion's id, or the id of one choice."""
+        return self._ended.get(_key(request_id), [])
+
+    def _keep(self, trace: RequestTrace) -> None:
+        answered = trace.last("answered")
+        if answered is not None and answered.facts["status"] in UNKEPT_STATUSES:
+            return
+        key = _key(trace.request_id)
+        self._ended.setdefault(key, []).append(trace)
+        self._ended.move_to_end(key)
+        self._num_ended += 1
+        if self._num_ended > self._kept:
+            self._num_ended -= 1
+            oldest, traces = next(iter(self._ended.items()))
+            del traces[0]
+            if not traces:
+                del self._ended[oldest]
+
+
+def _key(request_id: str) -> str:
+    """Common part of all ids of one client's request.
+
+    >>> _key("cmpl-" + 32 * "a" + "-0") == _key(32 * "a"), _key("r1")
+    (True, 'r1')
+    """
+    found = _HEX.search(request_id)
+    return found[0] if found else request_id
+
+
+def route_of(trace: RequestTrace) -> str:
+    """The response header x-pdcluster-route.
+
+    >>> trace = RequestTrace("r", [TraceEvent("decode", 1.0, {"worker": "d 1", "cost": 2.5})])
+    >>> trace.events.append(TraceEvent("context_end", 2.0, {"prefill": "local"}, worker="d1"))
+    >>> route_of(trace)
+    'decode worker=d_1 cost=2.5; prefill=local'
+    """
+    words = [
+        _words(event)
+        for event in trace.in_order()
+        if event.name not in LIFETIME and event.name != "answered"
+    ]
+    end = trace.last("context_end")
+    if end is not None and "prefill" in end.facts:
+        words.append(f"prefill={_safe(end.facts['prefill'])}")
+    return shortened("; ".join(words), MAX_ROUTE_CHARACTERS)
+
+
+def _words(event: TraceEvent) -> str:
+    facts = {"at": event.worker, **event.facts} if event.worker else event.facts
+    return " ".join(
+        [_safe(event.name), *(f"{_safe(name)}={_safe(value)}" for name, value in facts.items())]
+    )
+
+
+def _safe(value: object) -> str:
+    return _UNSAFE.sub("_", f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def as_json(trace: RequestTrace) -> dict[str, Any]:
+    """seconds: since the beginning."""
+    events = [
+        {
+            "name": event.name,
+            "seconds": round(event.seconds - trace.began_seconds, 6),
+            "worker": event.worker,
+            "facts": event.facts,
+        }
+        for event in trace.in_order()
+    ]
+    return {"request_id": trace.request_id, "began_unix": trace.began_unix, "events": events}

@@ -31,6 +31,8 @@ class _Pool:
     desired: int  # workers that it should have
     # of the declared revision and of the one that serves, but for those that end
     pods: tuple[PodState, ...]
+    # devices that its ready workers report, in the order of their pods
+    devices: Mapping[str, WorkerDevice]
 
     def refusal(self) -> str | None:
         """Reason why the first of its workers without its device lacks it."""
@@ -40,34 +42,26 @@ class _Pool:
         )
         return f"{self.name} ({self.gpu}): {found[0]}" if found else None
 
-    def reported(self, devices: Mapping[str, WorkerDevice]) -> dict[str, WorkerDevice]:
-        ready = [pod.name for pod in self.pods if pod.ready]
-        return {pod: devices[pod] for pod in ready if pod in devices}
-
-    def unknown(self, devices: Mapping[str, WorkerDevice]) -> str | None:
+    def unknown(self) -> str | None:
         """Say that a worker does not report what its engine computes on, and why."""
-        for pod, device in sorted(self.reported(devices).items()):
+        for pod, device in self.devices.items():
             if device.kind == UNKNOWN:
-                return (
-                    f"{self.name}: {pod} does not know what its engine computes on: {device.note}"
-                )
+                why = f"does not know what its engine computes on: {device.note}"
+                return f"{self.name}: {pod} {why}"
         return None
 
-    def idle(self, devices: Mapping[str, WorkerDevice]) -> str | None:
+    def idle(self) -> str | None:
         """Say that its accelerators are reserved and do not compute, and the fix."""
-        reported = sorted(self.reported(devices).items())
-        on_cpu = [(pod, device.name or CPU) for pod, device in reported if device.kind == CPU]
+        on_cpu = [(pod, device) for pod, device in self.devices.items() if device.kind == CPU]
         if not on_cpu:
             return None
-        if self.requested == CPU:
-            why, fix = f"as engine.device: {CPU} asks", ""
-        else:
+        why, fix = f"as engine.device: {CPU} asks", ""
+        if self.requested != CPU:
             why = "which is not what it was asked for"
             fix = f", or use a worker image that computes on {self.gpu}"
-        (pod, processor), *_ = on_cpu
+        pod, device = on_cpu[0]
         has = f"reserves {self.resource} ({self.gpu})" if self.resource else f"is of {self.gpu}"
-        note_text = f" ({note})" if (note := self.reported(devices)[pod].note) else ""
-        found = f"{self.name} {has}, and {pod} computes on {processor}{note_text}, {why}"
+        found = f"{self.name} {has}, and {pod} computes on {_named(device)}, {why}"
         return f"{found}: make it a pool with gpu: cpu{fix}"
 
 
@@ -80,33 +74,37 @@ def accelerators_in_use(
     """The condition; None = no declared pool has an accelerator.  While etcd does not answer what
     workers say stays as it was.
     """
-    pools = list(_pools(cluster, views))
+    pools = list(_pools(cluster, views, worker_records.devices if worker_records else {}))
     if not pools:
         return None
     if refusals := [why for pool in pools if (why := pool.refusal())]:
-        return _false(words.ACCELERATOR_UNUSABLE, refusals)
+        return Condition.false(_TYPE, words.ACCELERATOR_UNUSABLE, "; ".join(refusals))
     if worker_records is None or worker_records.error is not None:
         nothing = "etcd, where workers say what they compute on, has not answered yet"
         # a refusal says nothing of devices, and its pod is checked each time
         kept = Condition.kept(previous, _TYPE)
         is_kept = kept is not None and kept.reason != words.ACCELERATOR_UNUSABLE
         return kept if is_kept else _unknown(nothing)
-    if idle := [why for pool in pools if (why := pool.idle(worker_records.devices))]:
-        return _false(words.ACCELERATORS_IDLE, idle)
-    if unknown := [why for pool in pools if (why := pool.unknown(worker_records.devices))]:
+    if idle := [why for pool in pools if (why := pool.idle())]:
+        return Condition.false(_TYPE, words.ACCELERATORS_IDLE, "; ".join(idle))
+    if unknown := [why for pool in pools if (why := pool.unknown())]:
         return _unknown("; ".join(unknown))
-    by_pool = {pool.name: pool.reported(worker_records.devices) for pool in pools}
-    reporting = {name: reported for name, reported in by_pool.items() if reported}
+    reporting = {pool.name: pool.devices for pool in pools if pool.devices}
     silent = [pool.name for pool in pools if pool.desired and pool.name not in reporting]
     if silent or not reporting:
         whose = f" of {', '.join(silent)}" if silent else ""
         return _unknown(f"no ready worker{whose} has said what it computes on")
-    listed = ", ".join(f"{name} on {_names(reported)}" for name, reported in reporting.items())
+    listed = ", ".join(
+        f"{name} on {' and '.join(sorted(set(map(_named, devices.values()))))}"
+        for name, devices in reporting.items()
+    )
     message = f"workers compute on what their pools have: {listed}"
     return Condition.true(_TYPE, words.AS_DECLARED, message)
 
 
-def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
+def _pools(
+    cluster: PDCluster, views: Sequence[RoleView], devices: Mapping[str, WorkerDevice]
+) -> Iterator[_Pool]:
     roles = cluster.spec.roles.present()
     for view in views:
         requested = cluster.spec.engine_of(view.name).device
@@ -118,21 +116,21 @@ def _pools(cluster: PDCluster, views: Sequence[RoleView]) -> Iterator[_Pool]:
                 continue
             states = [state for state in (pool.target, pool.shown) if state is not None]
             pods = {pod.name: pod for state in states for pod in state.pods if not pod.terminating}
-            name = f"{view.name} pool {spec.name}"
-            yield _Pool(name, spec.gpu, requested, resource, pool.desired, tuple(pods.values()))
-
-
-def _names(reported: Mapping[str, WorkerDevice]) -> str:
-    return " and ".join(sorted({_named(device) for device in reported.values()}))
+            ready = sorted(name for name, pod in pods.items() if pod.ready and name in devices)
+            yield _Pool(
+                f"{view.name} pool {spec.name}",
+                spec.gpu,
+                requested,
+                resource,
+                pool.desired,
+                tuple(pods.values()),
+                {name: devices[name] for name in ready},
+            )
 
 
 def _named(device: WorkerDevice) -> str:
     """Its name, and what a user must know of it."""
     return (device.name or device.kind) + (f" ({device.note})" if device.note else "")
-
-
-def _false(reason: str, messages: Sequence[str]) -> Condition:
-    return Condition.false(_TYPE, reason, "; ".join(messages))
 
 
 def _unknown(message: str) -> Condition:

@@ -4,7 +4,7 @@ before it is followed, so that a restarted operator goes on from it; with Advise
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pdcluster_api.plan.autoscale.explain import read_record, remembered, summary
@@ -18,7 +18,7 @@ from pdcluster_schema.autoscale import AutoscaleSpec, BudgetSpec
 from pdcluster_schema.sections import ROUTER
 from pdcluster_schema.text import shortened
 from pdcluster_schema.values import MAX_REPLICAS
-from pdcluster_schema.workload import PoolKey, Workload, WorkloadId
+from pdcluster_schema.workload import PoolKey, Workload
 
 FIELD = "autoscaling"
 ON, OFF = "On", "Off"
@@ -71,24 +71,14 @@ def autoscaled(
     known = recorded(observed.status, ON) or {}
     if observed.decision is not None:
         known = dict(observed.decision.replicas)
-    scalers = _by_pool(observed.scalers)
-    return together(
-        [
-            size
-            if size.key not in known
-            else _following(size, known[size.key], scalers.get(size.key))
-            for size in sizes
-        ]
-    )
-
-
-def _following(size: PoolSize, replicas: int, scaler: ScalerState | None) -> PoolSize:
-    is_written = (
-        scaler is not None and scaler.replicas == replicas and scaler.seen == size.pool.replicas
-    )
-    return replace(
-        size, desired=replicas, requested=replicas, request=None if is_written else replicas
-    )
+    scalers, found = _by_pool(observed.scalers), []
+    for size in sizes:
+        replicas, scaler = known.get(size.key, size.desired), scalers.get(size.key)
+        is_written = scaler and (scaler.replicas, scaler.seen) == (replicas, size.pool.replicas)
+        request = None if is_written else replicas
+        followed = replace(size, desired=replicas, requested=replicas, request=request)
+        found.append(followed if size.key in known else size)
+    return together(found)
 
 
 def autoscaling_fields(spec: AutoscaleSpec, observed: Observed) -> dict[str, Any]:
@@ -155,84 +145,69 @@ def overridden(
     if known is None or is_new(spec, observed):
         return  # left to the next reconcile, which follows the record
     scalers, there = _by_pool(observed.scalers), Workloads(observed)
-    fix = "change its bounds or schedules, or set spec.autoscale.mode to Off"
     for size in sizes:
-        scaler, name = scalers.get(size.key), "/".join(size.key)
+        scaler = scalers.get(size.key)
         if scaler is None or size.key not in known:
             continue
         state = there.of(*size.key, observed.service_revision)
         # no request: both have yet to follow the record
         is_behind = state is not None and state.desired == scaler.replicas
         if scaler.replicas != size.desired and scaler.writer is not None and not is_behind:
-            text = (
-                f"{name}: {scaler.writer} asked for {scaler.replicas} workers; the autoscaler "
-                f"alone decides, and keeps {size.desired}"
-            )
-            yield PlannedEvent(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            what = f"{scaler.writer} asked for {scaler.replicas} workers"
         elif scaler.seen not in (None, size.pool.replicas):
-            text = (
-                f"{name}: replicas is now {size.pool.replicas} in the spec; the autoscaler alone "
-                f"decides, and keeps {size.desired}"
-            )
-            yield PlannedEvent(words.SCALERS_OVERRIDDEN, f"{text}: {fix}", warning=True)
+            what = f"replicas is now {size.pool.replicas} in the spec"
+        else:
+            continue
+        text = (
+            f"{'/'.join(size.key)}: {what}; the autoscaler alone decides, and keeps "
+            f"{size.desired}: change its bounds or schedules, or set spec.autoscale.mode to Off"
+        )
+        yield PlannedEvent(words.SCALERS_OVERRIDDEN, text, warning=True)
 
 
 def _by_pool(scalers: Iterable[ScalerState]) -> dict[PoolKey, ScalerState]:
     return {(scaler.role, scaler.pool): scaler for scaler in scalers}
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """Workloads of a roll out."""
+def rollout_over_budget(
+    spec: AutoscaleSpec,
+    target: str,
+    workloads: Iterable[Workload],
+    sizes: Iterable[PoolSize],
+    states: Iterable[WorkloadState],
+) -> Condition | None:
+    """RolloutOverBudget: a BlueGreen rollout needs more accelerators than autoscale.budget has.
+    The budget does not bound it; the status says so before the first new worker. With mode On only.
 
-    target: str  # the new revision
-    workloads: Iterable[Workload]  # of both revisions, at their planned sizes
-    sizes: Iterable[PoolSize]  # declared pools
-    # workloads that are there: an older one may have other accelerators
-    states: Iterable[WorkloadState]
-
-    def accelerators(self) -> tuple[Counter[str], Counter[str]]:
-        states = {state.id: state for state in self.states}
-        declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in self.sizes}
-        every, old = Counter[str](), Counter[str]()
-        computing = (each for each in self.workloads if each.id.role != ROUTER)
-        for workload in computing:
-            gpu, number = _of(workload.id, states, declared)
-            every[gpu] += number * workload.replicas
-            if workload.id.revision != self.target:
-                old[gpu] += number * workload.replicas
-        return every, old
-
-
-def _of(
-    of: WorkloadId,
-    states: Mapping[WorkloadId, WorkloadState],
-    declared: Mapping[tuple[str, str], tuple[str, int]],
-) -> tuple[str, int]:
-    gpu, number = declared.get((of.role, of.pool), ("", 1))
-    state = states.get(of)
-    if state is None:
-        return gpu, number
-    return state.gpu or gpu, state.gpus_per_replica or number
-
-
-def rollout_over_budget(spec: AutoscaleSpec, rollout: SideBySide) -> Condition | None:
-    """The condition; None = no roll out is under way, or it fits."""
-    every, old = rollout.accelerators()
-    if spec.mode != "On" or not old.total() or every.total() == old.total():
+    workloads: of both revisions, at their planned sizes
+    sizes:     of the declared pools
+    states:    workloads that are there: an older one may have other accelerators
+    """
+    there = {state.id: state for state in states}
+    declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in sizes}
+    every, old = Counter[str](), Counter[str]()
+    for workload in workloads:
+        if workload.id.role == ROUTER:
+            continue
+        gpu, number = declared.get((workload.id.role, workload.id.pool), ("", 1))
+        if state := there.get(workload.id):
+            gpu, number = state.gpu or gpu, state.gpus_per_replica or number
+        every[gpu] += number * workload.replicas
+        if workload.id.revision != target:
+            old[gpu] += number * workload.replicas
+    if spec.mode != ON or not old.total() or every.total() == old.total():
         return None
-    beyond = list(_beyond(spec.budget, every))
+    beyond = ", ".join(_beyond(spec.budget, every))
     if not beyond:
         return None
     message = (
-        f"revision {rollout.target} beside the old one needs {', '.join(beyond)}, until the old "
-        "workers end; to stay within it, use rollout.strategy Recreate, or raise autoscale.budget"
+        f"revision {target} beside the old one needs {beyond}, until the old workers end; to stay "
+        "within it, use rollout.strategy Recreate, or raise autoscale.budget"
     )
-    kind = words.ROLLOUT_OVER_BUDGET
-    return Condition.true(kind, kind, message)
+    return Condition.true(words.ROLLOUT_OVER_BUDGET, words.ROLLOUT_OVER_BUDGET, message)
 
 
-def _beyond(budget: BudgetSpec, held: Counter[str]) -> Iterable[str]:
+def _beyond(budget: BudgetSpec, held: Counter[str]) -> Iterator[str]:
     if budget.total is not None and held.total() > budget.total:
         over = held.total() - budget.total
         yield f"{held.total()} accelerators, {over} beyond budget.total {budget.total}"

@@ -1,5 +1,5 @@
-"""Conditions and numbers of the status. Pure. Only transition times hold a time, so that planning
-an unchanged cluster gives an equal status.
+"""Conditions and numbers of the status, and the worst of several problems. Pure. Only transition
+times hold a time, so that planning an unchanged cluster gives an equal status.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,31 +11,30 @@ from pdcluster_api.plan.observed.pools import PoolView, RoleView
 from pdcluster_api.plan.observed.state import PodState, Previous, Problem
 from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.text import shortened
+from pdcluster_schema.text import and_more, shortened
 from pdcluster_schema.workload import Workload
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition without its times.  is_unknown: it is neither true nor false yet"""
+    """One condition without its times."""
 
     type: str
-    is_true: bool
+    status: str  # True, False, or Unknown
     reason: str
     message: str
-    is_unknown: bool = False
 
     @classmethod
     def true(cls, kind: str, reason: str, message: str) -> "Condition":
-        return cls(kind, True, reason, message)
+        return cls(kind, "True", reason, message)
 
     @classmethod
     def false(cls, kind: str, reason: str, message: str) -> "Condition":
-        return cls(kind, False, reason, message)
+        return cls(kind, "False", reason, message)
 
     @classmethod
     def unknown(cls, kind: str, reason: str, message: str) -> "Condition":
-        return cls(kind, False, reason, message, is_unknown=True)
+        return cls(kind, "Unknown", reason, message)
 
     @classmethod
     def kept(cls, previous: Previous, kind: str) -> "Condition | None":
@@ -44,12 +43,11 @@ class Condition:
         status, reason, message = (before.get(each) for each in ("status", "reason", "message"))
         if not isinstance(reason, str) or not isinstance(message, str):
             return None
-        is_unknown = status not in ("True", "False")
-        return cls(kind, status == "True", reason, message, is_unknown)
+        return cls(kind, status if status in ("True", "False") else "Unknown", reason, message)
 
     @property
-    def status(self) -> str:
-        return "Unknown" if self.is_unknown else str(self.is_true)
+    def is_true(self) -> bool:
+        return self.status == "True"
 
 
 Status = dict[str, Any]
@@ -72,7 +70,26 @@ def number_fields(views: Sequence[RoleView]) -> Status:
         ("decode" if view.name == "mixed" else view.name): f"{view.ready}/{view.desired}"
         for view in views
     }
-    return {**columns, "roles": [_role(view) for view in views]}
+    roles = [
+        {
+            "name": view.name,
+            "desired": view.desired,
+            "ready": view.ready,
+            "pools": [
+                {
+                    "name": pool.declared.name,
+                    "gpu": pool.declared.gpu,
+                    "desired": pool.desired,
+                    "current": pool.current,
+                    "ready": pool.ready,
+                    "updated": pool.updated,
+                }
+                for pool in view.pools
+            ],
+        }
+        for view in views
+    ]
+    return {**columns, "roles": roles}
 
 
 def kept_field(kept: Iterable[Workload]) -> Status:
@@ -101,26 +118,6 @@ def dated(
 def _since(condition: Condition, before: Mapping[str, Any], now: str) -> str:
     since = before.get("lastTransitionTime")
     return since if isinstance(since, str) and before.get("status") == condition.status else now
-
-
-def _role(view: RoleView) -> Status:
-    return {
-        "name": view.name,
-        "desired": view.desired,
-        "ready": view.ready,
-        "pools": [_pool(pool) for pool in view.pools],
-    }
-
-
-def _pool(pool: PoolView) -> Status:
-    return {
-        "name": pool.declared.name,
-        "gpu": pool.declared.gpu,
-        "desired": pool.desired,
-        "current": pool.current,
-        "ready": pool.ready,
-        "updated": pool.updated,
-    }
 
 
 # Needs a user first, then help from outside, then time; NotAnswering only follows from others
@@ -153,9 +150,9 @@ def rank(reason: str) -> int:
     return _WORST_FIRST.index(reason if reason in _WORST_FIRST else words.APPLY_FAILED)
 
 
-def worst_of(problems: Iterable[Problem]) -> Problem | None:
-    """The worst (reason, message); None = there is none."""
-    return min(problems, key=lambda problem: (rank(problem.reason), problem), default=None)
+def worst_of(problems: Iterable[Problem | None]) -> Problem | None:
+    found = (problem for problem in problems if problem is not None)
+    return min(found, key=lambda problem: (rank(problem.reason), problem), default=None)
 
 
 def worst_problem(view: RoleView) -> Problem | None:
@@ -182,7 +179,7 @@ def still_loading(view: RoleView) -> Iterator[str]:
         if pod.loading and not _is_leaving(pod, pool)
     )
     if found:
-        yield found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        yield found[0] + and_more(len(found))
 
 
 def _is_leaving(pod: PodState, pool: PoolView) -> bool:
@@ -191,16 +188,12 @@ def _is_leaving(pod: PodState, pool: PoolView) -> bool:
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
-    if pool.target is None:
+    target = pool.target
+    if target is None:
         return
-    if pool.target.fault is not None and pool.target.current < pool.desired:
-        reason, message = pool.target.fault
-        yield (
-            pool.target.id.name,
-            reason,
-            f"pool {pool.declared.name}: {message}",
-            pool.desired - pool.target.current,
-        )
-    for pod in pool.target.pods:
+    if target.fault is not None and target.current < pool.desired:
+        message = f"pool {pool.declared.name}: {target.fault.message}"
+        yield target.id.name, target.fault.reason, message, pool.desired - target.current
+    for pod in target.pods:
         if pod.problem is not None and not pod.ready and not _is_leaving(pod, pool):
             yield pod.name, *pod.problem, 1

@@ -4,8 +4,9 @@ Serving, Reconciling, Stalled. Pure; messages hold nothing that changes by itsel
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from pdcluster_api.plan.observed.pools import RoleView, node_lost
+from pdcluster_api.plan.observed.pools import RoleView, Workloads, node_lost
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
@@ -24,6 +25,7 @@ from pdcluster_api.plan.status.condition import (
 from pdcluster_api.plan.status.discovery import discovery_answers, discovery_condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import WorkloadId
 
 
@@ -33,14 +35,12 @@ class StatusInputs:
 
     roles: tuple[RoleView, ...]
     observed: Observed
-    previous: Previous
+    existing: Workloads
     target: str | None  # the declared revision
     current: str | None  # the revision that serves until this reconcile; None = none does
+    declared_ingress: str  # the role that answers by the spec
     # rest of an older revision that must end first; None = nothing is waited for
-    waits_for: OldPods | None
-    ingress_role: str  # the role that answers behind the Service
-    num_answering: int  # ready workers that the Service leads to
-    has_prefill: bool  # whether a prefill worker is ready beside them
+    waits_for: OldPods | None = None
     # workloads of undeclared pools, which stay until the others of their role are ready
     leaving: tuple[WorkloadId, ...] = ()
     # pods that drain before a pool shrinks, or hold that up, by role
@@ -62,6 +62,43 @@ class StatusInputs:
         states = [pool.target for view in self.roles for pool in view.pools]
         has_pods = any(state is not None and state.num_pods for state in states)
         return "is being scaled to 0" if has_pods else "is scaled to 0"
+
+    @cached_property
+    def ingress_role(self) -> str:
+        """The role that answers behind the Service."""
+        observed = self.observed
+        existing = self.existing.ingress_role(observed.service_revision)
+        return observed.service_role or existing or self.declared_ingress
+
+    @cached_property
+    def num_answering(self) -> int:
+        """Ready workers that the Service leads to."""
+        observed = self.observed
+        return self.existing.num_answering(observed.service_revision, observed.service_role)
+
+    @property
+    def answering(self) -> str:
+        plural = "" if self.num_answering == 1 else "s"
+        return f"{self.num_answering} ready {self.ingress_role} worker{plural}"
+
+    @property
+    def decoding_role(self) -> str:
+        if self.ingress_role != ROUTER:
+            return self.ingress_role
+        behind = (view.name for view in self.roles if view.name in ("decode", "mixed"))
+        return next(behind, ROUTER)
+
+    @property
+    def or_no_endpoint(self) -> str:
+        if self.ingress_role != ROUTER:
+            return ""
+        return f", or no {self.decoding_role} worker behind routers is ready"
+
+    @property
+    def goes_on(self) -> str:
+        """What serves meanwhile, as text; empty if nothing does."""
+        serves = self.num_answering and self.current
+        return f"revision {self.current} goes on serving" if serves else ""
 
 
 def condition_tree(facts: StatusInputs) -> tuple[Condition, ...]:
@@ -89,24 +126,19 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
     if view.is_ready:  # with workers that are too many: they serve, or finish what they have
         reason = words.SCALING if draining else words.AS_DECLARED
         return Condition.true(kind, reason, "; ".join([_numbers(view), *notes]))
-    problem = None if facts.is_rolled_back else _problem(view, facts)
+    problem = None
+    if not facts.is_rolled_back:
+        lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
+        problem = worst_of([lost, worst_problem(view)])
     reason, message = problem or _in_progress(view, facts)
     return Condition.false(kind, reason, "; ".join([message, *_still_exists(view, facts), *notes]))
-
-
-def _problem(view: RoleView, facts: StatusInputs) -> Problem | None:
-    """The worst problem of a role's pods: of those that are not ready, or do not end."""
-    lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
-    return worst_of(each for each in (lost, worst_problem(view)) if each is not None)
 
 
 def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:
     lost = () if facts.is_rolled_back else facts.lost
     ending = sorted((pod for pod in view.ending if pod.name not in lost), key=lambda pod: pod.name)
     if ending:
-        yield f"{ending[0]} is still ending" + (
-            f" (and {len(ending) - 1} more)" if len(ending) > 1 else ""
-        )
+        yield f"{ending[0]} is still ending{and_more(len(ending))}"
     for workload in facts.leaving:
         if workload.role == view.name:
             yield f"pool {workload.pool}, which is no longer declared, stays until they are"
@@ -121,7 +153,8 @@ def _in_progress(view: RoleView, facts: StatusInputs) -> Problem:
     message = "; ".join([_numbers(view), *still_loading(view)])
     if facts.is_rolling:
         return Problem(words.ROLLING_OUT, message)
-    return Problem(words.SCALING if _is_scaling(view, facts.previous) else words.STARTING, message)
+    is_scaling = _is_scaling(view, Previous(facts.observed.status))
+    return Problem(words.SCALING if is_scaling else words.STARTING, message)
 
 
 def missing_parts(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
@@ -130,7 +163,7 @@ def missing_parts(views: Sequence[RoleView], discovery: DiscoveryState) -> str:
     etcd = () if discovery_answers(discovery) else (etcd_text,)
     unready = [view for view in views if not view.is_ready]
     found = [
-        (rank(problem[0]), f"{view.name}: {problem[1]}")
+        (rank(problem.reason), f"{view.name}: {problem.message}")
         for view in unready
         if (problem := worst_problem(view))
     ]
@@ -163,123 +196,84 @@ def _numbers(view: RoleView) -> str:
 
 
 def _ingress(facts: StatusInputs) -> Condition:
+    kind, selected, role = words.INGRESS_READY, facts.observed.service_revision, facts.decoding_role
     if facts.observed.key_fault is not None:
-        reason, message = facts.observed.key_fault
-        return Condition.false(words.INGRESS_READY, reason, message)
-    selected = facts.observed.service_revision
+        return Condition.false(kind, *facts.observed.key_fault)
     if selected is None:
-        return Condition.false(words.INGRESS_READY, words.STARTING, "the Service is being made")
+        return Condition.false(kind, words.STARTING, "the Service is being made")
     if facts.num_answering:
-        message = f"the Service leads to {_workers(facts)}"
-        return Condition.true(words.INGRESS_READY, words.AS_DECLARED, message)
-    if selected == facts.target and not _num_declared(facts):
-        message = f"the Service is there; no {_decoding(facts)} worker is declared"
-        return Condition.true(words.INGRESS_READY, words.AS_DECLARED, message)
-    message = f"the Service leads to no ready {facts.ingress_role} worker{_or_no_endpoint(facts)}"
-    return Condition.false(words.INGRESS_READY, words.NOT_ANSWERING, message)
-
-
-def _workers(facts: StatusInputs) -> str:
-    return (
-        f"{facts.num_answering} ready {facts.ingress_role} "
-        f"worker{'' if facts.num_answering == 1 else 's'}"
-    )
-
-
-def _num_declared(facts: StatusInputs) -> int:
-    return sum(view.desired for view in facts.roles if view.name == _decoding(facts))
-
-
-def _decoding(facts: StatusInputs) -> str:
-    behind = next(
-        (view.name for view in facts.roles if view.name in ("decode", "mixed")), facts.ingress_role
-    )
-    return behind if facts.ingress_role == ROUTER else facts.ingress_role
-
-
-def _or_no_endpoint(facts: StatusInputs) -> str:
-    return (
-        f", or no {_decoding(facts)} worker behind routers is ready"
-        if facts.ingress_role == ROUTER
-        else ""
-    )
+        return Condition.true(kind, words.AS_DECLARED, f"the Service leads to {facts.answering}")
+    if selected == facts.target and not any(
+        view.desired for view in facts.roles if view.name == role
+    ):
+        message = f"the Service is there; no {role} worker is declared"
+        return Condition.true(kind, words.AS_DECLARED, message)
+    message = f"the Service leads to no ready {facts.ingress_role} worker{facts.or_no_endpoint}"
+    return Condition.false(kind, words.NOT_ANSWERING, message)
 
 
 def _serving(facts: StatusInputs) -> Condition:
+    kind, serving, key_fault = (
+        words.SERVING,
+        facts.observed.service_revision,
+        facts.observed.key_fault,
+    )
     if not facts.num_answering:
         message = (
-            f"no {facts.ingress_role} worker behind the Service is ready{_or_no_endpoint(facts)}: "
+            f"no {facts.ingress_role} worker behind the Service is ready{facts.or_no_endpoint}: "
             "requests are not answered"
         )
-        return Condition.false(words.SERVING, words.NOT_ANSWERING, message)
-    key_fault = facts.observed.key_fault
+        return Condition.false(kind, words.NOT_ANSWERING, message)
     # Only the declared revision's workers ask for the keys of this Secret; one that cannot be read
     # may hold some.
-    if (
-        key_fault is not None
-        and key_fault[0] == words.CONFIGURATION_REFUSED
-        and facts.observed.service_revision == facts.target
-    ):
-        return Condition.false(words.SERVING, key_fault[0], key_fault[1])
-    alone = (
-        ""
-        if facts.has_prefill or _decoding(facts) == "mixed"
-        else "; no prefill worker is ready, so they prefill themselves"
-    )
-    message = (
-        f"requests are answered by {_workers(facts)} of revision "
-        f"{facts.observed.service_revision}{alone}"
-    )
-    return Condition.true(words.SERVING, words.ANSWERING, message)
+    is_refused = key_fault is not None and key_fault.reason == words.CONFIGURATION_REFUSED
+    if key_fault is not None and is_refused and serving == facts.target:
+        return Condition.false(kind, *key_fault)
+    message = f"requests are answered by {facts.answering} of revision {serving}"
+    if facts.decoding_role != "mixed" and not facts.existing.has_prefill(serving):
+        message += "; no prefill worker is ready, so they prefill themselves"
+    return Condition.true(kind, words.ANSWERING, message)
 
 
 def _ready(below: Sequence[Condition], facts: StatusInputs) -> Condition:
+    kind = words.READY
     if facts.observed.failures:
-        reason, message = _worst_failure(facts.observed.failures)
-        return Condition.false(words.READY, reason, message)
+        return Condition.false(kind, *_worst_failure(facts.observed.failures))
     if facts.stalled is not None:
         message = _stalled(facts, facts.stalled)
-        return Condition.false(words.READY, words.PROGRESS_DEADLINE_EXCEEDED, message)
+        return Condition.false(kind, words.PROGRESS_DEADLINE_EXCEEDED, message)
     # What serves during a roll out is about to go: that it does not answer is no reason why the new
     # revision is not there.
     follows = words.NOT_ANSWERING if facts.is_rolling else None
-    bad = [
-        condition for condition in below if not condition.is_true and condition.reason != follows
-    ]
+    bad = [each for each in below if not each.is_true and each.reason != follows]
     if bad:
-        reason, message = _cause(min(bad, key=lambda condition: rank(condition.reason)), facts)
-        return Condition.false(words.READY, reason, message)
+        return Condition.false(kind, *_cause(min(bad, key=lambda each: rank(each.reason)), facts))
     if facts.is_rolling:
         waits = "its workers take over" if facts.waits_for is None else waiting_for(facts.waits_for)
         message = f"roll out to revision {facts.target}: {waits}"
-        return Condition.false(words.READY, words.ROLLING_OUT, message)
-    message = ", ".join(
-        f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles
-    )
-    return Condition.true(words.READY, words.AS_DECLARED, message)
+        return Condition.false(kind, words.ROLLING_OUT, message)
+    numbers = (f"{view.name} {view.num_target_ready}/{view.desired}" for view in facts.roles)
+    return Condition.true(kind, words.AS_DECLARED, ", ".join(numbers))
 
 
 def _stalled(facts: StatusInputs, cause: str) -> str:
     what = (
         f"no more workers of revision {facts.target} have become ready within "
-        f"rollout.progressDeadlineSeconds ({facts.deadline} s)"
+        f"rollout.progressDeadlineSeconds ({facts.deadline} s): {cause}"
     )
-    if not facts.is_rolled_back:
-        return f"{what}: {cause}; nothing is scaled down: {_no_fallback(facts)}"
-    serves = f" and revision {facts.current} goes on serving" if facts.num_answering else ""
-    fix = (
-        "fix that, then change the spec, or rollout.progressDeadlineSeconds to try the same again, "
-        "or apply the previous file"
-    )
-    return f"{what}: {cause}; it {facts.scaled_to_0}{serves}; {fix}"
-
-
-def _no_fallback(facts: StatusInputs) -> str:
+    if facts.is_rolled_back:
+        serves = f" and {facts.goes_on}" if facts.goes_on else ""
+        return (
+            f"{what}; it {facts.scaled_to_0}{serves}; fix that, then change the spec, or "
+            "rollout.progressDeadlineSeconds to try the same again, or apply the previous file"
+        )
     if facts.is_rolling and facts.waits_for is None:
-        first = "let the old workers end first with rollout.strategy Recreate"
-        fix = f"fix that, change the spec, or {first}"
-        return f"no worker of revision {facts.current} answered requests then: {fix}"
-    return "no other revision serves: fix that, or change the spec"
+        return (
+            f"{what}; nothing is scaled down: no worker of revision {facts.current} answered "
+            "requests then: fix that, change the spec, or let the old workers end first with "
+            "rollout.strategy Recreate"
+        )
+    return f"{what}; nothing is scaled down: no other revision serves: fix that, or change the spec"
 
 
 def _cause(worst: Condition, facts: StatusInputs) -> Problem:
@@ -287,11 +281,7 @@ def _cause(worst: Condition, facts: StatusInputs) -> Problem:
     message = f"{worst.type.removesuffix('Ready').lower()}: {worst.message}"
     if not facts.is_rolling:
         return Problem(worst.reason, message)
-    serves = (
-        f"; revision {facts.current} goes on serving"
-        if facts.num_answering and facts.current
-        else ""
-    )
+    serves = f"; {facts.goes_on}" if facts.goes_on else ""
     on_the_way = worst.reason in (words.STARTING, words.SCALING)
     return Problem(
         words.ROLLING_OUT if on_the_way else worst.reason,
@@ -303,5 +293,4 @@ def _worst_failure(failures: Sequence[WriteFailure]) -> Problem:
     first = min(
         failures, key=lambda each: (rank(each.reason), each.waits, each.object, each.message)
     )
-    others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-    return Problem(first.reason, f"{first.object}: {first.message}{others}")
+    return Problem(first.reason, f"{first.object}: {first.message}{and_more(len(failures))}")

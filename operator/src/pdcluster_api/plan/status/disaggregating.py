@@ -3,7 +3,8 @@ does not follow from it: without a prefill worker a decode worker prefills, whic
 Figures are kept while they are about the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -17,6 +18,7 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.status.condition import Condition
 from pdcluster_schema import conditions as words
+from pdcluster_schema.text import and_more
 
 FIELD = "disaggregation"
 MAX_PAIRS = 8  # Refused pairs that the status names; the number of all is beside them
@@ -25,6 +27,7 @@ MAX_PAIRS = 8  # Refused pairs that the status names; the number of all is besid
 # just have met
 FEW_PROMPTS = 5
 
+_TYPE = words.DISAGGREGATING
 _STEP_PERCENT = 5
 _SAME = 0.25
 
@@ -53,13 +56,6 @@ class DisaggregationResult:
         return {FIELD: self.status} if self.status else {}
 
 
-@dataclass(frozen=True)
-class _Pair:
-    decode: str
-    prefill: str
-    reason: str
-
-
 def reports_of(
     worker_records: WorkerRecords, workloads: Iterable[WorkloadState]
 ) -> DisaggregationReports:
@@ -67,17 +63,17 @@ def reports_of(
     pods = [
         pod for state in workloads if not state.gone for pod in state.pods if not pod.terminating
     ]
-    prefill = [pod for pod in pods if pod.workload.role == PREFILL]
-    reports = worker_records.disaggregation
+    prefill = {pod.name: pod.ready for pod in pods if pod.workload.role == PREFILL}
+    known = {
+        pod.name: worker_records.disaggregation[pod.name]
+        for pod in pods
+        if pod.name in worker_records.disaggregation
+    }
     return DisaggregationReports(
-        decode={
-            pod.name: reports[pod.name]
-            for pod in pods
-            if pod.workload.role != PREFILL and pod.name in reports
-        },
-        prefill={pod.name: reports[pod.name] for pod in prefill if pod.name in reports},
-        prefill_pods=frozenset(pod.name for pod in prefill),
-        num_prefill_ready=sum(pod.ready for pod in prefill),
+        decode={pod: each for pod, each in known.items() if pod not in prefill},
+        prefill={pod: each for pod, each in known.items() if pod in prefill},
+        prefill_pods=frozenset(prefill),
+        num_prefill_ready=sum(prefill.values()),
     )
 
 
@@ -89,13 +85,11 @@ def disaggregating(
     reports:   None = etcd does not answer now, or was not asked yet: all stays as it was
     threshold: routing.offload.prefillLengthThreshold, in tokens
     """
-    before = _before(previous)
+    before = dict(previous.mapping(FIELD))
     if reports is None:
-        return DisaggregationResult(Condition.kept(previous, words.DISAGGREGATING), before)
-    pairs, num_refused = _refused(reports)
-    share = _share(reports, before)
-    status = _status(reports, pairs, num_refused, share, before)
-    return DisaggregationResult(_condition(reports, pairs, num_refused, status, threshold), status)
+        return DisaggregationResult(Condition.kept(previous, _TYPE), before)
+    status = _status(reports, before)
+    return DisaggregationResult(_condition(reports, status, threshold), status)
 
 
 def digest(reports: Mapping[str, WorkerDisaggregation]) -> object:
@@ -121,69 +115,72 @@ def readable_rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second:.3g} B/s"
 
 
-def _condition(
-    reports: DisaggregationReports,
-    pairs: Sequence[_Pair],
-    num_refused: int,
-    status: Status,
-    threshold: int,
-) -> Condition:
-    kind = words.DISAGGREGATING
-    if pairs:
-        return Condition.false(kind, words.PAIR_REFUSED, _of_pairs(pairs, num_refused))
+def _condition(reports: DisaggregationReports, status: Status, threshold: int) -> Condition:
+    if pairs := status.get("refusedPairs"):
+        first, more = pairs[0], and_more(status["numRefusedPairs"], " pairs")
+        text = (
+            f"decode worker {first['decode']} may not use prefill worker {first['prefill']}{more}, "
+            f"and prefills by itself what it would send there: {first['reason']}"
+        )
+        return Condition.false(_TYPE, words.PAIR_REFUSED, text)
     num_long, num_remote = _counts(reports.decode.values())
     if num_remote:
-        return Condition.true(kind, words.OFFLOADING, _of_share(status))
+        rate, note = status.get("bytesPerSecond"), status.get("transportNote")
+        at = f", where the last request's KV moved at about {readable_rate(rate)}" if rate else ""
+        text = (
+            f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
+            f"{status['transport']}{at}" + (f" ({note})" if note else "")
+        )
+        return Condition.true(_TYPE, words.OFFLOADING, text)
     if num_long < FEW_PROMPTS:
         text = (
             f"too few prompts of {threshold} tokens or more "
             "(routing.offload.prefillLengthThreshold) to tell"
         )
-        return Condition.unknown(kind, words.NO_LONG_PROMPTS, text)
+        return Condition.unknown(_TYPE, words.NO_LONG_PROMPTS, text)
     if not reports.num_prefill_ready:
         text = (
             "no prefill worker is ready, so decode workers prefill long prompts themselves: see "
             "PrefillReady"
         )
-        return Condition.false(kind, words.NO_PREFILL_WORKER, text)
+        return Condition.false(_TYPE, words.NO_PREFILL_WORKER, text)
     text = (
         "prefill workers are ready, and none of the last long prompts went there: see why remote "
-        "prefills fail or find no credit "
-        "in the decode workers' logs, whether ports 9000 and 9100 are open between them, and "
-        "routing.offload.prefillQueueMax"
+        "prefills fail or find no credit in the decode workers' logs, whether ports 9000 and 9100 "
+        "are open between them, and routing.offload.prefillQueueMax"
     )
-    return Condition.false(kind, words.NOT_OFFLOADING, text)
+    return Condition.false(_TYPE, words.NOT_OFFLOADING, text)
 
 
-def _of_pairs(pairs: Sequence[_Pair], num_refused: int) -> str:
-    first = pairs[0]
-    others = f" (and {num_refused - 1} more pairs)" if num_refused > 1 else ""
-    return (
-        f"decode worker {first.decode} may not use prefill worker {first.prefill}{others}, "
-        f"and prefills by itself what it would send there: {first.reason}"
-    )
+def _status(reports: DisaggregationReports, before: Status) -> Status:
+    every = {**reports.prefill, **reports.decode}
+    notes = [
+        f"{pod}: {each.transport_note}"
+        for pod, each in sorted(every.items())
+        if each.transport_note
+    ]
+    found = {
+        "transport": ",".join(sorted({each.transport for each in every.values()})) or None,
+        "transportNote": notes[0] if notes else None,
+        "remoteShare": _share(reports, before),
+        "bytesPerSecond": _rate(reports, before),
+        **_refused(reports),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_share(status: Status) -> str:
-    rate = status.get("bytesPerSecond")
-    at = f", where the last request's KV moved at about {readable_rate(rate)}" if rate else ""
-    note = status.get("transportNote")
-    return (
-        f"about {status['remoteShare']} of long prompts are prefilled by prefill workers, over "
-        f"{status['transport']}{at}" + (f" ({note})" if note else "")
-    )
-
-
-def _refused(reports: DisaggregationReports) -> tuple[list[_Pair], int]:
+def _refused(reports: DisaggregationReports) -> Status:
     """Pairs of workers that are there, and the number of all: a record names only the first few."""
     pairs = [
-        _Pair(decode, prefill, reason)
+        {"decode": decode, "prefill": prefill, "reason": reason}
         for decode, each in sorted(reports.decode.items())
         for prefill, reason in each.refused
         if prefill in reports.prefill_pods
     ]
     unnamed = sum(max(0, each.num_refused - len(each.refused)) for each in reports.decode.values())
-    return pairs, len(pairs) + (unnamed if pairs else 0)
+    if not pairs:
+        return {}
+    return {"numRefusedPairs": len(pairs) + unnamed, "refusedPairs": pairs[:MAX_PAIRS]}
 
 
 def _counts(reports: Iterable[WorkerDisaggregation]) -> tuple[int, float]:
@@ -200,40 +197,11 @@ def _share(reports: DisaggregationReports, before: Status) -> str | None:
     percent = 100 * num_remote / num_long
     if num_remote in (0, num_long):
         return f"{percent:.0f}%"
-    was = _percent(before.get("remoteShare"))
-    if was is not None and 0 < was < 100 and abs(percent - was) < _STEP_PERCENT:
-        return f"{was}%"
+    shown = re.fullmatch(r"([1-9][0-9]?)%", str(before.get("remoteShare")))
+    if shown and abs(percent - int(shown[1])) < _STEP_PERCENT:
+        return shown[0]
     steps = min(max(round(percent / _STEP_PERCENT), 1), 100 // _STEP_PERCENT - 1)
     return f"{steps * _STEP_PERCENT}%"
-
-
-def _status(
-    reports: DisaggregationReports,
-    pairs: Sequence[_Pair],
-    num_refused: int,
-    share: str | None,
-    before: Status,
-) -> Status:
-    transports = sorted(
-        {each.transport for each in (*reports.decode.values(), *reports.prefill.values())}
-    )
-    notes = [
-        f"{pod}: {each.transport_note}"
-        for pod, each in sorted({**reports.prefill, **reports.decode}.items())
-        if each.transport_note
-    ]
-    rate = _rate(reports, before)
-    named = [
-        {"decode": pair.decode, "prefill": pair.prefill, "reason": pair.reason}
-        for pair in pairs[:MAX_PAIRS]
-    ]
-    return {
-        **({"transport": ",".join(transports)} if transports else {}),
-        **({"transportNote": notes[0]} if notes else {}),
-        **({} if share is None else {"remoteShare": share}),
-        **({} if rate is None else {"bytesPerSecond": rate}),
-        **({"numRefusedPairs": num_refused, "refusedPairs": named} if named else {}),
-    }
 
 
 def _rate(reports: DisaggregationReports, before: Status) -> int | None:
@@ -245,17 +213,3 @@ def _rate(reports: DisaggregationReports, before: Status) -> int | None:
         return None
     found, was = int(median(rates)), before.get("bytesPerSecond")
     return was if isinstance(was, int) and abs(found - was) <= _SAME * was else found
-
-
-def _percent(text: object) -> int | None:
-    digits = text.removesuffix("%") if isinstance(text, str) else ""
-    return (
-        int(digits)
-        if digits.isascii() and digits.isdecimal() and len(digits) <= len("100")
-        else None
-    )
-
-
-def _before(previous: Previous) -> Status:
-    found = previous.mapping(FIELD)
-    return dict(found)

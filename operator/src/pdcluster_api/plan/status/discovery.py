@@ -1,4 +1,6 @@
-"""The condition DiscoveryReady: etcd answers, has room, and has its members.  Pure."""
+"""DiscoveryReady: etcd answers, has room, and has its members. DiscoveryInSync: worker records
+against pods. Pure.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,30 +25,28 @@ def discovery_answers(discovery: DiscoveryState) -> bool:
 
 def discovery_condition(discovery: DiscoveryState, lost: Collection[str] = ()) -> Condition:
     """An etcd that only just starts is not yet one that cannot be reached."""
+    kind = words.DISCOVERY_READY
     members = f"{discovery.ready} of {discovery.desired} etcd members are ready"
     if discovery.is_full and discovery_answers(discovery):
-        return Condition.false(words.DISCOVERY_READY, words.ETCD_FULL, _full(discovery))
+        return Condition.false(kind, words.ETCD_FULL, _full(discovery))
     if discovery.managed and discovery.ready < discovery.desired:
         reason, problem = _problem(discovery, lost) or (words.STARTING, discovery.error)
         answers = "it answers all the same" if discovery_answers(discovery) else None
         message = "; ".join(part for part in (members, problem, answers) if part)
-        return Condition.false(words.DISCOVERY_READY, reason, message)
+        return Condition.false(kind, reason, message)
     if discovery.error is not None:
         message = (
             f"{discovery.error}; workers that know each other go on, new ones wait until it answers"
         )
-        return Condition.false(words.DISCOVERY_READY, words.ETCD_UNREACHABLE, message)
+        return Condition.false(kind, words.ETCD_UNREACHABLE, message)
     message = members if discovery.managed else "etcd answers"
-    return Condition.true(words.DISCOVERY_READY, words.ETCD_ANSWERS, message)
+    return Condition.true(kind, words.ETCD_ANSWERS, message)
 
 
 def _problem(discovery: DiscoveryState, lost: Collection[str]) -> Problem | None:
     """Cause for which a member that we run is not ready; None = it is just starting."""
-    found = (
-        discovery.problem,
-        node_lost(pod for pod in discovery.ending if pod.name in lost),
-    )
-    worst = worst_of(each for each in found if each is not None)
+    lost_nodes = node_lost(pod for pod in discovery.ending if pod.name in lost)
+    worst = worst_of([discovery.problem, lost_nodes])
     if worst is not None or not discovery.ending:
         return worst
     return Problem(words.STARTING, f"{min(map(str, discovery.ending))} is still ending")
@@ -81,15 +81,13 @@ class InSync:
     requeue_after_seconds: float | None = None
 
 
-def stale_and_orphaned(
+def _stale_and_orphaned(
     states: Mapping[str, str], workloads: Iterable[WorkloadState]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """(records without a pod, ready pods without a record), by pod."""
     pods = [pod for workload in workloads for pod in workload.pods]
-    ready = {pod.name for pod in pods if pod.ready and not pod.terminating}
-    return frozenset(states).difference(pod.name for pod in pods), frozenset(
-        ready.difference(states)
-    )
+    ready = frozenset(pod.name for pod in pods if pod.ready and not pod.terminating)
+    return frozenset(states).difference(pod.name for pod in pods), ready.difference(states)
 
 
 def find_mismatches(
@@ -97,67 +95,53 @@ def find_mismatches(
 ) -> frozenset[str]:
     """Records without a pod, and pods without a record whose worker has been ready before."""
     workloads = list(workloads)
-    stale_records, orphans = stale_and_orphaned(states, workloads)
-    started = {
-        pod.name
-        for workload in workloads
-        for pod in workload.pods
-        if pod.started and not pod.terminating
-    }
+    pods = (pod for workload in workloads for pod in workload.pods)
+    started = {pod.name for pod in pods if pod.started and not pod.terminating}
+    stale_records, orphans = _stale_and_orphaned(states, workloads)
     return stale_records | orphans | started.difference(states)
 
 
 def in_sync(
     worker_records: WorkerRecords | None, workloads: Iterable[WorkloadState], previous: Previous
 ) -> InSync:
-    """The condition; while etcd does not answer, as it was."""
+    """The condition; while etcd does not answer, as it was. Records without a pod and pods without
+    a record count once they last; where most records have no pod, none is removed, since the list
+    of pods is more likely wrong.
+    """
+    kind = words.DISCOVERY_IN_SYNC
     if worker_records is None or worker_records.error is not None:
-        return InSync(
-            Condition.kept(previous, words.DISCOVERY_IN_SYNC),
-            requeue_after_seconds=None if worker_records is None else worker_records.again_seconds,
-        )
+        again_seconds = None if worker_records is None else worker_records.again_seconds
+        return InSync(Condition.kept(previous, kind), requeue_after_seconds=again_seconds)
+    num_records = len(worker_records.states)
+    mismatches = _stale_and_orphaned(worker_records.states, workloads)
+    requeue_after = MISMATCH_POLL_SECONDS if any(mismatches) else None
     stale_records, orphans = (
-        sorted(found) for found in stale_and_orphaned(worker_records.states, workloads)
-    )
-    requeue_after = MISMATCH_POLL_SECONDS if stale_records or orphans else None
-    stale_records, orphans = (
-        [pod for pod in found if worker_records.mismatched.get(pod, 0.0) >= MISMATCH_GRACE_SECONDS]
-        for found in (stale_records, orphans)
+        [
+            pod
+            for pod in sorted(found)
+            if worker_records.mismatched.get(pod, 0.0) >= MISMATCH_GRACE_SECONDS
+        ]
+        for found in mismatches
     )
     if not stale_records and not orphans:
         message = "the records in etcd are those of the pods"
-        return InSync(
-            Condition.true(words.DISCOVERY_IN_SYNC, words.AS_DECLARED, message),
-            (),
-            requeue_after,
-        )
-    is_mass = len(stale_records) > 1 and 2 * len(stale_records) > len(worker_records.states)
-    reason, texts = (
-        (words.GHOSTS, _stale_text(stale_records, len(worker_records.states), is_mass=is_mass))
-        if stale_records
-        else (words.ORPHANS, [])
-    )
-    message = "; ".join([*texts, *_orphans_text(orphans)])
-    condition = Condition.false(words.DISCOVERY_IN_SYNC, reason, message)
-    return InSync(condition, () if is_mass else tuple(stale_records), requeue_after)
-
-
-def _stale_text(stale_records: list[str], num_records: int, *, is_mass: bool) -> list[str]:
+        return InSync(Condition.true(kind, words.AS_DECLARED, message), (), requeue_after)
+    is_mass = len(stale_records) > 1 and 2 * len(stale_records) > num_records
+    texts = []
     if is_mass:
-        fix = "none is removed, since so many do not vanish at once: see whether the pods are there"
-        return [
+        texts.append(
             f"{len(stale_records)} of {num_records} records in etcd have no pod "
-            f"({_names(stale_records)}); {fix}"
-        ]
-    return [f"records in etcd without a pod are removed: {_names(stale_records)}"]
-
-
-def _orphans_text(orphans: list[str]) -> list[str]:
-    return (
-        [f"ready pods without a record in etcd, which no other worker finds: {_names(orphans)}"]
-        if orphans
-        else []
-    )
+            f"({_names(stale_records)}); none is removed, since so many do not vanish at once: see "
+            "whether the pods are there"
+        )
+    elif stale_records:
+        texts.append(f"records in etcd without a pod are removed: {_names(stale_records)}")
+    if orphans:
+        which = "ready pods without a record in etcd, which no other worker finds"
+        texts.append(f"{which}: {_names(orphans)}")
+    reason = words.GHOSTS if stale_records else words.ORPHANS
+    condition = Condition.false(kind, reason, "; ".join(texts))
+    return InSync(condition, () if is_mass else tuple(stale_records), requeue_after)
 
 
 def _names(pods: list[str]) -> str:

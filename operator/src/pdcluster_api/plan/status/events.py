@@ -27,7 +27,7 @@ def events(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Planned
         *_scaled(old, new),
         *_ready(old, new),
         *_serving(old, new),
-        *_accelerators(old, new),
+        *_turned(old, new, words.ACCELERATORS_IN_USE),
         *_turned(old, new, words.DISAGGREGATING),
         *_turned(old, new, words.KV_TRANSFER_VERIFIED),
     )
@@ -42,21 +42,16 @@ def cut_short(pods: Sequence[str]) -> tuple[PlannedEvent, ...]:
 
 
 def _rollout(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
-    target, serving, served = (
-        new.text("revision"),
-        new.text("servingRevision"),
-        old.text("servingRevision"),
-    )
-    if old.text("revision") not in (None, target):
+    before, target = old.text("revision"), new.text("revision")
+    served, serving = old.text("servingRevision"), new.text("servingRevision")
+    if before not in (None, target):
         if served not in (None, target):
             over = new.condition(words.ROLLOUT_OVER_BUDGET).get("message")
             text = f"revision {target} is to replace {served}" + (f": {over}" if over else "")
             yield PlannedEvent(words.ROLLOUT_STARTED, text, warning=over is not None)
         elif serving == served:
-            yield PlannedEvent(
-                words.ROLLOUT_DROPPED,
-                f"revision {old.text('revision')} is dropped; {served} goes on serving",
-            )
+            text = f"revision {before} is dropped; {served} goes on serving"
+            yield PlannedEvent(words.ROLLOUT_DROPPED, text)
     if served not in (None, serving):
         yield PlannedEvent(words.ROLLOUT_SWITCHED, f"revision {serving} serves instead of {served}")
 
@@ -66,12 +61,11 @@ def _stalled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
     before, after = old.mapping(FIELD), new.mapping(FIELD)
     if not after.get("stalled") or before.get("stalled"):
         return
-    ready = new.condition(words.READY)
+    ready, reason = new.condition(words.READY), words.PROGRESS_DEADLINE_EXCEEDED
     late = "has not come forward within rollout.progressDeadlineSeconds"
     hidden = f"revision {after['revision']} {late}: {after['stalled']}"
-    is_reported = ready["reason"] == words.PROGRESS_DEADLINE_EXCEEDED
-    message = ready["message"] if is_reported else hidden
-    yield PlannedEvent(words.PROGRESS_DEADLINE_EXCEEDED, message, warning=True)
+    message = ready["message"] if ready["reason"] == reason else hidden
+    yield PlannedEvent(reason, message, warning=True)
 
 
 def _scaled(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
@@ -96,34 +90,19 @@ def _ready(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
 
 
 def _serving(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
-    if old.is_true(words.SERVING) == new.is_true(words.SERVING):
-        return
-    condition = new.condition(words.SERVING)
-    if condition:
-        yield PlannedEvent(
-            condition["reason"], condition["message"], warning=not new.is_true(words.SERVING)
-        )
-
-
-def _accelerators(old: Previous, new: Previous) -> Iterator[PlannedEvent]:
-    """Idle accelerators that are reserved; not when Ready has the same reason."""
-    condition = new.condition(words.ACCELERATORS_IN_USE)
-    if condition.get("reason") != new.reason(words.READY) and _turned_false(old, condition):
-        yield PlannedEvent(condition["reason"], condition["message"], warning=True)
+    is_serving, condition = new.is_true(words.SERVING), new.condition(words.SERVING)
+    if condition and old.is_true(words.SERVING) != is_serving:
+        yield PlannedEvent(condition["reason"], condition["message"], warning=not is_serving)
 
 
 def _turned(old: Previous, new: Previous, kind: str) -> Iterator[PlannedEvent]:
-    """Event when it turns False, or its reason changes; and when it is True again."""
+    """Event when a condition turns False, or its reason changes, but for that of Ready; and when it
+    is True again, where users wait for that.
+    """
     was, condition = old.condition(kind), new.condition(kind)
-    if _turned_false(old, condition):
-        yield PlannedEvent(condition["reason"], condition["message"], warning=True)
-    elif condition.get("status") == "True" and was.get("status") == "False":
-        yield PlannedEvent(condition["reason"], condition["message"])
-
-
-def _turned_false(old: Previous, condition: Mapping[str, Any]) -> bool:
-    """True when a condition is False now and was not, or was for another reason."""
-    if condition.get("status") != "False":
-        return False
-    was = old.condition(condition["type"])
-    return was.get("status") != "False" or was.get("reason") != condition["reason"]
+    status, reason = condition.get("status"), condition.get("reason")
+    was_false = was.get("status") == "False"
+    has_turned = status == "False" and not (was_false and was.get("reason") == reason)
+    is_again = status == "True" and was_false and kind != words.ACCELERATORS_IN_USE
+    if is_again or (has_turned and reason != new.reason(words.READY)):
+        yield PlannedEvent(condition["reason"], condition["message"], warning=has_turned)

@@ -3,9 +3,12 @@ the memory. Ready does not follow: a failed transfer costs a local prefill.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.alias_generators import to_camel
 
 from pdcluster_api.plan.observed.pools import PREFILL
 from pdcluster_api.plan.observed.state import PairVerification, Previous, Problem, WorkloadState
@@ -14,24 +17,32 @@ from pdcluster_api.plan.status.condition import Condition
 from pdcluster_api.plan.status.disaggregating import readable_rate
 from pdcluster_schema import conditions as words
 from pdcluster_schema.backoff import Backoff
-from pdcluster_schema.text import shortened
+from pdcluster_schema.text import and_more, shortened
 from pdcluster_schema.workload import PoolPair
 
+FIELD = "transfers"
 MAX_MESSAGE = 400
-_TEXTS = {
-    "at": "at",
-    "request": "request",
-    "fault": "fault",
-    "message": "message",
-    "decodeWorker": "decode_worker",
-    "prefillWorker": "prefill_worker",
-    "transport": "transport",
+MAX_PAIRS = 64  # Pairs that are verified: eight pools of each role
+PERIOD_SECONDS = 3600.0  # Between two verifications of a pair that passes
+RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)  # Between two of a pair that does not pass
+GIGA = 1_000_000_000
+
+_TYPE = words.KV_TRANSFER_VERIFIED
+_NAMED = 4
+_REASONS = {
+    "pair_refused": words.PAIR_REFUSED,
+    "not_connected": words.TRANSFER_FAILED,
+    "transfer_failed": words.TRANSFER_FAILED,
+    "damaged": words.BLOCKS_DAMAGED,
+    "not_used": words.TRANSFER_NOT_USED,
+    "tokens_differ": words.TOKENS_DIFFER,
 }
-_NUMBERS = {
-    "numTokens": "num_tokens",
-    "numBytes": "num_bytes",
-    "bytesPerSecond": "bytes_per_second",
-}
+FAULTS = tuple(_REASONS)  # Faults as workers call them
+
+_VERIFICATION = TypeAdapter(PairVerification)
+# Fields of a verification, by their names in the status
+_NAMES = {to_camel(each.name): each.name for each in fields(PairVerification)}
+del _NAMES["revision"]  # is that of all pairs
 
 
 @dataclass(frozen=True)
@@ -43,66 +54,38 @@ class VerifiedPair:
 
     def as_status(self, pair: PoolPair) -> dict[str, Any]:
         """Its entry; what is empty or 0 is left out."""
-        verified = self.verification
-        fields = {
-            **{name: getattr(verified, field) for name, field in _TEXTS.items()},
-            **{name: getattr(verified, field) for name, field in _NUMBERS.items()},
-            "message": shortened(verified.message, MAX_MESSAGE),
-            "hasChecksum": verified.has_checksum,
+        verified = asdict(self.verification)
+        found = {name: verified[field] for name, field in _NAMES.items()}
+        found |= {
+            "message": shortened(self.verification.message, MAX_MESSAGE),
             "numFailures": self.num_failures,
         }
-        given = {name: value for name, value in fields.items() if value}
+        given = {name: value for name, value in found.items() if value}
         return {"prefill": pair.prefill, "decode": pair.decode, **given}
 
 
 def read_pairs(field: Mapping[str, Any], revision: str) -> dict[PoolPair, VerifiedPair]:
-    """The pairs of a revision; entries that cannot be read are left out."""
+    """The pairs of a revision, of a status that any writer may have changed; entries that cannot be
+    read are left out.
+    """
     entries = field.get("pairs")
     if field.get("revision") != revision or not isinstance(entries, Sequence):
         return {}
-    found = {}
-    for entry in entries:
-        if isinstance(entry, Mapping) and (read := _read(entry, revision)) is not None:
-            found[PoolPair(str(entry.get("prefill")), str(entry.get("decode")))] = read
-    return found
+    return {
+        PoolPair(str(entry.get("prefill")), str(entry.get("decode"))): read
+        for entry in entries
+        if isinstance(entry, Mapping) and (read := _read(entry, revision)) is not None
+    }
 
 
 def _read(entry: Mapping[str, Any], revision: str) -> VerifiedPair | None:
+    known = {field: entry[name] for name, field in _NAMES.items() if name in entry}
     try:
         datetime.fromisoformat(entry["at"])
-        known: dict[str, Any] = {
-            **{field: str(entry.get(name, "")) for name, field in _TEXTS.items()},
-            **{field: int(entry.get(name, 0)) for name, field in _NUMBERS.items()},
-            "has_checksum": entry.get("hasChecksum") is True,
-        }
-        known["fault"] = known["fault"] or None
-        verified = PairVerification(revision=revision, **known)
+        verified = _VERIFICATION.validate_python({**known, "revision": revision})
         return VerifiedPair(verified, max(0, int(entry.get("numFailures", 0))))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-
-
-FIELD = "transfers"
-PERIOD_SECONDS = 3600.0  # Between two verifications of a pair that passes
-
-RETRY = Backoff(first=60.0, most=PERIOD_SECONDS)  # Between two of a pair that does not pass
-
-MAX_PAIRS = 64  # Pairs that are verified: eight pools of each role
-
-_NAMED = 4
-GIGA = 1_000_000_000
-
-_REASONS = {
-    "pair_refused": words.PAIR_REFUSED,
-    "not_connected": words.TRANSFER_FAILED,
-    "transfer_failed": words.TRANSFER_FAILED,
-    "damaged": words.BLOCKS_DAMAGED,
-    "not_used": words.TRANSFER_NOT_USED,
-    "tokens_differ": words.TOKENS_DIFFER,
-}
-FAULTS = tuple(_REASONS)  # Faults as workers call them
-
-Status = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -126,6 +109,10 @@ class Pairs:
         return cls(revision, dict(list(found.items())[:MAX_PAIRS]))
 
 
+def _ready(state: WorkloadState) -> tuple[str, ...]:
+    return tuple(pod.name for pod in state.pods if pod.ready and not pod.terminating)
+
+
 @dataclass(frozen=True)
 class VerificationSettings:
     """Settings by which transfers are judged, and verified."""
@@ -134,18 +121,67 @@ class VerificationSettings:
     request: str  # value of the annotation pdcluster.io/verify; empty = none
     now: str  # RFC 3339
 
+    def problem(self, verified: PairVerification) -> Problem | None:
+        """The problem of a pair that does not pass; None = it does, or its rate is unknown."""
+        if verified.fault:
+            return Problem(_REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message)
+        if self.floor is None or not 0 < verified.bytes_per_second < self.floor * GIGA:
+            return None
+        message = (
+            f"KV moved at {readable_rate(verified.bytes_per_second)} over {verified.transport}, "
+            f"less than placement.minTransferGBps of {self.floor:g}: see whether the transport is "
+            f"the one that you meant, and the network between {verified.prefill_worker} and "
+            f"{verified.decode_worker}"
+        )
+        return Problem(words.TRANSFER_SLOW, message)
+
+    def is_unmeasured(self, verified: PairVerification) -> bool:
+        return self.floor is not None and not verified.fault and not verified.bytes_per_second
+
+    def passes(self, verified: PairVerification) -> bool:
+        return self.problem(verified) is None and not self.is_unmeasured(verified)
+
+    def is_requested(self, found: VerifiedPair | None) -> bool:
+        return bool(self.request) and (found is None or found.verification.request != self.request)
+
+    def seconds_left(self, found: VerifiedPair | None) -> float:
+        """Seconds until a pair is due; 0 = now."""
+        if found is None or self.is_requested(found):
+            return 0.0
+        is_passed = self.passes(found.verification)
+        wait = PERIOD_SECONDS if is_passed else RETRY.after(max(1, found.num_failures))
+        age = datetime.fromisoformat(self.now) - datetime.fromisoformat(found.verification.at)
+        # a clock that was set back must not hold it up
+        return max(0.0, wait - abs(age.total_seconds()))
+
+    def newer(
+        self, before: VerifiedPair | None, ended: PairVerification | None, revision: str
+    ) -> VerifiedPair | None:
+        """State of a pair: as in the last status, or a verification that has ended since."""
+        if ended is None or ended.revision != revision:
+            return before
+        if before is not None:
+            # A later one than now was written before the clock was set back: were it to count,
+            # pairs would be verified again and again.
+            last = before.verification
+            is_same = (ended.at, ended.request) == (last.at, last.request)
+            if is_same or ended.at < last.at <= self.now:
+                return before
+        num_before = 0 if before is None else before.num_failures
+        return VerifiedPair(ended, 0 if self.passes(ended) else 1 + num_before)
+
 
 @dataclass(frozen=True)
 class Transfers:
     """condition: None = of mixed workers.  requeue_after_seconds: until the next pair is due."""
 
     condition: Condition | None = None
-    status: Status | None = None
+    status: dict[str, Any] | None = None
     due: tuple[DueVerification, ...] = ()
     requeue_after_seconds: float | None = None
 
     @property
-    def fields(self) -> Status:
+    def fields(self) -> dict[str, Any]:
         return {FIELD: self.status} if self.status else {}
 
 
@@ -158,61 +194,73 @@ def transfers(
 ) -> Transfers:
     before = read_pairs(previous.mapping(FIELD), pairs.revision)
     known = {
-        pair: _newer(before.get(pair), ended.get(pair), pairs, settings) for pair in pairs.workers
+        pair: settings.newer(before.get(pair), ended.get(pair), pairs.revision)
+        for pair in pairs.workers
     }
-    found = {pair: each for pair, each in known.items() if each is not None}
-    due, seconds = [], []
-    for pair, workers in pairs.workers.items():
-        left = _seconds_left(found.get(pair), settings)
-        if not workers:
-            continue
-        if left > 0:
-            seconds.append(left)
-        else:
-            is_requested = _is_requested(found.get(pair), settings)
-            due.append(
-                DueVerification(pair, pairs.revision, workers, settings.request, is_requested)
-            )
+    found = {pair: each for pair, each in sorted(known.items()) if each is not None}
+    ready = {pair: workers for pair, workers in pairs.workers.items() if workers}
+    lefts = {pair: settings.seconds_left(found.get(pair)) for pair in ready}
+    due = tuple(
+        DueVerification(
+            pair,
+            pairs.revision,
+            workers,
+            settings.request,
+            settings.is_requested(found.get(pair)),
+        )
+        for pair, workers in ready.items()
+        if not lefts[pair]
+    )
+    entries = [each.as_status(pair) for pair, each in found.items()]
+    begun = [_not_yet(pair, waits, previous) for pair in ready if pair not in found]
     return Transfers(
-        _condition(pairs, found, waits, settings, previous.condition(words.KV_TRANSFER_VERIFIED)),
-        {
-            "revision": pairs.revision,
-            "pairs": [found[pair].as_status(pair) for pair in sorted(found)],
-        }
-        if found
-        else None,
-        tuple(due),
-        min(seconds, default=None),
+        _condition(found, begun, settings),
+        {"revision": pairs.revision, "pairs": entries} if found else None,
+        due,
+        min((left for left in lefts.values() if left), default=None),
     )
 
 
-def is_slow(verified: PairVerification, floor: float | None) -> bool:
-    """Return whether KV moved, and slower than the floor; a rate that was not measured is not."""
-    if floor is None or verified.fault is not None or not verified.bytes_per_second:
-        return False
-    return verified.bytes_per_second < floor * GIGA
+def _condition(
+    found: Mapping[PoolPair, VerifiedPair], begun: Sequence[str], settings: VerificationSettings
+) -> Condition:
+    """begun: of each pair that is not verified yet, what it waits for"""
+    verified = {pair: each.verification for pair, each in found.items()}
+    problems = {
+        pair: problem
+        for pair, each in verified.items()
+        if (problem := settings.problem(each)) is not None
+    }
+    if problems:
+        first = next(iter(problems.values()))
+        return Condition.false(_TYPE, first.reason, f"{_first_of(problems)}: {first.message}")
+    if begun:
+        return Condition.unknown(_TYPE, words.NOT_VERIFIED, begun[0])
+    if not found:
+        text = "no pair of pools has a ready prefill worker and a ready decode worker"
+        return Condition.unknown(_TYPE, words.NOT_VERIFIED, text)
+    unmeasured = {pair: each for pair, each in verified.items() if settings.is_unmeasured(each)}
+    if unmeasured:
+        text = (
+            f"{_first_of(unmeasured)}: KV moved, and its rate was not measured, so it is not known "
+            f"whether it reaches placement.minTransferGBps of {settings.floor:g}"
+        )
+        return Condition.unknown(_TYPE, words.RATE_NOT_MEASURED, text)
+    moved = [f"{_named(pair)}: {_figures(each)}" for pair, each in verified.items()]
+    more = [f"and {len(moved) - _NAMED} more pairs"] if len(moved) > _NAMED else []
+    return Condition.true(_TYPE, words.KV_MOVED, "; ".join([*moved[:_NAMED], *more]))
 
 
-def is_unmeasured(verified: PairVerification, floor: float | None) -> bool:
-    return floor is not None and verified.fault is None and not verified.bytes_per_second
+def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], previous: Previous) -> str:
+    """Name what a pair waits for; as it was until that is known again, after a restart too."""
+    begun = f"{_named(pair)} is not verified yet: "
+    before = str(previous.condition(_TYPE).get("message", ""))
+    if pair not in waits and before.startswith(begun):
+        return before
+    return begun + waits.get(pair, "it is verified as soon as both have no request")
 
 
-def problem_of(verified: PairVerification, floor: float | None) -> Problem | None:
-    """The problem of a pair that does not pass; None = it does."""
-    if verified.fault is not None:
-        return Problem(_REASONS.get(verified.fault, words.TRANSFER_FAILED), verified.message)
-    if not is_slow(verified, floor):
-        return None
-    rate = readable_rate(verified.bytes_per_second)
-    return Problem(
-        words.TRANSFER_SLOW,
-        f"KV moved at {rate} over {verified.transport}, less than placement.minTransferGBps of "
-        f"{floor:g}: see whether the transport is the one that you meant, and the network between "
-        f"{verified.prefill_worker} and {verified.decode_worker}",
-    )
-
-
-def figures_of(verified: PairVerification) -> str:
+def _figures(verified: PairVerification) -> str:
     rate = verified.bytes_per_second
     at = f" at {readable_rate(rate)} in this verification" if rate else ""
     size = f"{readable_rate(verified.num_bytes).removesuffix('/s')} " if verified.num_bytes else ""
@@ -220,117 +268,8 @@ def figures_of(verified: PairVerification) -> str:
     return f"{size}over {verified.transport}{at}, {equal}{verified.num_tokens} tokens equal"
 
 
-def _ready(state: WorkloadState) -> tuple[str, ...]:
-    return tuple(pod.name for pod in state.pods if pod.ready and not pod.terminating)
-
-
-def _newer(
-    before: VerifiedPair | None,
-    ended: PairVerification | None,
-    pairs: Pairs,
-    settings: VerificationSettings,
-) -> VerifiedPair | None:
-    """State of a pair: as in the last status, or a verification that has ended since."""
-    if ended is None or ended.revision != pairs.revision:
-        return before
-    if before is not None and _is_known(ended, before.verification, settings.now):
-        return before
-    num_failures = 0 if _passes(ended, settings) else 1 + (before.num_failures if before else 0)
-    return VerifiedPair(ended, num_failures)
-
-
-def _passes(verified: PairVerification, settings: VerificationSettings) -> bool:
-    has_problem = problem_of(verified, settings.floor) is not None
-    return not (has_problem or is_unmeasured(verified, settings.floor))
-
-
-def _is_known(ended: PairVerification, last: PairVerification, now: str) -> bool:
-    """Return whether the status has it, or a later one.  One that is later than now was written
-    before the clock was set back: were it to count, pairs would be verified again and again.
-    """
-    is_same = (ended.at, ended.request) == (last.at, last.request)
-    return is_same or ended.at < last.at <= now
-
-
-def _is_requested(found: VerifiedPair | None, settings: VerificationSettings) -> bool:
-    return bool(settings.request) and (
-        found is None or found.verification.request != settings.request
-    )
-
-
-def _seconds_left(found: VerifiedPair | None, settings: VerificationSettings) -> float:
-    """Seconds until a pair is due; 0 = now."""
-    if found is None or _is_requested(found, settings):
-        return 0.0
-    wait = (
-        PERIOD_SECONDS
-        if _passes(found.verification, settings)
-        else RETRY.after(max(1, found.num_failures))
-    )
-    age = datetime.fromisoformat(settings.now) - datetime.fromisoformat(found.verification.at)
-    # a clock that was set back must not hold it up
-    return max(0.0, wait - abs(age.total_seconds()))
-
-
-def _condition(
-    pairs: Pairs,
-    found: Mapping[PoolPair, VerifiedPair],
-    waits: Mapping[PoolPair, str],
-    settings: VerificationSettings,
-    before: Mapping[str, Any],
-) -> Condition:
-    kind = words.KV_TRANSFER_VERIFIED
-    problems = {
-        pair: problem
-        for pair, each in found.items()
-        if (problem := problem_of(each.verification, settings.floor)) is not None
-    }
-    if problems:
-        pair, problem = next(iter(sorted(problems.items())))
-        more = f" (and {len(problems) - 1} more pairs of pools)" if len(problems) > 1 else ""
-        return Condition.false(kind, problem.reason, f"{_named(pair)}{more}: {problem.message}")
-    open_pairs = [pair for pair, workers in pairs.workers.items() if workers and pair not in found]
-    if found and not open_pairs:
-        unmeasured = [
-            pair
-            for pair, each in sorted(found.items())
-            if is_unmeasured(each.verification, settings.floor)
-        ]
-        if unmeasured:
-            return _unmeasured(unmeasured, settings.floor)
-        return Condition.true(kind, words.KV_MOVED, _moved(found))
-    if open_pairs:
-        text = _not_yet(open_pairs[0], waits, str(before.get("message", "")))
-    else:
-        text = "no pair of pools has a ready prefill worker and a ready decode worker"
-    return Condition.unknown(kind, words.NOT_VERIFIED, text)
-
-
-def _unmeasured(pairs: Sequence[PoolPair], floor: float | None) -> Condition:
-    """The condition of KV that moved at a rate that is not known."""
-    more = f" (and {len(pairs) - 1} more pairs of pools)" if len(pairs) > 1 else ""
-    text = (
-        f"{_named(pairs[0])}{more}: KV moved, and its rate was not measured, so it is not known "
-        f"whether it reaches placement.minTransferGBps of {floor:g}"
-    )
-    kind = words.KV_TRANSFER_VERIFIED
-    return Condition.unknown(kind, words.RATE_NOT_MEASURED, text)
-
-
-def _not_yet(pair: PoolPair, waits: Mapping[PoolPair, str], before: str) -> str:
-    """Name what a pair waits for; as it was until that is known again, after a restart too."""
-    begun = f"{_named(pair)} is not verified yet: "
-    if pair not in waits and before.startswith(begun):
-        return before
-    return begun + waits.get(pair, "it is verified as soon as both have no request")
-
-
-def _moved(found: Mapping[PoolPair, VerifiedPair]) -> str:
-    moved = [
-        f"{_named(pair)}: {figures_of(each.verification)}" for pair, each in sorted(found.items())
-    ]
-    more = len(moved) - _NAMED
-    return "; ".join([*moved[:_NAMED], *([f"and {more} more pairs"] if more > 0 else [])])
+def _first_of(pairs: Mapping[PoolPair, object]) -> str:
+    return f"{_named(next(iter(pairs)))}{and_more(len(pairs), ' pairs of pools')}"
 
 
 def _named(pair: PoolPair) -> str:

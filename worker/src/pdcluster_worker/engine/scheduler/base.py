@@ -3,11 +3,12 @@
 import logging
 from abc import ABC, abstractmethod
 from bisect import insort_left, insort_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdcluster_worker.engine.block_table import BlockTables, most_blocks, too_large
+from pdcluster_worker.engine.ports import Grammars
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled, Status
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulingPolicy
 
 logger = logging.getLogger(__name__)
@@ -30,38 +31,24 @@ def by_kind(requests: list[EngineRequest]) -> tuple[list[EngineRequest], list[En
     return decodes, [request for request in requests if not is_decode(request)]
 
 
-@dataclass(frozen=True, slots=True)
 class Order:
-    """Sort keys; the least goes first."""
+    """Sort keys of a policy; the least goes first."""
 
-    # Of requests that hold blocks; the last of them is the victim of a preemption.
-    running: Callable[[EngineRequest], tuple[float, ...]]
-    # Of the others; a preempted request goes to the front of its equals, and of the same priority
-    # the earliest deadline goes first (EDF).
-    waiting: Callable[[EngineRequest], tuple[float, ...]]
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._by_priority = policy != "fcfs"
 
+    def running(self, request: EngineRequest) -> tuple[float, ...]:
+        """Of requests that hold blocks; the last of them is the victim of a preemption."""
+        return (request.priority if self._by_priority else 0, request.arrival_seconds)
 
-def _never_ran(request: EngineRequest) -> bool:
-    return request.status is not Status.PREEMPTED
-
-
-_BY_PRIORITY = Order(
-    running=lambda request: (request.priority, request.arrival_seconds),
-    waiting=lambda request: (
-        request.priority,
-        _never_ran(request),
-        request.due_seconds,
-        request.arrival_seconds,
-    ),
-)
-_ORDERS: dict[SchedulingPolicy, Order] = {
-    "fcfs": Order(
-        running=lambda request: (request.arrival_seconds,),
-        waiting=lambda request: (_never_ran(request), request.arrival_seconds),
-    ),
-    "priority": _BY_PRIORITY,
-    "preemptive": _BY_PRIORITY,
-}
+    def waiting(self, request: EngineRequest) -> tuple[float, ...]:
+        """Of the others: a preempted one goes to the front of its equals, and of the same priority
+        the earliest deadline goes first (EDF).
+        """
+        never_ran, arrival = request.status is not Status.PREEMPTED, request.arrival_seconds
+        if not self._by_priority:
+            return (never_ran, arrival)
+        return (request.priority, never_ran, request.due_seconds, arrival)
 
 
 @dataclass(slots=True)
@@ -115,7 +102,7 @@ class Scheduler(ABC):
         self.num_preemptions = 0
         self.settings = settings
         self.tables = tables
-        self.order = _ORDERS[settings.scheduler.policy]
+        self.order = Order(settings.scheduler.policy)
 
     @abstractmethod
     def schedule(self, *, admit: bool = True) -> Schedule:
@@ -335,3 +322,45 @@ class Scheduler(ABC):
         self.tables.release(request)
         request.status = Status.PREEMPTED
         self.add(request)
+
+
+class GrammarQueue:
+    """Requests whose constraint is being compiled; they hold no slot, and others go on."""
+
+    def __init__(self, grammars: Grammars, scheduler: Scheduler) -> None:
+        self.grammars = grammars
+        self._scheduler = scheduler
+        self.waiting: dict[str, EngineRequest] = {}  # by request id
+
+    def add(self, request: EngineRequest) -> None:
+        """Begin to compile the request's constraint, if it has one."""
+        if request.sampling.constraint is not None:
+            self.grammars.begin(request)
+            self.waiting[request.request_id] = request
+
+    def enter(self, request: EngineRequest) -> None:
+        self.add(request)
+        self.queue(request)
+
+    def queue(self, request: EngineRequest) -> None:
+        """A request waits for a slot, unless it waits for its grammar still."""
+        if request.request_id in self.waiting:
+            return
+        if request.block_table:  # with its KV in them
+            self._scheduler.add_ready(request)
+        else:
+            self._scheduler.add(request)
+
+    def settle(self) -> list[tuple[EngineRequest, RequestError | None]]:
+        """Queue those whose grammar is done, unless KV is still received; each with its error."""
+        done: list[tuple[EngineRequest, RequestError | None]] = []
+        for request in list(self.waiting.values()):
+            answer = self.grammars.open(request)
+            if not answer:
+                continue
+            del self.waiting[request.request_id]
+            error = answer if isinstance(answer, RequestError) else None
+            done.append((request, error))
+            if error is None and request.status is not Status.RECEIVING:
+                self.queue(request)
+        return done

@@ -5,28 +5,27 @@ the rendered prompt.
 import secrets
 import string
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdcluster_worker.config.worker import ModelConfig, ReasoningParserName, ToolParserName
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.generation.answer_format import Reasoning
-from pdcluster_worker.server.generation.answer_parser import ReasonedAnswer, UnclosedReasoning
-from pdcluster_worker.server.generation.structured import constraint_param
-from pdcluster_worker.server.generation.tool_choice import ToolUse
+from pdcluster_worker.server.generation.answer_format import Reasoning, ToolUse
+from pdcluster_worker.server.generation.choice import AnswerRules, rules_of
 from pdcluster_worker.server.schemas.chat_fields import Conversation
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.text.chat_template import ChatTemplate
-from pdcluster_worker.server.text.events import NewParser, PlainText
+from pdcluster_worker.server.text.events import CallParser
 from pdcluster_worker.server.text.reasoning import (
+    ReasonedAnswer,
     ReasoningName,
     Start,
     ThinkTags,
+    UnclosedReasoning,
     reasoning_parser_for,
     start_for,
     start_within,
 )
-from pdcluster_worker.server.tools import registry as tools_registry
-from pdcluster_worker.server.tools.registry import FORMS, CallParser
+from pdcluster_worker.server.tools.registry import FORMS, ParserName, parser_for
 from pdcluster_worker.server.tools.streamed_call import NamedCall, NewId, Numbering, RequiredCalls
 
 
@@ -44,7 +43,7 @@ class ParserNames:
 class ModelParsers:
     """None = unknown, or none is configured.  leaves_calls: calls are to stay text."""
 
-    tools: tools_registry.ParserName | None = None
+    tools: ParserName | None = None
     reasoning: ReasoningName | None = None
     takes_tools: bool = False
     leaves_calls: bool = False
@@ -57,7 +56,7 @@ def model_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelPar
     if template is None:
         return NO_PARSERS
     return ModelParsers(
-        tools_registry.parser_for(names.tools, template.tool_source),
+        parser_for(names.tools, template.tool_source),
         reasoning_parser_for(names.reasoning, template.source),
         template.takes_tools,
         names.tools == "none",
@@ -67,23 +66,6 @@ def model_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelPar
 _LETTERS = string.ascii_letters + string.digits
 _MISTRAL_ID_CHARACTERS = 9
 """Mistral's templates refuse ids of any other length when they come back in the history."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRules:
-    """constraint_param: the field at fault where the answer cannot be constrained; None = as
-    `structured`.
-    keeps_stops: stop strings end the text, as they may not end calls that the engine keeps well
-    formed.
-    """
-
-    new_parser: NewParser = PlainText
-    ends_by_calls: bool = True
-    keeps_stops: bool = True
-    constraint_param: str | None = None
-
-
-PLAIN = AnswerRules()
 
 
 def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
@@ -132,10 +114,11 @@ def rules_for(
     holds_calls: bool,
 ) -> AnswerRules:
     """Rules to read the answer.  holds_calls: calls have their form and are not cut."""
+    rules = rules_of(request, request.prompt_logprobs)
     form = FORMS[parsers.tools] if parsers.tools is not None and use.mode == "auto" else None
     new_id = _mistral_id if parsers.tools == "mistral" else _call_id
     if form is None and not use.is_forced and parsers.reasoning is None:
-        return PLAIN
+        return rules
 
     def new_parser() -> ReasonedAnswer:
         thinking = None if parsers.reasoning is None else ThinkTags(reasoning.start)
@@ -151,14 +134,14 @@ def rules_for(
             shows_reasoning=shows,
         )
 
-    param = None if use.is_forced else constraint_param(request)
-    if param is None and use.mode != "none":
-        param = "tools"
-    return AnswerRules(
-        new_parser,
+    is_of_tools = use.is_forced or (use.mode == "auto" and rules.constraint_param is None)
+    return replace(
+        rules,
+        new_parser=new_parser,
         ends_by_calls=use.mode != "named",
-        keeps_stops=not use.is_forced,
-        constraint_param=param,
+        # stop strings may not end calls that the engine keeps well formed
+        stop=() if use.is_forced else rules.stop,
+        constraint_param="tools" if is_of_tools else rules.constraint_param,
     )
 
 

@@ -8,37 +8,52 @@ from pdcluster_schema.qos import Tier
 from pdcluster_worker.messages.requests import FinishReason, Token
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.qos.load_shedding import LatencySlo
-from pdcluster_worker.server.text.detokenizer import Detokenizer, Piece
+from pdcluster_worker.server.schemas.requests import Generate
+from pdcluster_worker.server.schemas.structured import constraint_param
 from pdcluster_worker.server.text.events import (
-    AnswerParser,
     AnswerReason,
     Delta,
+    NewParser,
     PlainText,
     ToolCallEnd,
 )
 from pdcluster_worker.server.text.partial_match import StopStrings
-from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.server.text.tokenizer import Detokenizer, Piece, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TextRules:
-    """stop: strings, in the text after the first `min_tokens` tokens.
-    ends_by_calls: finish by "tool_calls"; OpenAI has "stop" where the request named the tool.
+class AnswerRules:
+    """Rules to read an answer.
+
+    stop: strings, in the text after the first `min_tokens` tokens.
     shows_tokens: deltas carry the tokens themselves.
+    ends_by_calls: finish by "tool_calls"; OpenAI has "stop" where the request named the tool.
+    constraint_param: the field at fault where the answer cannot be constrained.
     """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
     min_tokens: int = 0
-    ends_by_calls: bool = True
     shows_tokens: bool = False
+    ends_by_calls: bool = True
+    new_parser: NewParser = PlainText
+    constraint_param: str | None = None
+
+
+def rules_of(request: Generate, prompt_logprobs: int | None) -> AnswerRules:
+    return AnswerRules(
+        stop=tuple(request.stop or ()),
+        include_stop=bool(request.include_stop_str_in_output),
+        skip_special=request.skip_special_tokens is not False,
+        min_tokens=request.min_tokens or 0,
+        shows_tokens=bool(request.return_token_ids) or prompt_logprobs is not None,
+        constraint_param=constraint_param(request),
+    )
 
 
 class Choice:
-    def __init__(
-        self, index: int, tokenizer: Tokenizer, rules: TextRules, parser: AnswerParser | None = None
-    ) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, rules: AnswerRules) -> None:
         self.index = index
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -46,7 +61,7 @@ class Choice:
         self.finish_reason: AnswerReason | None = None
         self._tokenizer = tokenizer
         self._rules = rules
-        self._parser = PlainText() if parser is None else parser
+        self._parser = rules.new_parser()
         self._detokenizer = Detokenizer()
         self._stops = StopStrings(rules.stop, include=rules.include_stop)
         self._offset = 0  # characters decoded so far, those held back included
@@ -73,14 +88,9 @@ class Choice:
         if is_last:
             self.finish_reason = self._reason(token, stopped)
         made = (token,) if self._rules.shows_tokens else ()
+        reason, stop_string = self.finish_reason, self._stops.found
         return Delta(
-            self.index,
-            parts,
-            scored,
-            is_first,
-            self.finish_reason,
-            made=made,
-            stop_string=self._stops.found,
+            self.index, parts, scored, is_first, reason, made=made, stop_string=stop_string
         )
 
     def _reason(self, token: Token, stopped: bool) -> AnswerReason:

@@ -1,15 +1,114 @@
 """Formatters: the one sequence of deltas of a generation as the bytes of an API's answer."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.generation.blocks import Blocks, Change
-from pdcluster_worker.server.text.events import Delta
+from pdcluster_worker.server.text.events import (
+    ArgumentsDelta,
+    Delta,
+    Part,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+
+BlockKind = Literal["text", "reasoning", "call"]
+Json = dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """pieces: its text, or a call's arguments as JSON text.  logprobs: of a text's tokens."""
+
+    index: int
+    kind: BlockKind
+    call_id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class BlockEvent(NamedTuple):
+    """ended: a block is whole, or as much as there will be of it.  text: by which it grew."""
+
+    kind: Literal["started", "grew", "ended"]
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """The parts of an answer as a list of blocks: text, reasoning or one call of a tool each.
+    Space between blocks belongs to none; space before a text waits until more than space follows.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._open: Block | None = None
+        self._space = ""  # that a text would begin with
+
+    def feed(self, parts: Iterable[Part]) -> list[BlockEvent]:
+        return [change for part in parts for change in self._take(part)]
+
+    def end(self) -> list[BlockEvent]:
+        changes = self._begin("text") if self._space and not self.blocks else []
+        return [*changes, *self._close()]
+
+    def _take(self, part: Part) -> list[BlockEvent]:
+        match part:
+            case TextDelta(text=text):
+                return self._text(text)
+            case ReasoningDelta(text=text):
+                return [
+                    *([] if self._is_in("reasoning") else self._begin("reasoning")),
+                    *self._grow(text),
+                ]
+            case ToolCallBegin(call_id=call_id, name=name):
+                return self._begin("call", call_id, name)
+            case ArgumentsDelta(text=text):
+                return self._grow(text)
+            case ToolCallEnd():
+                return self._close()
+
+    def _text(self, text: str) -> list[BlockEvent]:
+        if self._is_in("text"):
+            return self._grow(text)
+        self._space += text
+        return self._begin("text") if text.strip() else []
+
+    def _is_in(self, kind: BlockKind) -> bool:
+        return self._open is not None and self._open.kind == kind
+
+    def _begin(self, kind: BlockKind, call_id: str = "", name: str = "") -> list[BlockEvent]:
+        changes = self._close()
+        space, self._space = self._space, ""
+        self._open = Block(len(self.blocks), kind, call_id, name)
+        self.blocks.append(self._open)
+        changes.append(BlockEvent("started", self._open))
+        return [*changes, *self._grow(space)] if kind == "text" else changes
+
+    def _grow(self, text: str) -> list[BlockEvent]:
+        assert self._open is not None, "a part belongs to a block that has begun"
+        if not text:
+            return []
+        self._open.pieces.append(text)
+        return [BlockEvent("grew", self._open, text)]
+
+    def _close(self) -> list[BlockEvent]:
+        block, self._open = self._open, None
+        return [] if block is None else [BlockEvent("ended", block)]
+
 
 DONE = b"data: [DONE]\n\n"
 """OpenAI's last event of a good end."""
@@ -18,11 +117,11 @@ MEDIA_TYPE = "text/event-stream; charset=utf-8"
 to_json = msgspec.json.Encoder().encode
 
 
-def event(body: BaseModel) -> bytes:
-    return b"data: " + body.model_dump_json().encode() + b"\n\n"
+def event(body: Json) -> bytes:
+    return b"data: " + to_json(body) + b"\n\n"
 
 
-def named_event(name: str, body: dict[str, Any]) -> bytes:
+def named_event(name: str, body: Json) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + to_json(body) + b"\n\n"
 
 
@@ -105,17 +204,17 @@ class BlockFormatter(ABC):
         self._blocks.end()
         return to_json(self._finished(usage))
 
-    def _take(self, delta: Delta) -> list[Change]:
+    def _take(self, delta: Delta) -> list[BlockEvent]:
         self._last = delta
         return self._blocks.feed(delta.parts)
 
-    def _events(self, changes: list[Change]) -> bytes:
+    def _events(self, changes: list[BlockEvent]) -> bytes:
         return b"".join([self._change(change) for change in changes])
 
     @abstractmethod
-    def _change(self, change: Change) -> bytes:
+    def _change(self, change: BlockEvent) -> bytes:
         """The events of one change of a block."""
 
     @abstractmethod
-    def _finished(self, usage: Usage) -> dict[str, Any]:
+    def _finished(self, usage: Usage) -> Json:
         """The whole answer."""

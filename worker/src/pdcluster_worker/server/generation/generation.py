@@ -5,31 +5,88 @@ of choices are OpenAI's: prompt by prompt, n choices each.
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.routing.decode_choice import RouteHints
+from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS, aged, slo_of, tier_of
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants, tenant_policy
-from pdcluster_worker.server.generation.backend import Backend
 from pdcluster_worker.server.generation.chat_answer import NO_PARSERS, ModelParsers
-from pdcluster_worker.server.generation.choice import Choice, ChoiceTimer, TextRules
+from pdcluster_worker.server.generation.choice import AnswerRules, Choice, ChoiceTimer
 from pdcluster_worker.server.generation.formatter import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
 from pdcluster_worker.server.generation.sampling import ModelLimits
-from pdcluster_worker.server.generation.structured import with_field
-from pdcluster_worker.server.text.events import Delta, NewParser, PlainText
+from pdcluster_worker.server.schemas.structured import with_field
+from pdcluster_worker.server.text.events import Delta
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.streams import Mapped, Merged, Reader, ReaderGate, Stream
 from pdcluster_worker.tracing.request_trace import merge_events
+
+
+class WorkerView(Protocol):
+    """Sizes are 0, device and scheduler None, until the engine is ready; length_note: why it is
+    shorter.
+    """
+
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+    length_note: str
+    device: DeviceFacts | None
+    scheduler: str | None
+
+    def ready(self) -> str | None:
+        """None when requests may come, else why not, in words."""
+        ...
+
+    def alive(self) -> str | None:
+        """None while the engine lives, else why it does not."""
+        ...
+
+    def shortfall(self) -> str | None:
+        """Parts of a serving worker that do not serve, in words; None when all serve."""
+        ...
+
+    def draining(self) -> bool:
+        """True if it takes nothing new and is about to end."""
+        ...
+
+
+class Backend(WorkerView, Protocol):
+    def num_ingresses(self) -> int:
+        """Workers over which the requests of clients are spread, this one included."""
+        ...
+
+    def generate(
+        self,
+        specs: list[RequestSpec],
+        prefill: PrefillMode,
+        hints: RouteHints = NO_HINTS,
+        reader: Reader[Generated] | None = None,
+    ) -> AsyncGenerator[Generated, None]:
+        """All choices of one prompt, `Generated.index` counting in `specs`; `aclose()` cancels
+        those that run. Raises RequestError before or after tokens.
+
+        reader: takes tokens of a lone choice while the stream is waited for; all others, the last
+                one and errors come from the stream.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a choice early, its siblings go on; unknown ids are a no-op.  The last one ends by
+        `aclose()`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +119,9 @@ class GenerationRequest:
     specs: list[list[RequestSpec]]
     prefill: PrefillMode
     hints: RouteHints
-    rules: TextRules
+    rules: AnswerRules
     arrival_seconds: float
-    tenant: str = ""
-    new_parser: NewParser = PlainText
-    constraint_param: str | None = None
+    tenant: str
 
 
 class Generation:
@@ -77,8 +132,7 @@ class Generation:
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
         self._choices = [
-            Choice(index, serving.tokenizer, plan.rules, plan.new_parser())
-            for index in range(len(self._specs))
+            Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))
         ]
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
@@ -110,7 +164,7 @@ class Generation:
                         if delta.finish_reason is not None and self._is_over(generated):
                             return  # closes the stream; one that was not cut ends by itself
             except RequestError as e:
-                raise with_field(e, self._plan.constraint_param) from e
+                raise with_field(e, self._plan.rules.constraint_param) from e
             if any(self._running):
                 raise RuntimeError(
                     f"the backend ended with {sum(self._running)} choices unfinished"

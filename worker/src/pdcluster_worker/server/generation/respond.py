@@ -1,31 +1,180 @@
 """Check a request against the served model and the policy, log it once, and answer it."""
 
+import asyncio
 import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
-from pdcluster_worker.server.generation.chat_answer import PLAIN, AnswerRules
-from pdcluster_worker.server.generation.choice import TextRules
-from pdcluster_worker.server.generation.formatter import Formatter
+from pdcluster_worker.server.generation.choice import AnswerRules
+from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
 from pdcluster_worker.server.generation.generation import (
     Generation,
     GenerationRequest,
     ServingContext,
 )
-from pdcluster_worker.server.generation.response import GenerationResponse
 from pdcluster_worker.server.generation.sampling import SamplingRequest, specs_for
-from pdcluster_worker.server.generation.structured import constraint_param
+from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.http.request_context import RequestContext
-from pdcluster_worker.server.schemas.requests import CHAT_NAMES, Extension, Generate, Names
-from pdcluster_worker.server.schemas.route_fields import check_route, hints_of
+from pdcluster_worker.server.schemas.requests import (
+    CHAT_NAMES,
+    Extension,
+    Generate,
+    Names,
+    check_route,
+    hints_of,
+)
+from pdcluster_worker.server.text.events import Delta
+from pdcluster_worker.streams import Mapped, Reader
+
+logger = logging.getLogger(__name__)
+
+PREFILL_HEADER = "x-pdcluster-prefill"
+DEGRADED_HEADER = "x-pdcluster-degraded"
+
+
+class GenerationResponse(Response):
+    def __init__(
+        self, generation: Generation, formatter: Formatter, request_id: str, *, stream: bool
+    ) -> None:
+        super().__init__()
+        self._generation = generation
+        self._formatter = formatter
+        self._streams = stream
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        direct_writer: Reader[bytes] | None = scope.get("state", {}).get(DIRECT_WRITER)
+        answer = (
+            self._stream(send, direct_writer)
+            if self._streams
+            else self._whole(scope, receive, send)
+        )
+        if not await _unless_disconnected(receive, answer):
+            logger.info("client gone request=%s", self._request_id)
+
+    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices: list[list[Delta]] = [[] for _ in range(self._generation.num_choices)]
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)  # what this raises is a request that was refused
+            choices[first.index].append(first)
+            try:
+                async for delta in deltas:
+                    choices[delta.index].append(delta)
+            except RequestError as e:
+                await self._formatter.refused(e)(scope, receive, send)
+                return
+        body = self._formatter.whole(choices, self._generation.usage())
+        await Response(body, headers=self._answer_headers("application/json"))(scope, receive, send)
+
+    async def _stream(self, send: Send, direct_writer: Reader[bytes] | None) -> None:
+        formatter = self._formatter
+        async with aclosing(self._generation.deltas()) as deltas:
+            first = await anext(deltas)
+            headers = Response(
+                headers={**self._answer_headers(MEDIA_TYPE), "cache-control": "no-cache"}
+            ).raw_headers
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [h for h in headers if h[0] != b"content-length"],
+                }
+            )
+            try:
+                await _send(send, formatter.begin(self._generation.usage()))
+                await _send(send, formatter.of(first))
+                if direct_writer is not None:
+                    # an empty part would be the body's end
+                    events: Mapped[Delta, bytes]
+                    events = Mapped(lambda delta: formatter.of(delta) or None, direct_writer)
+                    self._generation.follow(events)
+                async for delta in deltas:
+                    await _send(send, formatter.of(delta))
+                end = formatter.end(self._generation.usage())
+            except Exception as e:
+                end = formatter.failed(self._shown(e))
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _shown(self, error: Exception) -> RequestError:
+        if isinstance(error, RequestError):
+            logger.warning(
+                "failed after the first token request=%s error=%s", self._request_id, error
+            )
+            return error
+        logger.error("unhandled error request=%s", self._request_id, exc_info=error)
+        return RequestError(
+            f"internal error: see the worker's log for request {self._request_id}",
+            status=500,
+            code="internal_error",
+        )
+
+    def _answer_headers(self, media_type: str) -> dict[str, str]:
+        place, degraded = self._generation.prefill, self._generation.degraded
+        headers = {PREFILL_HEADER: place or "", DEGRADED_HEADER: ", ".join(degraded)}
+        return {"content-type": media_type} | {
+            name: value for name, value in headers.items() if value
+        }
+
+
+async def _send(send: Send, body: bytes | None) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, None]) -> bool:
+    """True if `answer` ended by itself.  In the running task: another one would cost more."""
+    task, has_left = asyncio.current_task(), False
+    assert task is not None, "an answer is given in a task"
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    gone = asyncio.create_task(_disconnected(receive))
+    gone.add_done_callback(leave)
+    try:
+        await answer
+    except asyncio.CancelledError:
+        if not has_left or task.uncancel():
+            raise
+        return False
+    finally:
+        gone.remove_done_callback(leave)
+        gone.cancel()  # it ends by itself: to wait for that would hold up the next request
+    return True
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 logger = logging.getLogger(__name__)
 
 _SALT_DOMAIN = b"pdcluster prefix cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready to run: its prompts' tokens, what is wanted, and how its answers are
+    read.
+    """
+
+    prompts: list[list[int]]
+    sampling_request: SamplingRequest
+    rules: AnswerRules
 
 
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
@@ -34,62 +183,61 @@ def check_servable(request: Generate, num_prompts: int, serving: ServingContext)
     """
     backend = serving.backend
     check_model(request.model, backend.model_name)
-    check_policy(request, num_prompts, serving.policy())
+    _check_policy(request, num_prompts, serving.policy())
     reason = backend.ready()
     if reason is not None and not backend.draining():
+        raise not_ready(reason)
+
+
+def check_model(name: str, served: str) -> None:
+    """Raises RequestError 404 for a model that this worker does not serve."""
+    if name != served:
         raise RequestError(
-            f"this worker is not ready: {reason}",
-            status=503,
-            code="not_ready",
-            retry_after_seconds=1,
+            f"model {quoted(name)} is not served here: use {served!r}",
+            status=404,
+            param="model",
+            code="model_not_found",
         )
 
 
-def check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
-    if (
-        request.pdcluster
-        and request.pdcluster.deadline_ms
-        and not policy.estimation.allow_client_deadline
-    ):
+def not_ready(reason: str) -> RequestError:
+    return RequestError(
+        f"this worker is not ready: {reason}", status=503, code="not_ready", retry_after_seconds=1
+    )
+
+
+def _check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
+    extension = request.pdcluster or Extension()
+    if extension.deadline_ms and not policy.estimation.allow_client_deadline:
         raise RequestError(
             "pdcluster.deadline_ms: is not allowed here: leave it out, or set "
             "qos.estimation.allowClientDeadline of the PDCluster",
             param="pdcluster.deadline_ms",
         )
-    if request.pdcluster:
-        check_route(request.pdcluster.route, policy.decode_score)
-    limit, n = policy.admission.max_queued_requests, request.n or 1
-    if num_prompts * n > limit:
-        param = "prompt" if num_prompts > 1 else "n"
-        raise RequestError(
-            f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
-            f"more than the {limit} that may wait here (qos.admission.maxQueuedRequests): "
-            "send fewer prompts, or a smaller n",
-            param=param,
-        )
+    check_route(extension.route, policy.decode_score)
+    limit = policy.admission.max_queued_requests
+    _check_count(request, num_prompts, limit, "wait here (qos.admission.maxQueuedRequests)")
 
 
-def allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> int:
+def _check_count(request: Generate, num_prompts: int, limit: int | None, what: str) -> None:
+    n = request.n or 1
+    if limit is None or num_prompts * n <= limit:
+        return
+    param = "prompt" if num_prompts > 1 else "n"
+    raise RequestError(
+        f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, more than "
+        f"the {limit} that may {what}: send fewer prompts, or a smaller n",
+        param=param,
+    )
+
+
+def _allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> int:
     """The priority of a tenant's request.  Raises RequestError for one that it may not have."""
     ceiling = tenant_policy(policy, tenant).priority
     try:
         return priority_of(request.priority, ceiling, client_decides=policy.allow_client_priority)
     except PriorityError as e:
         raise RequestError(str(e), param="priority") from e
-
-
-def check_tenant(num_prompts: int, n: int, policy: PolicyConfig, tenant: str) -> None:
-    """Raises RequestError for more generations than the API key may ever have open at once."""
-    limit = tenant_policy(policy, tenant).max_concurrent_requests
-    if limit is None or num_prompts * n <= limit:
-        return
-    param = "prompt" if num_prompts > 1 else "n"
-    raise RequestError(
-        f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, "
-        f"more than the {limit} that may be open of this API key (maxConcurrentRequests): "
-        "send fewer prompts, or a smaller n",
-        param=param,
-    )
 
 
 def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
@@ -117,70 +265,47 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
     return sha256(b"".join(len(part).to_bytes(1) + part for part in parts)).digest()
 
 
-def check_model(name: str, served: str) -> None:
-    """Raises RequestError 404 for a model that this worker does not serve."""
-    if name != served:
-        raise RequestError(
-            f"model {quoted(name)} is not served here: use {served!r}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
-
-
 def respond(
     serving: ServingContext,
     request: Generate,
-    sampling_request: SamplingRequest,
-    prompts: list[list[int]],
+    prepared: Prepared,
     formatter: Formatter,
     *,
     response_id: str,
     context: RequestContext,
-    rules: AnswerRules = PLAIN,
     names: Names = CHAT_NAMES,
 ) -> GenerationResponse:
     """The answer, which runs when it is sent.  names: of the client's API."""
-    policy = serving.policy()
-    priority = allowed_priority(request, policy, context.tenant)
-    check_tenant(len(prompts), request.n or 1, policy, context.tenant)
+    policy, tenant, prompts = serving.policy(), context.tenant, prepared.prompts
+    priority = _allowed_priority(request, policy, tenant)
+    limit = tenant_policy(policy, tenant).max_concurrent_requests
+    _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
-    salt = cache_salt(context.key_digest, request.cache_salt, shared=shared)
     specs = specs_for(
         request,
-        sampling_request,
+        prepared.sampling_request,
         prompts,
         serving.limits,
         response_id=response_id,
         priority=priority,
-        cache_salt=salt,
-        tenant=context.tenant,
+        cache_salt=cache_salt(context.key_digest, request.cache_salt, shared=shared),
+        tenant=tenant,
         prefiller=context.prefiller,
     )
-    num_tokens = sum(len(prompt) for prompt in prompts)
     logger.info(
         "accepted request=%s label=%r prompts=%d prompt_tokens=%d n=%d",
         response_id,
         context.label,
         len(prompts),
-        num_tokens,
+        sum(map(len, prompts)),
         request.n or 1,
     )
-    text_rules = TextRules(
-        stop=tuple(request.stop or ()) if rules.keeps_stops else (),
-        include_stop=bool(request.include_stop_str_in_output),
-        skip_special=request.skip_special_tokens is not False,
-        min_tokens=request.min_tokens or 0,
-        shows_tokens=bool(request.return_token_ids) or sampling_request.prompt_logprobs is not None,
-        ends_by_calls=rules.ends_by_calls,
-    )
-    extension = request.pdcluster or Extension()
+    extension, rules = request.pdcluster or Extension(), prepared.rules
+    if rules.constraint_param is not None:
+        rules = replace(rules, constraint_param=names.of(rules.constraint_param))
     hints = hints_of(extension.session, extension.route, policy.decode_score)
-    arrival, tenant = context.arrival_seconds, context.tenant
-    constraint = rules.constraint_param or constraint_param(request)
-    param = None if constraint is None else names.of(constraint)
     plan = GenerationRequest(
-        specs, extension.prefill, hints, text_rules, arrival, tenant, rules.new_parser, param
+        specs, extension.prefill, hints, rules, context.arrival_seconds, tenant
     )
     return GenerationResponse(
         Generation(serving, plan), formatter, context.request_id, stream=bool(request.stream)

@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.errors import CONTEXT, is_messages, response_for
 from pdcluster_worker.tracing import trace_context
-from pdcluster_worker.tracing.recent_traces import RecentTraces, route_of
-from pdcluster_worker.tracing.request_trace import RequestTrace, add_event
+from pdcluster_worker.tracing.request_trace import RecentTraces, RequestTrace, add_event, route_of
 
 logger = logging.getLogger(__name__)
 

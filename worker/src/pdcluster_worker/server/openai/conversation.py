@@ -1,5 +1,5 @@
-"""From a chat request to the input of the model's chat template: plain dicts, `content` always
-text, arguments of calls objects where they are whole.
+"""From a chat request to what runs.  The input of the model's chat template is plain dicts, with
+`content` always text, and arguments of calls objects where they are whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,60 @@ from typing import Any
 
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
+from pdcluster_worker.messages.requests import Constraint
+from pdcluster_worker.server.generation.answer_format import (
+    answer_constraint,
+    holds_calls,
+    tool_use,
+)
+from pdcluster_worker.server.generation.chat_answer import check_tools, reasoning_of, rules_for
+from pdcluster_worker.server.generation.generation import ServingContext
+from pdcluster_worker.server.generation.respond import Prepared
+from pdcluster_worker.server.generation.sampling import SamplingRequest
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS, num_containers
 from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, ToolCallField
 from pdcluster_worker.server.schemas.fields import is_sendable
+from pdcluster_worker.server.schemas.requests import ChatRequest
+from pdcluster_worker.server.schemas.structured import constraint_of
 from pdcluster_worker.server.text.chat_template import TemplateInput
 from pdcluster_worker.server.tools.calls import object_of
 
 
-def template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
-    """Template input of a request.  shows_tools: the model is shown its tools."""
+def prepare(serving: ServingContext, request: ChatRequest) -> Prepared:
+    """Render and check a chat request; other APIs come this way too.  Raises RequestError.
+
+    Takes long for a large request: see `off_loop`.
+    """
+    use, parsers = tool_use(request), serving.parsers
+    check_tools(use, parsers)
+    constraint = constraint_of(request)
+    prompt = serving.tokenizer.encode_chat(_template_input(request, shows_tools=use.mode != "none"))
+    reasoning = reasoning_of(request, parsers, prompt.text)
+    sampling_request = _sampling_request(
+        request, answer_constraint(constraint, use, parsers.tools, reasoning)
+    )
+    # A stop string may cut a call off, whose text is shown then.
+    holds = holds_calls(constraint, use, parsers.tools) and not request.stop
+    rules = rules_for(request, use, parsers, reasoning, holds_calls=holds)
+    return Prepared([prompt.token_ids], sampling_request, rules)
+
+
+def _sampling_request(request: ChatRequest, constraint: Constraint | None) -> SamplingRequest:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _wrong("top_logprobs", "is allowed only with logprobs=true")
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    return SamplingRequest(
+        max_tokens=getattr(request, param),
+        max_tokens_param=param,
+        default_max_tokens=None,
+        prompt_param="messages",
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
+        constraint=constraint,
+    )
+
+
+def _template_input(request: Conversation, *, shows_tools: bool) -> TemplateInput:
     _check_continuation(request)
     tools = (
         [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
@@ -44,16 +89,14 @@ def _check_continuation(request: Conversation) -> None:
         return
     name, last = "continue_final_message", request.messages[-1]
     if request.add_generation_prompt:
-        raise RequestError(
-            f"{name}: is not possible with add_generation_prompt=true, which begins a new message: "
-            "give one of the two",
-            param=name,
+        raise _wrong(
+            name,
+            "is not possible with add_generation_prompt=true, which begins a new message: give one "
+            "of the two",
         )
     if last.role != "assistant" or last.tool_calls or not (last.content or "").strip():
-        raise RequestError(
-            f"{name}: the last message must be text of role assistant, which the answer goes on "
-            "with",
-            param=name,
+        raise _wrong(
+            name, "the last message must be text of role assistant, which the answer goes on with"
         )
 
 

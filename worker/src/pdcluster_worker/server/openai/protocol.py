@@ -1,13 +1,18 @@
-"""The answers of OpenAI's APIs: null is written, but left out of a chunk's delta.  Chunks carry
-`usage` only when the client wants it, hence a class with and one without.
+"""The whole answers of OpenAI's APIs as they are documented, and log probabilities in their shapes.
+Null is written, but where the field says otherwise.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from pdcluster_worker.server.generation.formatter import Usage
-from pdcluster_worker.server.text.events import AnswerReason, Delta
+from pdcluster_worker.messages.requests import PromptLogprob, Token
+from pdcluster_worker.server.generation.formatter import Json, Usage
+from pdcluster_worker.server.text.events import AnswerReason
+from pdcluster_worker.server.text.tokenizer import Tokenizer
 
 
 def _is_none(value: object) -> bool:
@@ -132,62 +137,6 @@ class ChatReply(BaseModel):
     prompt_token_ids: ShownTokenIds = None
 
 
-class FunctionDelta(BaseModel):
-    """The name comes in a call's first chunk, the arguments in pieces."""
-
-    name: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    arguments: str = ""
-
-
-class ToolCallDelta(BaseModel):
-    """Addition of a chunk to the call `index`; id and type come in its first."""
-
-    index: int
-    id: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    type: Annotated[Literal["function"] | None, Field(exclude_if=_is_none)] = None
-    function: FunctionDelta
-
-
-class ChatDelta(BaseModel):
-    """Addition of a chunk to the answer."""
-
-    role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
-    content: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    reasoning: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    reasoning_content: Annotated[str | None, Field(exclude_if=_is_none)] = None
-    tool_calls: Annotated[list[ToolCallDelta] | None, Field(exclude_if=_is_none)] = None
-
-
-class ChatChunkChoice(BaseModel):
-    """One choice's part of a chunk."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: AnswerReason | None
-    token_ids: ShownTokenIds = None
-
-
-class ChatChunk(BaseModel):
-    """One event of a streamed chat completion."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    pdcluster: ServedPart = None
-    prompt_token_ids: ShownTokenIds = None
-
-
-class ChatUsageChunk(ChatChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
-    them with continuous_usage_stats.
-    """
-
-    usage: Usage | None
-
-
 class CompletionChoice(BaseModel):
     """One whole choice."""
 
@@ -212,99 +161,123 @@ class CompletionReply(BaseModel):
     pdcluster: ServedPart = None
 
 
-class CompletionChunkChoice(BaseModel):
-    """One choice's part of a chunk."""
+_LEAST = -9999.0  # OpenAI's value for "impossible": JSON has no -inf
 
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: AnswerReason | None
-    prompt_token_ids: ShownTokenIds = None
-    token_ids: ShownTokenIds = None
+Scored = Sequence[tuple[Token, int]]
+"""Tokens with the offset, in characters, of each in its choice's text."""
+Row = tuple[str, float | None, dict[str, float] | None, int]
+"""A position of `CompletionLogprobs`: token, its log probability, the most likely ones, offset."""
 
 
-class CompletionChunk(BaseModel):
-    """One event of a streamed text completion."""
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """A token that is no valid UTF-8 by itself is shown as OpenAI does, by its bytes in hex.
 
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChunkChoice]
-    pdcluster: ServedPart = None
-
-
-class CompletionUsageChunk(CompletionChunk):
-    """With include_usage: usage is null but in the last chunk, which has no choices, and in all of
-    them with continuous_usage_stats.
+    as_ids: every token by its id, token_id:17, as vLLM does.
     """
 
-    usage: Usage | None
+    tokenizer: Tokenizer
+    as_ids: bool = False
+
+    def shown(self, token_id: int) -> str:
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        raw = self.tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def entry(self, token_id: int, logprob: float | None) -> Json:
+        """A `TopLogprob`."""
+        raw = self.tokenizer.token_bytes(token_id)
+        return {"token": self.shown(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
-class ModelCard(BaseModel):
-    """A model that this worker serves; max_model_len: in tokens, left out until the engine is
-    ready.
+def chat_logprobs(scored: Scored, names: TokenNames) -> list[Json]:
+    """Entries of a `TokenLogprob` each."""
+    return [
+        {
+            **names.entry(token.token_id, token.logprob),
+            "top_logprobs": [names.entry(*top) for top in token.top_logprobs],
+        }
+        for token, _ in scored
+    ]
+
+
+def completion_logprobs(rows: Sequence[Row]) -> Json:
+    return {
+        "tokens": [row[0] for row in rows],
+        "token_logprobs": [row[1] for row in rows],
+        "top_logprobs": [row[2] for row in rows],
+        "text_offset": [row[3] for row in rows],
+    }
+
+
+def completion_rows(scored: Scored, names: TokenNames, shift: int) -> list[Row]:
+    """The chosen token is always among its position's top.  shift: characters before the choice's
+    own.
     """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "pdcluster"
-    max_model_len: int | None
+    return [
+        _row(token.token_id, token.logprob, token.top_logprobs, shift + offset, names)
+        for token, offset in scored
+    ]
 
 
-class ModelList(BaseModel):
-    """All of them: one."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class HealthState(BaseModel):
-    """Answer of /health and /ready; reason: null when all is well."""
-
-    status: Literal["ok", "unavailable"]
-    reason: str | None
-
-
-class DeviceState(BaseModel):
-    """Device that the engine computes on.
-
-    kind: cpu or cuda, and of a stock engine also rocm, tpu, xpu or unknown; name: of the processor
-          or the accelerator.
-    operations: what the model is computed by ("reference": plain torch, without compiled kernels).
-    model_code: whose code computes the layers, decoder (ours) or transformers.
-    tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
-    note: what a user must know of computing on it, such as why operations is reference, and the
-          fix; left out where there is nothing.
+def echoed_rows(
+    token_ids: Sequence[int],
+    offsets: Sequence[int],
+    figures: Sequence[PromptLogprob],
+    count: int,
+    names: TokenNames,
+) -> list[Row]:
+    """The same for a prompt, whose first token has none; figures: of the others.  count: most
+    likely tokens of each.
     """
+    first: Row = (names.shown(token_ids[0]), None, None, offsets[0])
+    others = zip(token_ids[1:], figures, offsets[1:], strict=True)
+    return [
+        first,
+        *(
+            _row(token_id, one.logprob, one.top_logprobs[:count], offset, names)
+            for token_id, one, offset in others
+        ),
+    ]
 
-    kind: str
-    name: str
-    operations: str = ""
-    model_code: str = ""
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    note: str = ""
+
+def _row(
+    token_id: int,
+    logprob: float | None,
+    top: Sequence[tuple[int, float]],
+    offset: int,
+    names: TokenNames,
+) -> Row:
+    likely = {names.shown(entry): _finite(value) for entry, value in [*top, (token_id, logprob)]}
+    return names.shown(token_id), _finite(logprob), likely, offset
 
 
-class VersionReply(BaseModel):
-    """Answer of /version.  device and scheduler: null until the engine has loaded.
-
-    max_model_len: most tokens of one request, prompt and output; left out until the engine has
-                   loaded.
-    note: why that is lower than the model's own length; left out where it is not, or was asked for.
+def prompt_logprobs(
+    token_ids: Sequence[int], figures: Sequence[PromptLogprob], count: int, names: TokenNames
+) -> list[Json | None]:
+    """vLLM's `prompt_logprobs`: by token id, the prompt's own token first; none of
+    its first one.
     """
+    positions: list[Json | None] = [None]
+    for token_id, one in zip(token_ids[1:], figures, strict=True):
+        top = [(other, logprob, rank) for rank, (other, logprob) in enumerate(one.top_logprobs, 1)]
+        shown = [(token_id, one.logprob, one.rank), *(e for e in top[:count] if e[0] != token_id)]
+        positions.append(
+            {
+                str(entry): {
+                    "logprob": _finite(logprob),
+                    "rank": rank,
+                    "decoded_token": names.shown(entry),
+                }
+                for entry, logprob, rank in shown
+            }
+        )
+    return positions
 
-    version: str
-    device: DeviceState | None
-    scheduler: str | None
-    max_model_len: int | None = None
-    note: str = ""
 
-
-def served(deltas: list[Delta]) -> ServedExtension | None:
-    """Our own part of an answer with these deltas: what each choice lost, once."""
-    lost = dict.fromkeys(what for delta in deltas for what in delta.degraded)
-    return ServedExtension(degraded=list(lost)) if lost else None
+def _finite(logprob: float | None) -> float:
+    return _LEAST if logprob is None or not math.isfinite(logprob) else max(logprob, _LEAST)

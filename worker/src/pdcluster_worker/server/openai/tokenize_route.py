@@ -12,15 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import check_model
+from pdcluster_worker.server.generation.respond import check_model, not_ready
 from pdcluster_worker.server.generation.sampling import check_token_ids
 from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
-from pdcluster_worker.server.openai.chat import prepare
+from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.schemas.fields import Body, Text
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
@@ -130,7 +129,7 @@ def _list(values: Sequence[int] | Sequence[str]) -> msgspec.Raw:
 
 def _tokens(body: TokenizePrompt | TokenizeChat, serving: ServingContext) -> list[int]:
     if isinstance(body, TokenizeChat):
-        return prepare(serving, body).prompt
+        return prepare(serving, body).prompts[0]
     special = body.add_special_tokens is not False
     return serving.tokenizer.encode([body.prompt], add_special_tokens=special)[0]
 
@@ -146,10 +145,5 @@ def _check(model: str | None, serving: ServingContext) -> int:
         check_model(model, serving.backend.model_name)
     if not serving.backend.max_model_len:
         reason = serving.backend.ready() or "its engine has yet to load"
-        raise RequestError(
-            f"this worker is not ready: {reason}",
-            status=503,
-            code="not_ready",
-            retry_after_seconds=1,
-        )
+        raise not_ready(reason)
     return serving.backend.max_model_len

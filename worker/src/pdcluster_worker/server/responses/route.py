@@ -1,8 +1,11 @@
 """POST /v1/responses, and what is done with the responses that are kept."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+import uuid
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -11,27 +14,158 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import check_servable, respond
+from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
 from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
-from pdcluster_worker.server.openai.chat import PreparedChat, prepare
-from pdcluster_worker.server.openai.logprobs import TokenNames
-from pdcluster_worker.server.responses import protocol
+from pdcluster_worker.server.openai.conversation import prepare
+from pdcluster_worker.server.openai.protocol import TokenNames
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
-from pdcluster_worker.server.responses.formatter import Begun, ResponsesFormatter
+from pdcluster_worker.server.responses.formatter import ResponsesFormatter, response_of, shown_items
 from pdcluster_worker.server.responses.schemas import (
     FunctionCallItem,
     FunctionCallOutputItem,
     Item,
     ResponsesRequest,
 )
-from pdcluster_worker.server.responses.store import Kept, ResponseStore, bytes_of
 from pdcluster_worker.server.schemas.requests import ChatRequest
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 128 << 20
+MAX_SECONDS = 24 * 3600.0
+
+_WORKER_DIGITS = 8
+_OBJECT_BYTES = 512
+"""Bytes of memory that each object of a response or an item takes beside its JSON; measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """body: as answered.  input: the request's items, as listed.  num_bytes: in memory, earlier
+    turns included.
+    """
+
+    body: dict[str, Any]
+    input: list[dict[str, Any]]
+    conversation: tuple[Item, ...]
+    num_bytes: int
+
+
+def bytes_of(value: dict[str, Any] | list[dict[str, Any]]) -> int:
+    """Memory taken, about: small items weigh more than their JSON."""
+    text = to_json(value)
+    return len(text) + _OBJECT_BYTES * text.count(b'{"')
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredResponse:
+    kept: Kept
+    owner: bytes
+    at: float
+
+
+@dataclass(slots=True)
+class _Owned:
+    ids: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
+
+
+class ResponseStore:
+    """owner: the digest of an API key, b"" where none is asked for.  clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_bytes: int = MAX_BYTES,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
+        self._worker = uuid.uuid4().hex[:_WORKER_DIGITS]
+        self._entries: OrderedDict[str, _StoredResponse] = OrderedDict()
+        self._owners: dict[bytes, _Owned] = {}
+        self._num_bytes = 0
+
+    def new_id(self, request_id: str) -> str:
+        return f"resp_{self._worker}{request_id}"
+
+    def put(self, response_id: str, owner: bytes, kept: Kept) -> None:
+        """Keep a response; one that is larger than all that may be kept is not."""
+        if kept.num_bytes > self._max_bytes:
+            return
+        self._entries[response_id] = _StoredResponse(kept, owner, self._clock())
+        owned = self._owners.setdefault(owner, _Owned())
+        owned.ids[response_id] = None
+        owned.num_bytes += kept.num_bytes
+        self._num_bytes += kept.num_bytes
+        self._expire()
+
+    def get(self, response_id: str, owner: bytes, param: str | None = None) -> Kept:
+        """Raises RequestError naming where it may be: 404, or 400 with the field `param`."""
+        self._expire()
+        entry = self._entries.get(response_id)
+        if entry is None or entry.owner != owner:
+            raise self._missing(response_id, param)
+        return entry.kept
+
+    def delete(self, response_id: str, owner: bytes) -> None:
+        """Those that went on from it stay.  Raises RequestError 404."""
+        self.get(response_id, owner)
+        self._drop(response_id)
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self._max_seconds
+        while self._entries and (first := next(iter(self._entries.items())))[1].at < oldest:
+            self._drop(first[0])
+        while len(self._entries) > self._max_responses:
+            self._drop_of(max(self._owners.values(), key=lambda owned: len(owned.ids)))
+        while self._num_bytes > self._max_bytes:
+            self._drop_of(max(self._owners.values(), key=lambda owned: owned.num_bytes))
+
+    def _drop_of(self, owned: _Owned) -> None:
+        self._drop(next(iter(owned.ids)))
+
+    def _drop(self, response_id: str) -> None:
+        entry = self._entries.pop(response_id)
+        owned = self._owners[entry.owner]
+        del owned.ids[response_id]
+        owned.num_bytes -= entry.kept.num_bytes
+        self._num_bytes -= entry.kept.num_bytes
+        if not owned.ids:
+            del self._owners[entry.owner]
+
+    def _missing(self, response_id: str, param: str | None) -> RequestError:
+        name = f"response {quoted(response_id)}"
+        prefix = "resp_"
+        worker = response_id.removeprefix(prefix)[:_WORKER_DIGITS]
+        is_elsewhere = response_id.startswith(prefix) and worker != self._worker
+        if is_elsewhere:
+            why = (
+                "was made by another worker, or before a restart: responses are kept in the memory "
+                "of the worker that made them; "
+                "send the whole conversation as input, or let one worker take all requests of a "
+                "conversation (session affinity)"
+            )
+        else:
+            why = (
+                "is not kept here (any more): it was not stored, has expired or was deleted; send "
+                "the whole conversation as input"
+            )
+        if param is None:
+            return RequestError(f"{name} {why}", status=404, code="response_not_found")
+        return RequestError(
+            f"{param}: {name} {why}", param=param, code="previous_response_not_found"
+        )
+
 
 PATH = "/v1/responses"
 
@@ -108,9 +242,7 @@ def _json(body: dict[str, Any]) -> Response:
 async def _answer(
     serving: ServingContext, store: ResponseStore, body: ResponsesRequest, context: RequestContext
 ) -> Response:
-    own = items_of(body)
-    past: tuple[Item, ...] = ()
-    num_bytes = 0
+    own, past, num_bytes = items_of(body), tuple[Item, ...](), 0
     if body.previous_response_id is not None:
         previous = store.get(body.previous_response_id, context.key_digest, "previous_response_id")
         past, num_bytes = previous.conversation, previous.num_bytes
@@ -121,56 +253,48 @@ async def _answer(
         check_servable(chat, 1, serving)
         prepared = await off_loop(size, _prepared, serving, body, chat, conversation)
     response_id, request_id = store.new_id(context.request_id), context.request_id
-    shown, shown_bytes = await off_loop(size, _shown, body, own, request_id)
+    shown = [] if body.store is False else await off_loop(size, shown_items, own, request_id)
+    num_bytes += await off_loop(size, bytes_of, shown)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store is False:
             return
         made = _ITEMS.validate_python(response["output"])
-        kept_bytes = num_bytes + shown_bytes + bytes_of(response)
-        kept = Kept(response, shown, (*conversation, *made), kept_bytes)
+        kept = Kept(response, shown, (*conversation, *made), num_bytes + bytes_of(response))
         store.put(response_id, context.key_digest, kept)
 
-    response = await off_loop(size, protocol.response, body, response_id, int(time.time()))
-    begun = Begun(response, request_id, keep, TokenNames(serving.tokenizer))
-    sampling_request = replace(
-        prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
-    )
+    begun = await off_loop(size, response_of, body, response_id, int(time.time()))
+    formatter = ResponsesFormatter(begun, request_id, TokenNames(serving.tokenizer), keep)
     return respond(
         serving,
         chat,
-        sampling_request,
-        [prepared.prompt],
-        ResponsesFormatter(begun),
+        prepared,
+        formatter,
         response_id=response_id,
         context=context,
-        rules=prepared.rules,
         names=NAMES,
     )
 
 
-def _shown(
-    body: ResponsesRequest, own: Sequence[Item], request_id: str
-) -> tuple[list[dict[str, Any]], int]:
-    shown = [] if body.store is False else protocol.shown_items(own, request_id)
-    return shown, bytes_of(shown)
-
-
 def _prepared(
     serving: ServingContext, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
-) -> PreparedChat:
+) -> Prepared:
     """With truncation auto, of as many of the last items as fit."""
     prepared = prepare(serving, chat)
     space = serving.limits.max_model_len - (body.max_output_tokens or 1)
-    if body.truncation != "auto" or len(prepared.prompt) <= space:
-        return prepared
-    # of items that are dropped; it is enough to drop `most`, or nothing is
-    fewest, most = 1, len(items) - 1
-    while fewest < most:
-        middle = (fewest + most) // 2
-        tried = prepare(serving, chat_of(body, _last(items, middle)))
-        fewest, most = (fewest, middle) if len(tried.prompt) <= space else (middle + 1, most)
-    return prepare(serving, chat_of(body, _last(items, most)))
+    if body.truncation == "auto" and len(prepared.prompts[0]) > space:
+
+        def without(num_dropped: int) -> Prepared:
+            return prepare(serving, chat_of(body, _last(items, num_dropped)))
+
+        # where dropping some is not enough all but the last one are
+        tried = range(1, len(items) - 1)
+        fits = bisect_left(tried, True, key=lambda num: len(without(num).prompts[0]) <= space)
+        prepared = without(min(fits + 1, len(items) - 1))
+    sampling_request = replace(
+        prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
+    )
+    return replace(prepared, sampling_request=sampling_request)
 
 
 def _last(items: Sequence[Item], num_dropped: int) -> Sequence[Item]:

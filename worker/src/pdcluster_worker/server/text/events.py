@@ -2,7 +2,7 @@
 one tool call (begin, arguments, end) are never mixed with another's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -48,17 +48,8 @@ class ToolCallEnd(msgspec.Struct, frozen=True):
 Part = TextDelta | ReasoningDelta | ToolCallBegin | ArgumentsDelta | ToolCallEnd
 
 
-class AnswerParser(Protocol):
-    """The joined parts are the same, however the text is cut.  markers: control tokens that it must
-    see.
-    """
-
-    markers: frozenset[str]
-
-    @property
-    def is_reasoning(self) -> bool:
-        """True if the text that comes next is reasoning, as far as is known."""
-        ...
+class CallParser(Protocol):
+    """The joined parts are the same, however the text is cut."""
 
     def feed(self, text: str) -> Sequence[Part]:
         """Take more text; returns what is certain now."""
@@ -66,6 +57,17 @@ class AnswerParser(Protocol):
 
     def end(self) -> Sequence[Part]:
         """No more text: returns what was held back."""
+        ...
+
+
+class AnswerParser(CallParser, Protocol):
+    """markers: control tokens that it must see."""
+
+    markers: frozenset[str]
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True if the text that comes next is reasoning, as far as is known."""
         ...
 
 
@@ -134,23 +136,17 @@ def assembled(deltas: Sequence[Delta]) -> WholeAnswer:
     """Answer that the deltas of one finished choice add up to."""
     reason = deltas[-1].finish_reason
     assert reason is not None, "a generation yields until every choice has ended"
-    parts = [part for delta in deltas for part in delta.parts]
-    begins = [part for part in parts if isinstance(part, ToolCallBegin)]
-    return WholeAnswer(
-        text=_joined(part.text for part in parts if isinstance(part, TextDelta)),
-        reasoning=_joined(part.text for part in parts if isinstance(part, ReasoningDelta)),
-        tool_calls=tuple(
-            ToolCall(begin.call_id, begin.name, _arguments(parts, begin.call)) for begin in begins
-        ),
-        finish_reason=reason,
-    )
-
-
-def _arguments(parts: Sequence[Part], call: int) -> str:
-    return _joined(
-        part.text for part in parts if isinstance(part, ArgumentsDelta) and part.call == call
-    )
-
-
-def _joined(texts: Iterable[str]) -> str:
-    return "".join(texts)
+    texts, thoughts = list[str](), list[str]()
+    calls: dict[int, tuple[ToolCallBegin, list[str]]] = {}
+    for part in (part for delta in deltas for part in delta.parts):
+        match part:
+            case TextDelta():
+                texts.append(part.text)
+            case ReasoningDelta():
+                thoughts.append(part.text)
+            case ToolCallBegin():
+                calls[part.call] = (part, [])
+            case ArgumentsDelta():
+                calls[part.call][1].append(part.text)
+    made = (ToolCall(begin.call_id, begin.name, "".join(text)) for begin, text in calls.values())
+    return WholeAnswer("".join(texts), "".join(thoughts), tuple(made), reason)

@@ -1,5 +1,5 @@
-"""Text of an answer that is held back until what follows says what it is: stop strings, found by
-Knuth-Morris-Pratt, white space and marks.
+"""Text of an answer that is held back until what follows says what it is: stop strings, white space
+and marks.
 """
 
 from collections.abc import Sequence
@@ -41,53 +41,30 @@ def held_back(text: str, marks: Sequence[str]) -> int:
     return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)
 
 
-class _Pattern:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.matched = 0
-        self._borders = _borders(text)
-
-    def feed(self, character: str) -> bool:
-        while self.matched and character != self.text[self.matched]:
-            self.matched = self._borders[self.matched - 1]
-        if character == self.text[self.matched]:
-            self.matched += 1
-        return self.matched == len(self.text)
-
-
-def _borders(text: str) -> list[int]:
-    borders = [0] * len(text)
-    length = 0
-    for i in range(1, len(text)):
-        while length and text[i] != text[length]:
-            length = borders[length - 1]
-        if text[i] == text[length]:
-            length += 1
-        borders[i] = length
-    return borders
-
-
 class StopStrings:
     """found: the stop string that ended the text.  include: keep it."""
 
     found: str | None = None
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._patterns = [_Pattern(text) for text in stops]
+        self._stops = stops
         self._include = include
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, bool]:
         """Returns what may be shown now, and True once a stop string ended the text."""
-        if not self._patterns:
+        if not self._stops:
             return piece, False
         text = self._held + piece
-        for end, character in enumerate(piece, start=len(self._held) + 1):
-            found = [pattern.text for pattern in self._patterns if pattern.feed(character)]
-            if found:
-                self.found = max(found, key=len)
-                return text[: end if self._include else end - len(self.found)], True
-        shown = len(text) - max(pattern.matched for pattern in self._patterns)
+        ends = [
+            (place + len(stop), place, stop)
+            for stop in self._stops
+            if (place := text.find(stop)) >= 0
+        ]
+        if ends:
+            end, place, self.found = min(ends)
+            return text[: end if self._include else place], True
+        shown = len(text) - held_back(text, self._stops)
         self._held = text[shown:]
         return text[:shown], False
 

@@ -2,8 +2,9 @@
 alone: transformers would load torch (0.5 GB) into the server process.
 """
 
+import codecs
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,40 @@ import tokenizers
 from pdcluster_worker import token_bytes
 from pdcluster_worker.errors import ModelError, RequestError
 from pdcluster_worker.server.text.chat_template import ChatTemplate, TemplateInput
-from pdcluster_worker.server.text.detokenizer import Piece
 from pdcluster_worker.system.fingerprint import gguf_fix
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """text: None where the bytes are not whole characters."""
+
+    raw: bytes
+    text: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            text = self.raw.decode()
+        except UnicodeDecodeError:
+            text = None
+        object.__setattr__(self, "text", text)
+
+
+class Detokenizer:
+    def __init__(self) -> None:
+        self._utf8 = _Utf8(errors="replace")
+        self._holds = False  # the beginning of a character
+
+    def feed(self, piece: Piece) -> str:
+        if piece.text is not None and not self._holds:
+            return piece.text
+        text = self._utf8.decode(piece.raw)
+        self._holds = bool(self._utf8.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@ whole and could be read, so nothing has to be taken back; one whose form the eng
 holds, as it is written.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdcluster_worker.server.text.events import (
@@ -12,13 +13,57 @@ from pdcluster_worker.server.text.events import (
 )
 from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Reader, Tools
-from pdcluster_worker.server.tools.closing import CloseMark, NewValues, NoValues
 from pdcluster_worker.server.tools.streamed_call import (
     BufferedCalls,
     Numbering,
     StreamedCall,
     StreamedForm,
 )
+
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+
+
+Values = Callable[[str, bool], bool]
+"""Takes the text up to the next mark, and whether a value was open before it; returns whether that
+mark stands within a value.
+"""
+
+
+def json_values(piece: str, is_open: bool) -> bool:
+    quotes = sum(found[0] == '"' for found in _QUOTE.finditer(piece))
+    return is_open ^ (quotes % 2 == 1)
+
+
+def parameter_values(piece: str, is_open: bool) -> bool:
+    opened, closed = piece.rfind("<parameter="), piece.rfind("</parameter>")
+    return is_open if opened == closed else opened > closed  # -1 both where there is none
+
+
+def no_values(piece: str, is_open: bool) -> bool:
+    return False
+
+
+class CloseMark:
+    """The mark at the end of one call, in a text that grows."""
+
+    def __init__(self, mark: str, values: Values) -> None:
+        self.mark = mark
+        self._values = values
+        self._is_open = False  # a value
+        self._taken = 0  # characters before which `_is_open` counts
+        self._next = 0  # place from which on a mark may stand
+
+    def find(self, text: str) -> int | None:
+        """The mark's place; None as long as there is none."""
+        while (place := text.find(self.mark, self._next)) >= 0:
+            self._is_open = self._values(text[self._taken : place], self._is_open)
+            self._taken = place
+            if not self._is_open:
+                return place
+            self._next = place + len(self.mark)
+        self._next = max(self._next, len(text) - len(self.mark) + 1)
+        return None
+
 
 _PIECE_CHARACTERS = 4096
 
@@ -45,17 +90,17 @@ class MarkedCalls(BufferedCalls):
         tools: Tools,
         numbering: Numbering,
         *,
-        new_values: NewValues = NoValues,
+        values: Values = no_values,
         written: StreamedForm | None = None,
     ) -> None:
         super().__init__(numbering)
         self._marks = marks
-        self._new_values = new_values
+        self._values = values
         self._read = read
         self._tools = tools
         # `_text` outside of a call: not given out yet; inside: all of it, after the opening mark
         self._inside: Marks | None = None
-        self._close = CloseMark("", NoValues())  # of the call that is open
+        self._close = CloseMark("", no_values)  # of the call that is open
         self._space = TrailingSpace()  # dropped if a call follows
         self._written = written
 
@@ -66,7 +111,8 @@ class MarkedCalls(BufferedCalls):
         if self._open is None:
             rest, self._text = self._text, ""
             parts += self._shown(rest)
-        return [*parts, *self._leftover_space()]
+        space = self._space.rest()
+        return [*parts, TextDelta(space)] if space else parts
 
     def _next(self) -> Sequence[Part] | None:
         if self._inside is None:
@@ -87,8 +133,8 @@ class MarkedCalls(BufferedCalls):
         """If it is no call so, the first mark ends it although it seemed to stand in a value."""
         assert self._inside is not None, "a call is open"
         first = self._text.find(self._inside.ends_with)
-        if first >= 0 and first != place and self._read(self._text[:place], self._tools) is None:
-            self._new_values = NoValues
+        if first >= 0 and first != place and self._read(self._text[:place]) is None:
+            self._values = no_values
             return self._fed_again(first)
         if place is None:
             body, self._text = self._text, ""
@@ -100,7 +146,7 @@ class MarkedCalls(BufferedCalls):
     def _fed_again(self, place: int) -> list[Part]:
         """In pieces, for each step copies what is left of one."""
         text, self._text = self._text, self._text[:place]
-        self._close = CloseMark(self._close.mark, NoValues())
+        self._close = CloseMark(self._close.mark, no_values)
         places = range(place, len(text), _PIECE_CHARACTERS)
         return [
             part for start in places for part in self.feed(text[start : start + _PIECE_CHARACTERS])
@@ -123,7 +169,7 @@ class MarkedCalls(BufferedCalls):
             place, number = min(places)
             before, self._inside = self._text[:place], self._marks[number]
             self._text = self._text[place + len(self._inside.open) :]
-            self._close = CloseMark(self._inside.ends_with, self._new_values())
+            self._close = CloseMark(self._inside.ends_with, self._values)
             return self._shown(before)
         certain = len(self._text) - held_back(self._text, [mark.open for mark in self._marks])
         if not certain:
@@ -134,7 +180,7 @@ class MarkedCalls(BufferedCalls):
     def _closed(self, body: str, close: str) -> list[Part]:
         assert self._inside is not None, "a call is open"
         opened, self._inside = self._inside.open, None
-        calls = self._read(body, self._tools)
+        calls = self._read(body)
         if calls is None:
             return self._shown(opened + body + close)
         self._space = TrailingSpace(drops=True)  # right after a call
@@ -144,20 +190,13 @@ class MarkedCalls(BufferedCalls):
         shown = self._space.shown(text)
         return [TextDelta(shown)] if shown else []
 
-    def _leftover_space(self) -> list[Part]:
-        space = self._space.rest()
-        return [TextDelta(space)] if space else []
-
 
 class LeadingCalls:
     """leads: beginnings of an answer that is calls, after white space."""
 
-    def __init__(
-        self, leads: Sequence[str], read: Reader, tools: Tools, numbering: Numbering
-    ) -> None:
+    def __init__(self, leads: Sequence[str], read: Reader, numbering: Numbering) -> None:
         self._leads = leads
         self._read = read
-        self._tools = tools
         self._numbering = numbering
         self._text: str | None = ""  # None once it is text
 
@@ -176,5 +215,5 @@ class LeadingCalls:
         text, self._text = self._text, None
         if not text:
             return []
-        calls = self._read(text, self._tools)
+        calls = self._read(text)
         return [TextDelta(text)] if calls is None else list(self._numbering.parts(calls))

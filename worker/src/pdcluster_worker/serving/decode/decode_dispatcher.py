@@ -23,8 +23,7 @@ from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.estimation import TrackedRequest
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.streams import Mapped, Reader
-from pdcluster_worker.tracing.lifecycle_events import trace_first_token, trace_last_token
-from pdcluster_worker.tracing.request_trace import add_event
+from pdcluster_worker.tracing.request_trace import add_event, trace_decoding, trace_first_token
 
 
 @dataclass(slots=True)
@@ -127,7 +126,7 @@ class DecodeDispatcher:
         request.pace.token(generated)
         if token.finish_reason is not None:
             request.has_ended = True
-            trace_last_token(token)
+            trace_decoding("end", reason=token.finish_reason)
         request.tracked.token(token)
         return generated
 

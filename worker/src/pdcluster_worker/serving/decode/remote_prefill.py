@@ -34,8 +34,7 @@ from pdcluster_worker.serving.engines.client import (
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.engines.stall_watch import period_seconds
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.tracing.lifecycle_events import trace_migration
-from pdcluster_worker.tracing.request_trace import add_event
+from pdcluster_worker.tracing.request_trace import add_event, trace_decoding, trace_migration
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +214,7 @@ class RemotePrefill:
         metrics.kv_transfer_seconds.observe(done.seconds)
         metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
         trace_migration(done)
+        trace_decoding("begin")
         place.send(
             ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum)
         )

@@ -10,7 +10,7 @@ import msgspec
 from pdcluster_schema.ports import MAX_ENGINES
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.headless.protocol import (
+from pdcluster_worker.headless import (
     HELLO_BYTES,
     HELLO_SECONDS,
     VERSION,

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model: it decodes ahead of the engine's own, over KV blocks of its own."""
+"""Drafts: from the request's own tokens, or by a smaller model over KV blocks of its own."""
 
 import logging
 from collections.abc import Sequence
@@ -10,6 +10,55 @@ from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import ceil_div
 from pdcluster_worker.engine.ports import EngineBrokenError, ModelRunner, Sample, execute
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
+from pdcluster_worker.messages.engine_settings import SpeculationSettings
+
+_LETTERS = 0x110000
+"""Tokens are searched as letters of a string; of a larger vocabulary some share one, and the guess
+is a worse one.
+"""
+
+
+class NgramDrafter:
+    """Drafts what followed the last tokens where they stood before.
+
+    Keeps the tokens of each request as a string, which is searched at memory's speed.
+    """
+
+    def __init__(self, settings: SpeculationSettings) -> None:
+        self._most, self._least = settings.prompt_lookup_max, settings.prompt_lookup_min
+        self._texts: dict[str, str] = {}
+
+    def may_follow(self, request: EngineRequest) -> bool:
+        """A match of the known tokens often goes on with one token more."""
+        return self._find(self._text(request), self._least) >= 0
+
+    def draft(self, requested: Sequence[tuple[EngineRequest, int]]) -> list[list[int]]:
+        return [self._draft(request, num_tokens) for request, num_tokens in requested]
+
+    def forget(self, request_id: str) -> None:
+        self._texts.pop(request_id, None)
+
+    def _draft(self, request: EngineRequest, num_tokens: int) -> list[int]:
+        text = self._text(request)
+        if self._find(text, self._least) < 0:
+            return []
+        for length in range(self._most, self._least - 1, -1):
+            if (place := self._find(text, length)) >= 0:
+                # Of the request, whose tokens need not be letters.
+                return request.tokens[place + length : place + length + num_tokens]
+        return []
+
+    def _find(self, text: str, length: int) -> int:
+        """The earliest place of the last `length` letters before their own; -1 = none."""
+        return text.find(text[-length:], 0, len(text) - 1) if len(text) > length else -1
+
+    def _text(self, request: EngineRequest) -> str:
+        text = self._texts.get(request.request_id, "")
+        if len(text) < request.num_tokens:
+            text += "".join([chr(token % _LETTERS) for token in request.tokens[len(text) :]])
+            self._texts[request.request_id] = text
+        return text
+
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +76,7 @@ class DraftSizes:
 
 
 class ModelDrafter:
-    """`engine.ports.Drafter`.  runner: of the draft model."""
+    """Drafts of a model that decodes ahead of the engine's own.  runner: of the draft model."""
 
     def __init__(self, runner: ModelRunner, sizes: DraftSizes) -> None:
         self.pool = BlockPool(sizes.num_blocks)

@@ -1,8 +1,43 @@
-"""Schedulers of earlier systems, to compare with."""
+"""Schedulers by name; Continuous is the default, those below it are earlier systems'."""
+
+from collections.abc import Callable, Mapping
 
 from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler.base import Schedule, Scheduler, by_kind
-from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.engine.scheduler.sarathi import Sarathi
+from pdcluster_worker.errors import ConfigError
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerName, wrong_sizes
+
+
+class Continuous(Scheduler):
+    """Continuous batching, as in vLLM V1: one rule for prefill and decode."""
+
+    # A request's work is its known tokens less the computed ones.  Running requests go first
+    # (decodes, then unfinished prefills), then waiting ones unless something was preempted.
+    #
+    # budget 8; a decodes, b has 12 prompt tokens, c 3:
+    # step 1  a 1, b 7        step 2  a 1, b 5, c 2        step 3  a 1, b 1, c 1
+
+    def schedule(self, *, admit: bool = True) -> Schedule:
+        step = Schedule(self.settings.max_batched_tokens)
+        self.start_ready(step)
+        decodes, prefills = by_kind(self.computing)
+        self.decode_or_preempt(decodes, step)
+        admits = admit and not step.preempted
+        limit = self._limit(prefills, step, admits=admits)
+        self.schedule_chunks(prefills, step, limit)
+        if admits:
+            self.admit(step, whole=not self.settings.scheduler.chunked_prefill, limit=limit)
+        return step
+
+    def _limit(self, prefills: list[EngineRequest], step: Schedule, *, admits: bool) -> int | None:
+        threshold = self.settings.scheduler.long_prefill_token_threshold
+        if threshold == 0:
+            return None
+        num_slots = self.settings.max_sequences - len(self.running)
+        num_waiting = min(len(self.waiting), num_slots) if admits else 0
+        return max(threshold, step.budget // max(1, len(prefills) + num_waiting))
 
 
 class PrefillFirst(Scheduler):
@@ -85,3 +120,24 @@ class SimpleChunking(Scheduler):
         if not step.progressed:
             self.decode_or_preempt(decodes, step)
         return step
+
+
+SCHEDULERS: Mapping[SchedulerName, Callable[[EngineSettings, BlockTables], Scheduler]] = {
+    "continuous": Continuous,
+    "sarathi": Sarathi,
+    "prefill-first": PrefillFirst,
+    "orca": Orca,
+    "request-level": RequestLevel,
+    "simple-chunking": SimpleChunking,
+}
+
+
+def make_scheduler(settings: EngineSettings, tables: BlockTables) -> Scheduler:
+    """Raises ConfigError for an unknown name, and for sizes that it cannot work with."""
+    own = settings.scheduler
+    if own.name not in SCHEDULERS:
+        known = ", ".join(SCHEDULERS)
+        raise ConfigError(f"engine.scheduler: {own.name!r} is no scheduler: use one of {known}")
+    if wrong := wrong_sizes(own, settings.max_batched_tokens, settings.max_model_len):
+        raise ConfigError(f"engine.scheduler: {wrong}")
+    return SCHEDULERS[own.name](settings, tables)

@@ -14,7 +14,7 @@ import msgspec
 from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.engine.ports import EngineBrokenError
-from pdcluster_worker.headless.protocol import (
+from pdcluster_worker.headless import (
     HELLO_BYTES,
     HELLO_SECONDS,
     SILENCE_SECONDS,

@@ -1,1 +1,0 @@
-"""Connection between a headless engine and its head, a worker on another host."""

@@ -1,0 +1,253 @@
+"""POST /v1/chat/completions and /v1/completions: deltas to their shapes.  Reasoning has two names:
+`reasoning`, as vLLM has it, and DeepSeek's `reasoning_content`.
+"""
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.generation.choice import rules_of
+from pdcluster_worker.server.generation.formatter import Json, Usage
+from pdcluster_worker.server.generation.generation import ServingContext
+from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
+from pdcluster_worker.server.generation.sampling import SamplingRequest, check_token_ids
+from pdcluster_worker.server.http.body_reader import BodyReader
+from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.http.request_context import context_of
+from pdcluster_worker.server.http.routes import JsonRoute, with_errors
+from pdcluster_worker.server.openai import protocol
+from pdcluster_worker.server.openai.conversation import prepare
+from pdcluster_worker.server.openai.formatter import (
+    OpenAIFormatter,
+    ResponseExtras,
+    extras_of,
+    present,
+)
+from pdcluster_worker.server.openai.protocol import ChatReply, CompletionReply
+from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
+from pdcluster_worker.server.schemas.structured import constraint_of
+from pdcluster_worker.server.text.events import (
+    ArgumentsDelta,
+    Delta,
+    Part,
+    ReasoningDelta,
+    ToolCallBegin,
+    WholeAnswer,
+    assembled,
+)
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        check_servable(body, 1, serving)
+        context = context_of(request)
+        prepared = await off_loop(context.num_body_bytes, prepare, serving, body)
+        response_id = f"chatcmpl-{context.request_id}"
+        extras = extras_of(body, serving.tokenizer, prepared.prompts)
+        formatter = ChatFormatter(response_id, body, extras)
+        return respond(serving, body, prepared, formatter, response_id=response_id, context=context)
+
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        check_servable(body, len(body.prompt), serving)
+        context = context_of(request)
+        prepared, texts = await off_loop(context.num_body_bytes, _prepared, serving, body)
+        response_id = f"cmpl-{context.request_id}"
+        extras = extras_of(
+            body,
+            serving.tokenizer,
+            prepared.prompts,
+            echo=texts,
+            echo_logprobs=body.logprobs or 0,
+            hides_output=body.max_tokens == 0,
+        )
+        formatter = CompletionFormatter(response_id, body, extras)
+        return respond(serving, body, prepared, formatter, response_id=response_id, context=context)
+
+    return [
+        JsonRoute(path, kind, handle, with_errors(reply), reader=reader, streams=True)
+        for path, kind, handle, reply in (
+            (CHAT, ChatRequest, chat_completions, ChatReply),
+            (COMPLETIONS, CompletionRequest, completions, CompletionReply),
+        )
+    ]
+
+
+def _prepared(serving: ServingContext, request: CompletionRequest) -> tuple[Prepared, list[str]]:
+    """Also the prompts' texts where they are to be echoed.
+
+    Takes long for a large request: see `off_loop`.
+    """
+    sampling_request, tokenizer = _sampling_request(request), serving.tokenizer
+    rules = rules_of(request, sampling_request.prompt_logprobs)
+    for prompt in request.prompt:
+        if not isinstance(prompt, str):
+            check_token_ids("prompt", prompt, serving.limits)
+    encoded = iter(tokenizer.encode([text for text in request.prompt if isinstance(text, str)]))
+    prompts = [next(encoded) if isinstance(given, str) else given for given in request.prompt]
+    echoed = request.prompt if request.echo else []
+    texts = [given if isinstance(given, str) else tokenizer.decode(given) for given in echoed]
+    return Prepared(prompts, sampling_request, rules), texts
+
+
+def _sampling_request(request: CompletionRequest) -> SamplingRequest:
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise RequestError(
+            "best_of: is not supported here: leave it out or set it to the value of n",
+            param="best_of",
+        )
+    scored = [request.prompt_logprobs, request.logprobs if request.echo else None]
+    counts = [count for count in scored if count is not None]
+    if request.max_tokens == 0 and not (request.echo or counts):
+        message = (
+            "max_tokens: must be greater than or equal to 1, or 0 together with echo=true or "
+            "prompt_logprobs"
+        )
+        raise RequestError(message, param="max_tokens")
+    return SamplingRequest(
+        max_tokens=None if request.max_tokens is None else max(1, request.max_tokens),
+        max_tokens_param="max_tokens",
+        default_max_tokens=_DEFAULT_MAX_TOKENS,
+        prompt_param="prompt",
+        logprobs=request.logprobs,
+        prompt_logprobs=max(counts, default=None),
+        constraint=constraint_of(request),
+    )
+
+
+class ChatFormatter(OpenAIFormatter):
+    reply_kind = ChatReply
+    reply_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, response_id: str, request: ChatRequest, extras: ResponseExtras) -> None:
+        super().__init__(response_id, request, extras)
+        self._has_logprobs = bool(request.logprobs)
+
+    def choice(self, deltas: Sequence[Delta], *, is_whole: bool) -> Json | None:
+        if is_whole:
+            content: Json = {"message": message_of(assembled(deltas))}
+        elif (added := added_by(deltas[0])) is not None:
+            content = {"delta": added}
+        else:
+            return None
+        return {
+            "index": deltas[0].index,
+            **content,
+            "logprobs": self._logprobs(deltas),
+            "finish_reason": deltas[-1].finish_reason,
+            **present(token_ids=self.extras.token_ids(deltas)),
+        }
+
+    def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
+        if not self._has_logprobs:
+            return None
+        scored = [scored for delta in deltas for scored in delta.scored]
+        return {"content": protocol.chat_logprobs(scored, self.extras.names), "refusal": None}
+
+    def of_prompts(self, *, is_first: bool, is_whole: bool) -> Json:
+        return present(
+            prompt_logprobs=self.extras.of_prompt(0) if is_whole else None,
+            prompt_token_ids=self.extras.prompt_token_ids(0) if is_first else None,
+        )
+
+
+def message_of(answer: WholeAnswer) -> Json:
+    calls = [
+        {
+            "id": call.call_id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.tool_calls
+    ]
+    reasoning = answer.reasoning or None
+    return {
+        "role": "assistant",
+        "content": answer.text or (None if calls else ""),
+        "refusal": None,
+        **present(reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls or None),
+    }
+
+
+def added_by(delta: Delta) -> Json | None:
+    text = delta.text
+    thoughts = [part.text for part in delta.parts if isinstance(part, ReasoningDelta)]
+    reasoning = "".join(thoughts) or None
+    calls = _calls(delta.parts)
+    is_seen = text or reasoning or calls or delta.is_first
+    if not (is_seen or delta.scored or delta.finish_reason or delta.made):
+        return None
+    is_bare = delta.is_first and not (reasoning or calls)
+    return present(
+        role="assistant" if delta.is_first else None,
+        content=text if text or is_bare else None,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or None,
+    )
+
+
+def _calls(parts: Sequence[Part]) -> list[Json]:
+    """A call's id and name come in its first chunk, the arguments in pieces."""
+    calls: dict[int, Json] = {}
+    for part in parts:
+        if isinstance(part, ToolCallBegin):
+            calls[part.call] = {
+                "index": part.call,
+                "id": part.call_id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": ""},
+            }
+        elif isinstance(part, ArgumentsDelta):
+            further = {"index": part.call, "function": {"arguments": ""}}
+            calls.setdefault(part.call, further)["function"]["arguments"] += part.text
+    return list(calls.values())
+
+
+class CompletionFormatter(OpenAIFormatter):
+    reply_kind = CompletionReply
+    reply_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self, response_id: str, request: CompletionRequest, extras: ResponseExtras
+    ) -> None:
+        super().__init__(response_id, request, extras)
+        self._has_logprobs = request.logprobs is not None
+
+    def choice(self, deltas: Sequence[Delta], *, is_whole: bool) -> Json | None:
+        extras, first, reason = self.extras, deltas[0], deltas[-1].finish_reason
+        index, before = first.index, extras.text_before(first.index) if first.is_first else ""
+        text = before + ("" if extras.hides_output else "".join(delta.text for delta in deltas))
+        if not (text or first.scored or reason or first.degraded or first.made or is_whole):
+            return None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(deltas) if self._has_logprobs else None,
+            "finish_reason": "length" if reason and extras.hides_output else reason,
+            **present(
+                prompt_logprobs=extras.of_prompt(index) if is_whole else None,
+                prompt_token_ids=extras.prompt_token_ids(index) if first.is_first else None,
+                token_ids=extras.token_ids(deltas),
+            ),
+        }
+
+    def shown_usage(self, usage: Usage) -> Usage:
+        # a token made to compute the prompt, and not shown, does not count
+        return usage.with_completion(0) if self.extras.hides_output else usage
+
+    def _logprobs(self, deltas: Sequence[Delta]) -> Json:
+        extras, first = self.extras, deltas[0]
+        shift = len(extras.text_before(first.index))
+        made = [scored for delta in deltas for scored in delta.scored]
+        own = protocol.completion_rows(made, extras.names, shift) if not extras.hides_output else []
+        before = extras.logprobs_before(first.index) if first.is_first else []
+        return protocol.completion_logprobs([*before, *own])
