@@ -1,20 +1,24 @@
-"""The worked examples in the docstrings of the window's arithmetic, and which windows the engine
-goes by.
-"""
+"""The window's arithmetic by worked examples, and which windows the engine goes by."""
 
-import doctest
+from dataclasses import replace
 
 import pytest
 
-from pdcluster_worker.engine import block_table as engine_window
+from pdcluster_worker.engine.block_table import first_live_block, most_blocks, most_tokens
+from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.loading.loader import ModelInfo
 
 
 def test_worked_examples_hold():
-    found = doctest.testmod(engine_window)
-    assert found.failed == 0
-    assert found.attempted > 1
+    settings = EngineSettings(4, 100, 8, 1, max_model_len=99, window=6)
+    small = replace(settings, num_blocks=4)
+
+    assert [first_live_block(n, settings) for n in (0, 8, 9, 12, 13)] == [0, 0, 1, 1, 2]
+    assert [most_blocks(n, settings) for n in (8, 16, 1000)] == [2, 4, 4]
+    assert most_tokens(small) is None
+    assert most_tokens(replace(small, num_blocks=3)) == 12
+    assert most_tokens(replace(small, window=None)) == 12
 
 
 @pytest.mark.parametrize(

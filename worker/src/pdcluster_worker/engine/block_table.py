@@ -14,13 +14,7 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 
 def first_live_block(num_computed_tokens: int, settings: EngineSettings) -> int:
-    """Index of the first block that a token at position `num_computed_tokens`, or later, can see.
-
-    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
-    ...     window=6)
-    >>> [first_live_block(position, settings) for position in (0, 8, 9, 12, 13)]
-    [0, 0, 1, 1, 2]
-    """
+    """Index of the first block that a token at position `num_computed_tokens` or later sees."""
     if settings.window is None:
         return 0
     return max(0, num_computed_tokens - settings.window + 1) // settings.block_size
@@ -32,13 +26,7 @@ def blocks_before(settings: EngineSettings) -> int | None:
 
 
 def most_blocks(num_tokens: int, settings: EngineSettings) -> int:
-    """Most blocks that a request holds at once: of its largest chunk, and the window before it.
-
-    >>> settings = EngineSettings(4, 100, max_batched_tokens=8, max_sequences=1, max_model_len=99,
-    ...     window=6)
-    >>> [most_blocks(num_tokens, settings) for num_tokens in (8, 16, 1000)]
-    [2, 4, 4]
-    """
+    """Most blocks that a request holds at once: of its largest chunk, and the window before it."""
     num_blocks = ceil_div(num_tokens, settings.block_size)
     if settings.window is None:
         return num_blocks
@@ -51,13 +39,6 @@ def most_tokens(settings: EngineSettings) -> int | None:
 
     Without a window one block is spared: KV that a peer hands over needs room for one token more.
     With one none is: that token is within the length that the blocks hold.
-
-    >>> from dataclasses import replace
-    >>> settings = EngineSettings(4, 4, max_batched_tokens=8, max_sequences=1, max_model_len=99,
-    ...     window=6)
-    >>> most_tokens(settings), most_tokens(replace(settings,
-    ...     num_blocks=3)), most_tokens(replace(settings, window=None))
-    (None, 12, 12)
     """
     if settings.window is None:
         return (settings.num_blocks - 1) * settings.block_size

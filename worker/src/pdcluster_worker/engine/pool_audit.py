@@ -15,10 +15,7 @@ CHECK_INTERVALS = 100
 
 
 class PoolAuditor:
-    """One per engine; its turns take at most a hundredth of the time.
-
-    holders: blocks held by live requests and sends, once for each hold.
-    """
+    """One per engine.  holders: blocks held by live requests and sends, once for each hold."""
 
     def __init__(
         self,

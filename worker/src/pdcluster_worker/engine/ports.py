@@ -221,16 +221,16 @@ TransferEvent = BlocksSent | SendEnded | Fenced
 
 
 class Transport(Protocol):
-    """Moves KV blocks: a writer pushes into blocks that the receiver has opened under an epoch.
+    """Moves KV blocks: a writer pushes into blocks that the receiver has opened under an epoch."""
 
-    Receiving: `open`, writes land, `fence`, `Fenced`.
-    Sending: `write`, `BlocksSent`, or `SendEnded` once.
-    """
+    # Receiving: `open`, writes land, `fence`, `Fenced`.
+    # Sending: `write`, `BlocksSent`, or `SendEnded` once.
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """Accept writes of this epoch into exactly these blocks, each once.
+        """Accept writes of this epoch into exactly these blocks, each once, in this order.
 
         verify: its `Fenced` has a checksum, also where those of others have none.
+        Raises ValueError on a block that another epoch has open.
         """
 
     def fence(self, epoch: bytes) -> None:

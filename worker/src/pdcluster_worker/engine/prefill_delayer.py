@@ -91,7 +91,7 @@ class Board(Protocol):
 
 
 class OwnBoard:
-    """The board of a lone engine: nobody reads it, and there are no others."""
+    """The board of a lone engine, which has no others."""
 
     def publish(self, state: RankState) -> None: ...
 

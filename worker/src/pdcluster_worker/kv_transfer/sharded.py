@@ -231,10 +231,6 @@ class ShardedTransport:
         return [port.port for port in self._ports]
 
     def open(self, epoch: bytes, block_ids: Sequence[int], *, verify: bool = False) -> None:
-        """Blocks must be written in this order.
-
-        Raises ValueError on a block that another epoch has open.
-        """
         for port in self._ports:
             port.open(epoch, block_ids, verify=verify)
         self._open.add(epoch)
@@ -260,9 +256,7 @@ class ShardedTransport:
         *,
         verify: bool = False,
     ) -> None:
-        """After the epoch has ended blocks are dropped unread: its `SendEnded`
-        speaks for them too.
-        """
+        """After the epoch has ended blocks are dropped unread: its `SendEnded` was for them too."""
         peer = engine_id, tuple(addresses)
         sending = self._sendings.get(epoch)
         if sending is None:

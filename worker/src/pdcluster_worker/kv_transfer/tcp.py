@@ -117,10 +117,7 @@ class TcpPort:
         *,
         verify: bool = False,
     ) -> None:
-        """Queue, and wake or start the peer's thread.
-
-        address: "host:port", an IPv6 host in brackets.
-        """
+        """Queue, and wake or start the peer's thread."""
         peer = engine_id, address
         with self._lock:
             self._outbox.write(part, peer, pairs, verify=verify)

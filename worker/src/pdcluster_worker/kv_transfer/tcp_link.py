@@ -23,9 +23,7 @@ from pdcluster_worker.kv_transfer.outbox import Frame, Outbox, PeerAddress
 from pdcluster_worker.kv_transfer.sharded import head_crcs
 
 WINDOW_FRAMES = 8
-"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure has to
-end.
-"""
+"""Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure ends."""
 
 BURST_SECONDS = 0.01
 """Unused allowance that is kept: enough to make good for the kernel's millisecond timers."""
@@ -107,11 +105,9 @@ class Link:
         self.wake()
 
     def run(self) -> None:
-        """Serve until the connection has been idle for idle_seconds, or the peer closed an idle
-        one.
+        """Serve until the connection is idle for idle_seconds, or the peer closed an idle one.
 
-        Raises OSError, WireError or ValueError (address) on a failure, Stopped after `stop`; no
-        source block is read afterwards.
+        Raises OSError, WireError, ValueError (address), Stopped; no source is read afterwards.
         """
         try:
             self._num_acked = 0

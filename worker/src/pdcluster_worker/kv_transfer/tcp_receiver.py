@@ -1,6 +1,4 @@
-"""The KV port: listens, and gives each connection a thread, within limits for those with and
-without a hello.
-"""
+"""The KV port: listens, and gives each connection a thread, within its limits."""
 
 import contextlib
 import logging

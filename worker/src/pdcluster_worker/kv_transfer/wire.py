@@ -1,6 +1,4 @@
-"""Framing of the KV port, version 3: pure encode and decode, big-endian; no object is ever
-unpickled.
-"""
+"""Framing of the KV port, version 3: pure, big-endian; no object is ever unpickled."""
 
 #   sender -> receiver   hello     magic, version, engine_id it is meant for, carriers it has
 #   receiver -> sender   reply     magic, version, the carrier that both have, or why refused

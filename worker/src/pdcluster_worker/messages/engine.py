@@ -12,16 +12,13 @@ from pdcluster_worker.messages.facts import DeviceFacts, KVGeometry
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
 
 RowFailure = Literal[
-    "not_finite", "no_token_left", "unknown_token_ids", "outside_grammar", "slow_grammar"
+    "not_finite",  # its logits are NaN or infinite
+    "no_token_left",  # its sampling excludes every token
+    "unknown_token_ids",  # its sampling names tokens that the model has not
+    "outside_grammar",  # its output, as it came here, does not fit its constraint
+    "slow_grammar",  # its constraint takes too long to follow, for which its steps wait
 ]
-"""Reason why one row of a batch has no token.
-
-not_finite:        its logits are NaN or infinite.
-no_token_left:     its sampling excludes every token.
-unknown_token_ids: its sampling names tokens that the model has not.
-outside_grammar:   its output, as it came here, does not fit its constraint.
-slow_grammar:      its constraint takes too long to follow, and others of its steps wait for that.
-"""
+"""Reason why one row of a batch has no token."""
 
 ROW_FAILURES: tuple[RowFailure, ...] = get_args(RowFailure)
 
@@ -37,54 +34,39 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Make room for a request whose prefill another worker will compute.
-
-    Answered by `ReceiveReady`, or by `ReceiveRefused`: a refused request leaves no trace.
-    """
+    """Make room for a request that another worker prefills: `ReceiveReady` or `ReceiveRefused`."""
 
     spec: RequestSpec
 
 
 class ReceiveDone(msgspec.Struct, frozen=True, tag=True):
-    """The last write is acknowledged: take the blocks and decode on from `first`.
-
-    checksum: of the written blocks (`kv_transfer.sharded`), None when verification is off.
-    """
+    """The last write is acknowledged: take the blocks and decode on from `first`."""
 
     request_id: str
     epoch: bytes
     first: Token
-    checksum: int | None = None
+    checksum: int | None = None  # of the written blocks; None when verification is off
 
 
 class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """The prefill worker keeps the KV: fetch it by the `handle` of its PrefillDone, and make all
-    tokens.
-
-    Answered by the first Token, or by `FetchFailed`.
-    """
+    """The prefill worker keeps the KV: fetch it, and make all tokens; or answer `FetchFailed`."""
 
     request_id: str
     epoch: bytes
-    handle: bytes
+    handle: bytes  # of its PrefillDone
 
 
 class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
-    """The remote prefill will not end well: quarantine and fence the blocks, prefill here.
-
-    first: the token that the client already has, which is kept; None if none was made.
-    """
+    """The remote prefill will not end well: quarantine and fence the blocks, prefill here."""
 
     request_id: str
     epoch: bytes
-    first: Token | None = None
+    first: Token | None = None  # that the client already has, which is kept
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Compute this prompt, sample one token, write the KV to `target`.
-
-    Answered by a Token, which may be the last, then PrefillDone or PrefillFailed.  An engine that
-    keeps the KV for the target's to fetch makes no Token, and PrefillDone has a handle.
+    """Compute this prompt and write the KV to `target`: answered by a Token, which may be the last,
+    then PrefillDone or PrefillFailed; without the Token where PrefillDone has a handle.
     """
 
     spec: RequestSpec
@@ -92,7 +74,7 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Unknown ids are a no-op.  Not answered."""
+    """Not answered; unknown ids are a no-op."""
 
     request_id: str
 
@@ -184,10 +166,7 @@ class ReceiveRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillDone(msgspec.Struct, frozen=True, tag=True):
-    """Every write of the request is acknowledged; the engine no longer reads its blocks.
-
-    handle: the target's engine fetches the KV by it, and nothing was written; empty = all was.
-    """
+    """Every write of the request is acknowledged; the engine no longer reads its blocks."""
 
     request_id: str
     num_bytes: int
@@ -195,25 +174,19 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     checksum: int | None = None
     busy_seconds: float = 0.0  # part of `seconds` with a write under way; 0 = too short to measure
     transport: str = ""  # that moved it; empty = that of `EngineReady`
-    handle: bytes = b""
+    handle: bytes = b""  # by which the target's engine fetches the KV; empty = it was written
     transport_note: str = ""  # why not the one that was asked for; empty = it did
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """Outcome of a transfer with `RequestSpec.verify_transfer`; the next token follows it.
-
-    num_tokens: prompt tokens whose KV the peer made and this engine uses; 0 = it computes all.
-    num_blocks, num_bytes: that arrived; 0 where the engine does not know.
-    seconds: for which these bytes were moved; 0 = the peer's engine measured it.
-    is_intact: both checksums are equal; None = this engine or the peer's has none.
-    """
+    """Outcome of a transfer with `RequestSpec.verify_transfer`; the next token follows it."""
 
     request_id: str
-    num_tokens: int
-    num_blocks: int = 0
-    num_bytes: int = 0
-    is_intact: bool | None = None
-    seconds: float = 0.0
+    num_tokens: int  # of the prompt whose KV the peer made and this engine uses
+    num_blocks: int = 0  # that arrived; 0 where the engine does not know
+    num_bytes: int = 0  # likewise
+    is_intact: bool | None = None  # equal checksums; None = one engine has none
+    seconds: float = 0.0  # for which these bytes were moved; 0 = the peer's engine measured it
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
@@ -229,16 +202,12 @@ class FetchFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """This request alone failed; all that it still holds is quarantined.
-
-    is_refusal: it could never run here, by its own size, shape or settings.
-    param: the part of its sampling that is at fault, where that is one.
-    """
+    """This request alone failed; all that it still holds is quarantined."""
 
     request_id: str
     message: str
-    is_refusal: bool = False
-    param: str | None = None
+    is_refusal: bool = False  # it could never run here, by its own size, shape or settings
+    param: str | None = None  # the part of its sampling that is at fault
 
 
 class Preempted(msgspec.Struct, frozen=True, tag=True):
@@ -248,15 +217,12 @@ class Preempted(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, tag=True):
-    """Changes of the prefix cache, in order: hashes that became reusable here, and no longer are.
-
-    sequence: one more each, from 1.  is_cleared: all earlier events are void.
-    """
+    """Changes of the prefix cache, in order: hashes that became reusable here, or no longer are."""
 
     stored: list[bytes]
     removed: list[bytes]
-    sequence: int
-    is_cleared: bool = False
+    sequence: int  # one more each, from 1
+    is_cleared: bool = False  # all earlier events are void
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
@@ -269,9 +235,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     waiting_tokens: int  # tokens still to be computed of requests that wait for prefill
     num_receiving: int
     blocks: dict[str, int]  # by state: free, cached, in_use, receiving, quarantined
-    free_blocks: (
-        int  # what an allocation could take now: free + cached; 0 where vLLM runs all that it may
-    )
+    free_blocks: int  # what an allocation could take now; 0 where vLLM runs all that it may
     fences_overdue: int
     busy_seconds: float
     overhead_seconds: float  # part of busy_seconds outside the model

@@ -32,7 +32,11 @@ WATERMARK_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "sarathi")
 
 BLOCKS_PER_KEPT = 100
 
-SchedulingPolicy = Literal["fcfs", "priority", "preemptive"]
+SchedulingPolicy = Literal[
+    "fcfs",  # by arrival
+    "priority",  # lower first, ties by arrival
+    "preemptive",  # too, and a waiting request takes the slot of a running one of lower priority
+]
 
 
 class ChunkSchedule(Section, frozen=True):
@@ -50,25 +54,16 @@ class ChunkSchedule(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Choice of a scheduler, and its settings.
-
-    policy:                       fcfs = by arrival; priority = lower first, ties by arrival;
-                                  preemptive = by priority too, and a waiting request takes the
-                                  slot and the blocks of a running one of lower priority.
-    long_prefill_token_threshold: most tokens of one prompt in a step while other prompts want
-                                  some too; 0 = no such limit.  For continuous.
-    chunked_prefill:              a prompt may be computed in parts.  For continuous.
-    tbt_slo_seconds:              the time between two tokens that steps are kept within by their
-                                  size; None = all have the full budget.  For sarathi.
-    chunk_schedule:               None = chunks of any size.  For sarathi.
-    """
+    """Choice of a scheduler, and its settings."""
 
     name: SchedulerName = "continuous"
     policy: SchedulingPolicy = "priority"
+    # For continuous: most tokens of one prompt in a step while other prompts want some; 0 = any.
     long_prefill_token_threshold: int = 0
-    chunked_prefill: bool = True
+    chunked_prefill: bool = True  # for continuous: a prompt may be computed in parts
+    # For sarathi: the time between two tokens that steps are kept within by their size.
     tbt_slo_seconds: float | None = None
-    chunk_schedule: ChunkSchedule | None = None
+    chunk_schedule: ChunkSchedule | None = None  # for sarathi; None = chunks of any size
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -124,30 +119,21 @@ class DelayerSettings(Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Sizes of one engine.
-
-    num_blocks:            KV blocks in all.
-    max_batched_tokens:    token budget of one step.
-    max_sequences:         most requests running at once.
-    max_model_len:         most tokens of one request, prompt and output together.
-    fence_timeout_seconds: a fence older than this counts as overdue.
-    admission_watermark:   share of the blocks left free by an admission beside others.
-    speculation:           None = nothing is drafted.
-    window:                tokens that one attends to in every layer, itself included; None: all.
-                           The cache then has one block more than `num_blocks`, the null block.
-    """
+    """Sizes of one engine."""
 
     block_size: int
-    num_blocks: int
-    max_batched_tokens: int
-    max_sequences: int
-    max_model_len: int
+    num_blocks: int  # KV blocks in all
+    max_batched_tokens: int  # token budget of one step
+    max_sequences: int  # most requests running at once
+    max_model_len: int  # most tokens of one request, prompt and output together
     prefix_caching: bool = True
-    fence_timeout_seconds: float = 30.0
+    fence_timeout_seconds: float = 30.0  # a fence older than this counts as overdue
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    admission_watermark: float = 0.0
+    admission_watermark: float = 0.0  # share of the blocks left free by an admission beside others
+    # Tokens that one attends to in every layer, itself included; None: all.  The cache then has one
+    # block more than `num_blocks`, the null block.
     window: int | None = None
-    speculation: SpeculationSettings | None = None
+    speculation: SpeculationSettings | None = None  # None = nothing is drafted
 
     @property
     def null_block(self) -> int:
@@ -156,20 +142,11 @@ class EngineSettings:
 
     @property
     def num_kept_blocks(self) -> int:
-        """Blocks that an admission beside others leaves free.
-
-        >>> sizes = {"max_batched_tokens": 8, "max_sequences": 1, "max_model_len": 99}
-        >>> sarathi = SchedulerSettings(name="sarathi")
-        >>> [EngineSettings(4, 150, **sizes, scheduler=sarathi,
-        ...     admission_watermark=share).num_kept_blocks for share in (0.0, 0.05)]
-        [2, 7]
-        """
-        least = (
-            -(-self.num_blocks // BLOCKS_PER_KEPT)
-            if self.scheduler.name in WATERMARK_SCHEDULERS
-            else 0
-        )
-        return max(least, int(self.admission_watermark * self.num_blocks))
+        """Blocks that an admission beside others leaves free."""
+        own = int(self.admission_watermark * self.num_blocks)
+        if self.scheduler.name not in WATERMARK_SCHEDULERS:
+            return own
+        return max(own, -(-self.num_blocks // BLOCKS_PER_KEPT))
 
 
 def wrong_fields(scheduler: SchedulerSettings, max_batched_tokens: int) -> str:

@@ -23,38 +23,25 @@ UNKNOWN_DEVICE = "unknown"
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Device that an engine computes on.
+    """Device that an engine computes on; its ranks are the product of the two sizes."""
 
-    kind: cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
-    name: of the processor or the accelerator, as it names itself
-    note: what a user must know of computing on it, such as why operations is reference, and the
-          fix; empty = nothing
-    operations: what the model is computed by, such as "cpu avx512_bf16"; empty until it has loaded
-    model_code: whose code computes the layers, decoder or transformers; empty likewise
-    tensor_parallel_size, pipeline_parallel_size: its ranks are their product
-    """
-
-    kind: str
-    name: str
-    note: str = ""
-    operations: str = ""
-    model_code: str = ""
+    kind: str  # cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
+    name: str  # of the processor or the accelerator, as it names itself
+    note: str = ""  # what a user must know of computing on it, and the fix
+    operations: str = ""  # as "cpu avx512_bf16"; empty until the model has loaded
+    model_code: str = ""  # that computes the layers, decoder or transformers; empty likewise
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """Facts of one worker in the handshake.  geometry: of all its ranks together.
+    """Facts of one worker in the handshake."""
 
-    weights: a fingerprint.  operations: as "cpu amx", where engine.batchInvariant promises equal
-    bits.
-    """
-
-    geometry: KVGeometry
-    weights: str
+    geometry: KVGeometry  # of all its ranks together
+    weights: str  # a fingerprint
     revision: str
     tensor_parallel_size: int = 1
-    operations: str = ""
+    operations: str = ""  # as "cpu amx", where engine.batchInvariant promises equal bits
     model: str = ""
     has_engine: bool = True

@@ -27,13 +27,9 @@ Fact = str | int | float | bool
 
 
 class TraceEvent(msgspec.Struct, frozen=True, gc=False):
-    """seconds: of the reader's `time.monotonic`.  facts hold no other object, since the garbage
-    collector does not see them.
-    """
-
     name: str
-    seconds: float
-    facts: dict[str, Fact]
+    seconds: float  # of the reader's `time.monotonic`
+    facts: dict[str, Fact]  # no other objects: the garbage collector does not see them
     worker: str = ""  # its pod; "" = this one
 
 
@@ -71,21 +67,17 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Load, and changes of the prefix cache; a snapshot's `stored` is the whole cache.
-
-    sequence: one more each; after a gap the reader subscribes again.
-    """
+    """Load, and changes of the prefix cache; a snapshot's `stored` is the whole cache."""
 
     load: WorkerLoad
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     snapshot: bool = False
-    sequence: Count = 0
+    sequence: Count = 0  # one more each; after a gap the reader subscribes again
 
     def parts(self, max_hashes: int) -> Iterator["Report"]:
-        """Split into reports of at most so many hashes, to be taken in this order.
-
-        All that is stored comes before what is removed: a hash in both ends as removed.
+        """Split into reports of at most so many hashes; all that is stored comes first: a hash in
+        both ends as removed.
         """
         num_stored = len(self.stored)
         for start in range(0, max(num_stored + len(self.removed), 1), max_hashes):
@@ -125,12 +117,10 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PrefillCall(msgspec.Struct, frozen=True):
-    """worker_id: the decode worker that has the credit; "" = the target's engine."""
-
     spec: RequestSpec
     engine_id: str  # of the prefill engine that it is meant for; another one refuses
     target: TransferTarget
-    worker_id: str = ""
+    worker_id: str = ""  # the decode worker that has the credit; "" = the target's engine
 
 
 class PrefillReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -194,15 +184,11 @@ decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
 class SubmitCall(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """spec: a RequestSpec, decoded apart: a wrong one ends its own call alone.  context: trace
-    headers.
-    """
-
     call: int
     engine_id: str  # that it is meant for; another one refuses
     prefill: str
-    spec: msgspec.Raw
-    context: dict[str, str] = {}
+    spec: msgspec.Raw  # a RequestSpec, decoded apart: a wrong one ends its own call alone
+    context: dict[str, str] = {}  # trace headers
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -210,10 +196,8 @@ class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class CallFailure(msgspec.Struct, frozen=True, array_like=True):
-    """status: of a RequestError, whose other fields follow; None = the worker's own failure."""
-
     message: str
-    status: int | None = None
+    status: int | None = None  # of a RequestError, with what follows; None = the worker's failure
     code: str | None = None
     param: str | None = None
     retry_after_seconds: int | None = None
@@ -242,50 +226,35 @@ Outcome = Literal["verified", "failed", "postponed"]
 """postponed: nothing was sent, since the workers have other work or are about to go."""
 
 Fault = Literal[
-    "pair_refused", "not_connected", "transfer_failed", "damaged", "not_used", "tokens_differ"
+    "pair_refused",  # a worker of the prefill pool and this one do not match
+    "not_connected",  # no worker of the prefill pool can be reached from here
+    "transfer_failed",  # the prefill or the transfer ended with an error, or took too long
+    "damaged",  # the checksums of the blocks differ
+    "not_used",  # the engine here took none of the KV, and computed the prompt again
+    "tokens_differ",  # from those of a local prefill
 ]
-"""Fault of a verification that failed.
-
-pair_refused:    a worker of the prefill pool and this one do not match.
-not_connected:   no worker of the prefill pool can be reached from here.
-transfer_failed: the prefill or the transfer ended with an error, or took too long.
-damaged:         the checksums of the blocks differ.
-not_used:        the engine here took none of the KV, and computed the prompt again.
-tokens_differ:   the tokens are others than those of a local prefill.
-"""
 
 
 class VerifyCall(msgspec.Struct, frozen=True):
-    """pod: that is meant; another one may have its address by now."""
-
-    pod: str
+    pod: str  # that is meant; another one may have its address by now
     prefill_pool: Annotated[str, Meta(min_length=1, max_length=63)]
     even_if_busy: bool = False
 
 
 class VerificationResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One verification, by a decode worker.
-
-    fault, message:       of one that failed; message alone of one that is postponed.
-    decode, prefill:      its pods.
-    transport:            that moved the KV.
-    num_prompt_tokens:    of the prompt whose KV moved; num_tokens: tokens that were compared.
-    num_bytes:            that arrived; 0 = the engine does not know.
-    bytes_per_second:     0 = not measured.
-    has_checksum:         both engines have summed up the blocks, and agree.
-    """
+    """One verification of a KV transfer, by a decode worker (docs/contracts.md)."""
 
     outcome: Outcome
-    decode: str
+    decode: str  # its pods
     prefill: str = ""
-    fault: Fault | None = None
-    message: str = ""
+    fault: Fault | None = None  # of one that failed
+    message: str = ""  # of one that failed or is postponed
     transport: str = ""
-    num_prompt_tokens: int = 0
-    num_tokens: int = 0
-    num_bytes: int = 0
-    bytes_per_second: int = 0
-    has_checksum: bool = False
+    num_prompt_tokens: int = 0  # whose KV moved
+    num_tokens: int = 0  # that were compared
+    num_bytes: int = 0  # that arrived; 0 = the engine does not know
+    bytes_per_second: int = 0  # 0 = not measured
+    has_checksum: bool = False  # both engines have summed up the blocks, and agree
 
 
 decode_verify = msgspec.json.Decoder(VerifyCall).decode

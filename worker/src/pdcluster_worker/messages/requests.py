@@ -18,24 +18,20 @@ MAX_CONSTRAINT_CHARACTERS = 131_072
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The form that the text of an answer must have; each engine compiles it.
 
-    text: of json_schema a schema; of json_object nothing; of regex an expression that the whole
-    answer matches; of choice a JSON list of strings; of grammar EBNF with the rule `root`; of
-    structural_tag JSON. strict: of json_schema: a part that cannot be enforced is refused; else
-    it is left out.
+    text: a schema; nothing of json_object; an expression that the whole answer matches; a JSON list
+    of strings; EBNF with the rule `root`; JSON of a structural tag.
     """
 
     kind: ConstraintKind
     text: str = ""
-    strict: bool = False
+    strict: bool = False  # a part of a schema that cannot be enforced is refused, not left out
 
 
 EPOCH_BYTES = 16
-"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md, 'A
-request's life', 5).
-"""
+"""Length of an epoch: a 128-bit capability that names one transfer (docs/architecture.md)."""
 
 SALT_BYTES = 32
-"""Length of a salt of the prefix cache, where there is one."""
+"""Length of a salt of the prefix cache."""
 
 FinishReason = Literal["stop", "length"]
 
@@ -73,14 +69,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request as it travels: prompt and output apart, so limits, penalties and usage go on
     unbroken when it moves.
-
-    ttft_slo_seconds, tpot_slo_seconds: latency objectives that the client gave; None = those of the
-                                        policy.
-    deadline_seconds: from now, until which it is to be complete; None = whenever.
-    kv_holder: pod of the worker that it has just left, which still has its KV; empty = none.
-    prefiller: host:port of the prefill worker that an endpoint picker has chosen; empty = none.
-    verify_transfer: compare checksums of its KV, whatever engine.verifyTransfers says, and report
-                     what arrived (`engine.Received`).
     """
 
     request_id: str
@@ -89,40 +77,32 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     output: list[int] = []
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
-    ttft_slo_seconds: float | None = None
-    tpot_slo_seconds: float | None = None
-    deadline_seconds: float | None = None
-    kv_holder: str = ""
-    prefiller: str = ""
-    verify_transfer: bool = False
+    ttft_slo_seconds: float | None = None  # that the client gave; None = that of the policy
+    tpot_slo_seconds: float | None = None  # likewise
+    deadline_seconds: float | None = None  # from now, until which it is to be complete
+    kv_holder: str = ""  # pod of the worker that it has just left, which still has its KV
+    prefiller: str = ""  # host:port of the prefill worker that an endpoint picker has chosen
+    verify_transfer: bool = False  # compare checksums of its KV, and report what arrived
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
 
 
 class TransferTarget(msgspec.Struct, frozen=True):
-    """The decode engine's blocks for KV writes under one epoch.
-
-    addresses: host:port of its KV ports, each for an even share of the KV heads, in their order.
-    block_ids: for the tokens from `cached_tokens` on, a multiple of the block size, in order.
-    """
+    """The decode engine's blocks for KV writes under one epoch."""
 
     epoch: bytes
     engine_id: str
-    addresses: list[str]
-    cached_tokens: int
-    block_ids: list[int]
+    addresses: list[str]  # of its KV ports, each for an even share of the KV heads, in their order
+    cached_tokens: int  # a multiple of the block size
+    block_ids: list[int]  # for the tokens from `cached_tokens` on, in order
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """rank: 1 = the most likely one."""
-
     logprob: float
-    rank: int
+    rank: int  # 1 = the most likely one
     top_logprobs: list[tuple[int, float]] = []
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """prompt_logprobs: of the prompt from its second token on; on a request's first token."""
-
     request_id: str
     token_id: int
     logprob: float | None = None
@@ -133,4 +113,4 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     # set on the first token that this engine made for the request
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
-    prompt_logprobs: list[PromptLogprob] = []
+    prompt_logprobs: list[PromptLogprob] = []  # from its second token on; on the first token

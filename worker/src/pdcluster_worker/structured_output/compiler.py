@@ -1,6 +1,4 @@
-"""Each kind of constraint as a matcher of llguidance; an error says where in the constraint it
-lies.
-"""
+"""Each kind of constraint as a matcher of llguidance; an error says where in it the fault lies."""
 
 import json
 import re
@@ -64,16 +62,12 @@ MAX_REASON = 300
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """matcher: at the beginning, to be copied for each request.  num_bytes: at most, estimated.
-    is_spent: set once the states of the lexer, which copies share, are used up.
-    compile_matcher: another with a lexer of its own, in about so many seconds of a core.
-    """
-
-    matcher: LLMatcher
-    compile_matcher: Callable[[], LLMatcher]
-    seconds: float
-    num_bytes: int
+    matcher: LLMatcher  # at the beginning, to be copied for each request
+    compile_matcher: Callable[[], LLMatcher]  # another, with a lexer of its own
+    seconds: float  # that this takes, of a core
+    num_bytes: int  # at most, estimated
     budget: ThinkingBudget | None = None
+    # Set once the states of the lexer, which copies share, are used up.
     is_spent: Event = field(default_factory=Event, compare=False)
 
 

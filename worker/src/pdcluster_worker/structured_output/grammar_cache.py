@@ -1,8 +1,6 @@
-"""All grammars of one engine: compiled once each, in a thread, and held for the requests that
-follow them.
+"""All grammars of one engine: compiled once each, in a thread, and held for later requests.
 
 A compile takes milliseconds, or for an adversarial form up to a second, for which no step waits.
-Every method is called from the engine's thread.
 """
 
 import json
@@ -115,10 +113,7 @@ NO_TEXT = b""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
-    """One entry for each id of the model.
-
-    Raises ModelError for a tokenizer that cannot be read.
-    """
+    """One entry for each id of the model.  Raises ModelError."""
     path = folder / "tokenizer.json"
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -153,15 +148,12 @@ MAX_ENTRIES = 1024
 
 
 class GrammarCache:
-    """One per engine; on_change: called from another thread when a constraint is compiled, or
-    cannot be.
-
-    folder: of the model, whose tokenizer.json says what its tokens are; None = it has none, and no
-            constraint can be compiled.
-    """
+    """One per engine, whose thread makes all calls."""
 
     def __init__(self, vocab_size: int) -> None:
+        # Called from another thread when a constraint is compiled, or cannot be.
         self.on_change: Callable[[], None] = lambda: None
+        # With tokenizer.json; None = the model has none, and no constraint can be compiled.
         self.folder: Path | None = None
         self._vocab_size = vocab_size
         self._compiler: ConstraintCompiler | None = None
@@ -209,9 +201,7 @@ class GrammarCache:
         return self._matchers[request.request_id]
 
     def forget(self, request_id: str) -> None:
-        """Drop where a request stands, and a compile that only it waits for and that has not begun;
-        unknown ids are a no-op.
-        """
+        """Drop where a request stands, and a compile that only it waits for, if not begun."""
         self._matchers.pop(request_id, None)
         self._tenants.pop(request_id, None)
         constraint = self._waiting.pop(request_id, None)

@@ -1,9 +1,4 @@
-"""Forms in llguidance's dialect of Lark: its pieces, and grammars in EBNF, as vLLM and llama.cpp
-take them.
-
-Each character of an EBNF is a lexeme of its own: the lexer takes the longest one, with which
-`[a-z]+ "x"` would never end.
-"""
+"""Forms in llguidance's dialect of Lark: its pieces, and grammars in EBNF."""
 
 import json
 import re
@@ -67,7 +62,9 @@ _IN_CLASS = "\\]^-[&~/"
 
 
 def lark_of(text: str) -> str:
-    """The grammar whose rule `root` is the answer.  Raises FormError with line and column.
+    """An EBNF, as vLLM and llama.cpp take it, whose rule `root` is the answer.  Raises FormError.
+
+    Each character is a lexeme of its own: of the longest one `[a-z]+ "x"` would never end.
 
     >>> print(lark_of('root ::= "a" | digits\\ndigits ::= [0-9]+'))
     start: ("a") | r1

@@ -1,8 +1,7 @@
 """The masks of a step: which tokens each of its rows may have, filled while the model computes.
 
-A mask depends on the request's own tokens alone.  Tokens that must not come yet
-(the end of an answer before `min_tokens`, or at all under `ignore_eos`) are barred
-here too, unless nothing else is left: a grammar that has ended cannot go on.
+A mask depends on the request's own tokens alone.  An end that must not come yet (`min_tokens`,
+`ignore_eos`) is barred here too, unless nothing else is left.
 """
 
 import time
@@ -25,15 +24,9 @@ BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """rows: [M] int64, in order, the rows that have a mask.  allowed: [M, vocab_size] bool.
-
-    errors: of rows whose tokens do not fit their grammar, or whose grammar takes too long to
-            follow.
-    """
-
-    rows: NDArray[np.int64]
-    allowed: NDArray[np.bool_]
-    errors: dict[int, RequestError]
+    rows: NDArray[np.int64]  # [M], in order, that have a mask
+    allowed: NDArray[np.bool_]  # [M, vocab_size]
+    errors: dict[int, RequestError]  # of rows outside their grammar, or too slow to follow
 
 
 @dataclass(frozen=True, slots=True)

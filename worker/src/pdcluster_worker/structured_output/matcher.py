@@ -54,9 +54,7 @@ class Matcher:
         self._is_ended = False
 
     def new_tokens(self, request: EngineRequest) -> list[int]:
-        """The tokens of its output that it has not been fed; all of them where it was fed others,
-        and it begins again.
-        """
+        """The output that it has not been fed; all where it was fed another, and begins again."""
         num_fed, first = len(self._fed), request.num_prompt_tokens
         if num_fed > request.num_output_tokens or (
             num_fed and request.tokens[first + num_fed - 1] != self._fed[-1]
@@ -82,12 +80,10 @@ class Matcher:
             self._is_ended = token_id in self._ends
 
     def fill(self, words: NDArray[np.uint32], drafts: Sequence[int] = ()) -> bool:
-        """Fill in the tokens that may follow what was fed and these drafts; return whether any are
-        barred.
+        """Fill in the tokens that may follow what was fed and these drafts; True if any are barred.
 
-        words: a bit for each token and one more, the first in the lowest.  Drafts that the grammar
-        does not have, or that come after its end, bar nothing: what follows them is discarded.
-        Raises SlowError.
+        words: a bit for each token and one more, the first in the lowest.  Drafts outside the
+        grammar, or after its end, bar nothing: what follows is discarded.  Raises SlowError.
         """
         matcher = self._matcher.deep_copy() if drafts else self._matcher
         if self._is_ended:
@@ -110,10 +106,7 @@ class Matcher:
         return True
 
     def spend(self, seconds: float, step_seconds: float) -> None:
-        """Add the time that following took just now, in all and for one token.
-
-        Raises SlowError once it is too long.
-        """
+        """Add the time that following took just now, in all and for one token: or SlowError."""
         self._seconds += seconds
         is_slow = step_seconds > MAX_STEP_SECONDS and not self._is_catching_up
         self._is_catching_up = False

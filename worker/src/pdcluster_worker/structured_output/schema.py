@@ -1,7 +1,4 @@
-"""A JSON schema as llguidance compiles it: checked, closed, and without what cannot be enforced.
-
-Every fault is said with its place in the schema as it was sent.
-"""
+"""A JSON schema as llguidance compiles it: checked, closed, its faults with their places."""
 
 import math
 from collections.abc import Iterator
@@ -289,11 +286,7 @@ def _name_pattern(node: Node) -> str | None:
 
 
 def _digits(value: float) -> int:
-    """A number without its decimal point.
-
-    >>> _digits(0.25), _digits(30)
-    (25, 30)
-    """
+    """A number without its decimal point: 25 of 0.25."""
     number = Decimal(str(value)).normalize()
     return int(number.scaleb(max(0, -int(number.as_tuple().exponent))))
 

@@ -1,6 +1,4 @@
-"""Number of schemas that llguidance makes of one: it joins what must hold together, branch by
-branch, and copies what stands below, with no bound on their number in all.
-"""
+"""Number of schemas that llguidance makes of one, by joins and copies that it does not bound."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice, product

@@ -38,12 +38,12 @@ class Order:
         self._by_priority = policy != "fcfs"
 
     def running(self, request: EngineRequest) -> tuple[float, ...]:
-        """Of requests that hold blocks; the last of them is the victim of a preemption."""
+        """Key of requests that hold blocks; the last of them is the victim of a preemption."""
         return (request.priority if self._by_priority else 0, request.arrival_seconds)
 
     def waiting(self, request: EngineRequest) -> tuple[float, ...]:
-        """Of the others: a preempted one goes to the front of its equals, and of the same priority
-        the earliest deadline goes first (EDF).
+        """Key of the others: a preempted one goes to the front of its equals, then the earliest
+        deadline of a priority (EDF).
         """
         never_ran, arrival = request.status is not Status.PREEMPTED, request.arrival_seconds
         if not self._by_priority:
@@ -83,15 +83,12 @@ class Schedule:
 
 
 class Scheduler(ABC):
-    """Requests that wait for a slot or have one, and the plan of each step.
-
-    Requests that receive KV or send it are not here.
-
-    reserves_max: a request takes blocks for the longest that it can become, as in Orca, so that
-             none is ever preempted; else for its known tokens, and one more whenever the last is
-             full, as in vLLM.
+    """Requests that wait for a slot or have one, not those that receive KV or send it; the plan of
+    each step.
     """
 
+    # A request takes blocks for the longest that it can become, as in Orca, so that none is ever
+    # preempted; else for its known tokens, and one more whenever the last is full, as in vLLM.
     reserves_max = False
 
     def __init__(self, settings: EngineSettings, tables: BlockTables) -> None:

@@ -40,11 +40,7 @@ def aligned(num_tokens: int) -> int:
 
 
 def stage_sizes(schedule: ChunkSchedule) -> list[int]:
-    """Chunk sizes by stage: from high to low in equal steps, in multiples of 32.
-
-    >>> stage_sizes(ChunkSchedule(low=64, high=512, stages=4, max_tokens=4096))
-    [512, 352, 224, 64]
-    """
+    """Chunk sizes by stage: from high to low in equal steps, in multiples of 32."""
     tile = min(SMALL_TILE, schedule.low)
     span, last = schedule.high - schedule.low, max(1, schedule.stages - 1)
     sizes = (schedule.high - span * stage // last for stage in range(schedule.stages))
@@ -63,12 +59,7 @@ class StageSizes:
 
 
 class ChunkBudget:
-    """Tokens of the next step, decodes included; adjusted by the time of the last.
-
-    most:           upper bound, and the first value.
-    least:          lower bound.
-    target_seconds: the most that a step is to take; None = the budget stays at `most`.
-    """
+    """Tokens of the next step, decodes included: `most`, or what keeps steps within the target."""
 
     def __init__(self, most: int, least: int, target_seconds: float | None) -> None:
         self.num_tokens = most
