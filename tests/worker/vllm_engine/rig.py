@@ -12,8 +12,7 @@ from pdcluster_worker.messages.engine import EngineOutput
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.vllm_engine.engine import VllmEngine
 from pdcluster_worker.vllm_engine.http import VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports
-from pdcluster_worker.vllm_engine.vllm_metrics import read_numbers
+from pdcluster_worker.vllm_engine.reports import Reports, read_numbers
 from tests.worker.vllm_engine.fake_vllm import METRICS, Call, FakeVllm, fake_vllm, tokens_event
 
 OutputT = TypeVar("OutputT", bound=EngineOutput)

@@ -9,9 +9,8 @@ from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.requests import Constraint, TransferTarget
 from pdcluster_worker.vllm_engine import engine_load, http
 from pdcluster_worker.vllm_engine.http import VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports
+from pdcluster_worker.vllm_engine.reports import Reports, read_numbers
 from pdcluster_worker.vllm_engine.responses import KvTransferParams, decode_handle, encode_handle
-from pdcluster_worker.vllm_engine.vllm_metrics import read_numbers
 from tests.worker.vllm_engine.fake_vllm import (
     METRICS,
     TRANSFER,

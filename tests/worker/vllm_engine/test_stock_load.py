@@ -37,7 +37,7 @@ def test_a_fetched_prompt_waits_for_a_peer_and_is_not_computed_here() -> None:
     load.reserve("r", 4)
     load.begun("r", 100, is_fetching=True)
 
-    assert (load.num_receiving, load.num_waiting, load.waiting_tokens) == (1, 0, 0)
+    assert (load.num_receiving, load.to_prefill()) == (1, [])
     load.made("r", 1, num_cached=0)
     load.ended("r")
 

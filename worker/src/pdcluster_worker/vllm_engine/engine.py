@@ -19,9 +19,8 @@ from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, Reque
 from pdcluster_worker.vllm_engine import generate_api, responses
 from pdcluster_worker.vllm_engine.engine_load import FETCH_SECONDS
 from pdcluster_worker.vllm_engine.http import HttpAnswer, HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports
+from pdcluster_worker.vllm_engine.reports import Reports, Scrape, read_numbers
 from pdcluster_worker.vllm_engine.responses import TokenStream, VllmError
-from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
 
 logger = logging.getLogger(__name__)
 

@@ -53,7 +53,6 @@ class VllmLoad:
         self._batches: list[tuple[int, int, int, int]] = []
 
     def reserve(self, request_id: str, num_blocks: int) -> None:
-        """Reserve blocks for a request that a peer prefills."""
         self._reserved[request_id] = num_blocks
 
     def begun(
@@ -72,7 +71,7 @@ class VllmLoad:
             self._busy_since = self._stepped = now
         if is_new:
             self.prompt_tokens += num_tokens
-        is_timed = has_space and not (is_fetching or self.num_waiting)
+        is_timed = has_space and not (is_fetching or self.to_prefill())
         self._posted[request_id] = _Posted(num_tokens, now, is_fetching, is_timed)
 
     def made(self, request_id: str, num_tokens: int, *, num_cached: int = 0) -> float | None:
@@ -106,11 +105,7 @@ class VllmLoad:
         self._reserved.pop(request_id, None)
         if self._posted.pop(request_id, None) is not None and not self._posted:
             self._end_step()
-            self._pause(self._clock())
-
-    def progressed(self) -> None:
-        """The engine computes a step of a long prompt, without a token."""
-        self.num_steps += 1
+            self.busy_seconds += self._clock() - self._busy_since
 
     @property
     def has_work(self) -> bool:
@@ -132,27 +127,15 @@ class VllmLoad:
         return len(self._posted) + len(self._reserved)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests to prefill."""
-        return len(self._to_prefill())
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens to prefill."""
-        return sum(self._to_prefill())
-
-    @property
     def num_receiving(self) -> int:
         """Requests that wait for a peer or its KV."""
         return len(self._reserved) + sum(one.is_fetching for one in self._posted.values())
 
     @property
     def reserved_blocks(self) -> int:
-        """Blocks reserved for requests that the engine does not have yet."""
         return sum(self._reserved.values())
 
     def tokens_since(self, when: float) -> int:
-        """Prompt tokens of requests sent after `when`."""
         return sum(one.num_tokens for one in self._posted.values() if one.since >= when)
 
     def queued_tokens(self, when: float, num_fetches: int, num_prompts: int) -> int:
@@ -163,21 +146,17 @@ class VllmLoad:
         queued = fetches[::-1][:num_fetches] + prompts[::-1][:num_prompts]
         return sum(queued)
 
-    @property
-    def longest_waiting(self) -> int:
-        """Tokens of the longest prompt to prefill."""
-        return max(self._to_prefill(), default=0)
-
     def take_steps(self) -> tuple[list[tuple[str, float]], list[tuple[int, int, int, int]]]:
         """(steps, batches) since the last call, as in `EngineStats`."""
         taken = self._steps, self._batches
         self._steps, self._batches = [], []
         if self._posted:
-            self._pause(self._clock())
-            self._busy_since = self._clock()
+            now = self._clock()
+            self.busy_seconds += now - self._busy_since
+            self._busy_since = now
         return taken
 
-    def _to_prefill(self) -> list[int]:
+    def to_prefill(self) -> list[int]:
         """Tokens of each prompt to prefill."""
         return [
             one.num_tokens for one in self._posted.values() if not (one.num_made or one.is_fetching)
@@ -192,7 +171,6 @@ class VllmLoad:
         return step
 
     def _count_prompt(self, step: _VllmStep, posted: _Posted, num_cached: int) -> float | None:
-        """Returns the seconds of a timed prefill."""
         num_computed = max(0, posted.num_tokens - num_cached)
         step.num_firsts += 1
         step.prefilled += num_computed
@@ -200,7 +178,6 @@ class VllmLoad:
         return self._clock() - posted.since if posted.is_timed else None
 
     def _end_step(self) -> None:
-        """Record the step whose tokens have all come."""
         step, self._step = self._step, None
         if step is None:
             return
@@ -211,9 +188,6 @@ class VllmLoad:
         if len(self._steps) < MAX_STEPS:
             self._steps.append((step.kind, step.seconds))
             self._batches.append((len(step.requests), step.prefilled, step.decoded, 0))
-
-    def _pause(self, now: float) -> None:
-        self.busy_seconds += now - self._busy_since
 
 
 class Fetches:
@@ -233,11 +207,9 @@ class Fetches:
         return len(self._fetches)
 
     def begun(self, request_id: str, priority: int, now: float) -> None:
-        """The engine has the request, with a peer's KV."""
         self._fetches[request_id] = priority, now
 
     def ended(self, request_id: str) -> None:
-        """The KV has arrived or is not expected any more."""
         self._overtaken.discard(request_id)
         priority, _ = self._fetches.pop(request_id, (0, 0.0))
         since = self._begun.pop(request_id, -math.inf)
@@ -256,7 +228,6 @@ class Fetches:
         self._num_complete = num_complete
 
     def overdue(self, now: float) -> list[str]:
-        """Requests whose fetch has timed out."""
         in_order = sorted(self._begun, key=lambda one: (one in self._overtaken, self._begun[one]))
         under_way = in_order[self._num_complete :]
         return [one for one in under_way if now - self._begun[one] >= FETCH_SECONDS]

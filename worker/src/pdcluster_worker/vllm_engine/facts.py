@@ -25,7 +25,7 @@ from pdcluster_worker.system.fingerprint import fingerprint
 from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
 from pdcluster_worker.vllm_engine import generate_api
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
+from pdcluster_worker.vllm_engine.reports import Scrape, read_numbers
 
 OLDEST, NEWEST = (0, 32), (0, 32)  # vLLM versions tested by tests/stock, both inclusive
 

@@ -5,8 +5,12 @@ A changed page counts as progress, a refused connection as the end of the engine
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from pdcluster_worker.messages.block_hash import block_hashes
 from pdcluster_worker.messages.engine import EngineOutput, EngineStats, Pong
@@ -14,7 +18,6 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.vllm_engine.cache_events import CacheEvents
 from pdcluster_worker.vllm_engine.engine_load import Fetches, VllmLoad
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.vllm_metrics import Scrape, read_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,84 @@ KEPT_SECONDS = 600.0
 
 REPORT_SECONDS = 0.1
 """Minimum between two statistics; the last change is always reported."""
+
+
+_SAMPLE = re.compile(rb"^(?:vllm:)?([a-z_]+)(?:\{(.*)\})? ([-+.0-9eE]+|NaN|[+-]Inf)$", re.MULTILINE)
+_LABEL = re.compile(rb'([a-z_]+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """vLLM's `/metrics`; a missing name is 0, since the version is checked."""
+
+    num_blocks: int = 0  # 0 = unknown
+    block_size: int = 0  # 0 = unknown
+    prefix_caching: bool = False
+    kv_usage: float = 0.0  # share of blocks of requests, or kept for a peer
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued: int = 0  # not started, fetches included
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    external_tokens: int = 0  # prompt tokens whose KV came from a peer
+    bytes_received: int = 0  # by NIXL, summed over ranks
+    transfer_seconds: float = 0.0  # by NIXL, summed over ranks
+    fetches_to_start: int = 0  # queued requests with KV from a peer
+    fetches_complete: int = 0  # the same, with KV that has arrived
+    started_seconds: float = 0.0  # start of the process; identifies it
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that are neither free nor only cached."""
+        return round(self.kv_usage * self.num_blocks)
+
+
+_FIELDS = {
+    ("kv_cache_usage_perc", ""): "kv_usage",
+    ("num_requests_running", ""): "num_running",
+    ("num_requests_waiting", ""): "num_waiting",
+    ("num_requests_waiting_by_reason", "capacity"): "num_queued",
+    ("num_preemptions_total", ""): "preemptions",
+    ("prefix_cache_queries_total", ""): "prefix_query_tokens",
+    ("prefix_cache_hits_total", ""): "prefix_hit_tokens",
+    ("external_prefix_cache_hits_total", ""): "external_tokens",
+    ("nixl_bytes_transferred_sum", ""): "bytes_received",
+    ("nixl_xfer_time_seconds_sum", ""): "transfer_seconds",
+    ("num_requests_kv_fetch_by_stage", "waiting_to_start"): "fetches_to_start",
+    ("num_requests_kv_fetch_by_stage", "completed_waiting"): "fetches_complete",
+    ("process_start_time_seconds", ""): "started_seconds",
+}
+"""By name of the sample and its label `stage` or `reason`."""
+
+_NAMES = {"cache_config_info", *(name for name, _ in _FIELDS)}
+_REALS = ("kv_usage", "transfer_seconds", "started_seconds")
+
+
+def read_numbers(page: bytes) -> Scrape:
+    """Values of one name with several other labels are summed."""
+    values: dict[str, float] = dict.fromkeys(_FIELDS.values(), 0.0)
+    info: dict[str, str] = {}
+    for match in _SAMPLE.finditer(page):
+        if (name := match[1].decode()) not in _NAMES:
+            continue
+        labels = {key.decode(): text.decode() for key, text in _LABEL.findall(match[2] or b"")}
+        if name == "cache_config_info":
+            info = labels
+        field = _FIELDS.get((name, labels.get("stage") or labels.get("reason", "")))
+        if field is not None:
+            values[field] += float(match[3])
+    numbers = {name: value if name in _REALS else int(value) for name, value in values.items()}
+    sizes = {
+        "num_blocks": _integer(info.get("num_gpu_blocks", "")),
+        "block_size": _integer(info.get("block_size", "")),
+        "prefix_caching": info.get("enable_prefix_caching") == "True",
+    }
+    return msgspec.convert(numbers | sizes, Scrape)
+
+
+def _integer(text: str) -> int:
+    return int(text) if text.isdigit() else 0
 
 
 class Reports:
@@ -59,19 +140,16 @@ class Reports:
     # --- called by the engine ---------------------------------------------------------------
 
     def taken(self) -> None:
-        """A message was handled."""
         self._num_inputs += 1
         self.changed()
 
     def changed(self) -> None:
-        """Report soon."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(REPORT_SECONDS, self.report)
         if self.load.has_work or self._keeps:
             self._wake.set()
 
     def kept(self) -> None:
-        """The engine keeps KV for a peer."""
         self._keeps = True
         self._scraped_at = 0.0
 
@@ -88,14 +166,14 @@ class Reports:
     def has_space(self, num_blocks: int) -> bool:
         """Return whether a request with that many blocks fits; an idle engine always has space."""
         is_empty = not self.load.num_slots and not self._keeps
-        return is_empty or (self._has_slot and num_blocks <= self.free_blocks)
+        return is_empty or (self._has_slot and num_blocks <= self._free_blocks)
 
     def can_begin(self, num_tokens: int) -> bool:
         """Return whether a prompt would wait for no other request to end."""
         return self.has_space(self.num_blocks(num_tokens))
 
     @property
-    def free_blocks(self) -> int:
+    def _free_blocks(self) -> int:
         """Free blocks, less those of queued prompts and expected transfers."""
         load, scrape, when = self.load, self._scrape, self._scraped_at
         num_prompts = max(0, scrape.num_queued - scrape.fetches_to_start)
@@ -113,7 +191,7 @@ class Reports:
         scrape = self._scrape
         is_still = time.monotonic() - self._changed_at >= KEPT_SECONDS
         is_queue = scrape.num_queued > 0 and not scrape.num_running
-        needed = self.num_blocks(self.load.longest_waiting)
+        needed = self.num_blocks(max(self.load.to_prefill(), default=0))
         does_fit = needed <= self._first.num_blocks - scrape.used_blocks
         return self._keeps and is_queue and not does_fit and not is_still
 
@@ -137,7 +215,6 @@ class Reports:
     # --- reading its page -------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read the page until cancelled."""
         while True:
             await self._poll()
             is_busy = self.load.has_work or self._keeps or self.is_silent
@@ -181,7 +258,7 @@ class Reports:
         """Count a step where the page has changed without a token."""
         made = self.load.generation_tokens
         if self.load.has_work and made == self._tokens_then and scrape != self._scrape:
-            self.load.progressed()
+            self.load.num_steps += 1
         self._tokens_then = made
 
     def close(self) -> None:
@@ -199,12 +276,13 @@ class Reports:
     def _stats(self) -> EngineStats:
         load, scrape, first = self.load, self._scrape, self._first
         steps, batches = load.take_steps()
-        free = self.free_blocks
+        to_prefill = load.to_prefill()
+        free = self._free_blocks
         receiving = min(load.reserved_blocks, first.num_blocks - free)
         return EngineStats(
             num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            waiting_tokens=load.waiting_tokens,
+            num_waiting=len(to_prefill),
+            waiting_tokens=sum(to_prefill),
             num_receiving=load.num_receiving,
             blocks={
                 "free": free,
