@@ -44,29 +44,54 @@ def generate(
     spec: RequestSpec, model: str, *, attempt: int, transfer: dict[str, Any] | None = None
 ) -> bytes:
     """Streaming request.  transfer: KV to fetch."""
-    return _encode(
-        _common(spec, model, attempt)
-        | {
-            "sampling_params": sampling_params(spec),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        | ({} if transfer is None else {"kv_transfer_params": transfer})
+    return _body(
+        *(spec, model, attempt, transfer),
+        sampling_params=_sampling_params(spec),
+        stream=True,
+        stream_options={"include_usage": True},
     )
 
 
 def prefill(spec: RequestSpec, model: str, *, attempt: int) -> bytes:
     """Request whose KV vLLM keeps for a peer; its token is ignored."""
     transfer = {"do_remote_decode": True, "do_remote_prefill": False}
-    return _encode(_prompt_only(spec, model, attempt) | {"kv_transfer_params": transfer})
+    return prompt_only(spec, model, attempt=attempt, transfer=transfer)
 
 
-def prompt_only(spec: RequestSpec, model: str, *, attempt: int = 1) -> bytes:
+def prompt_only(
+    spec: RequestSpec, model: str, *, attempt: int = 1, transfer: dict[str, Any] | None = None
+) -> bytes:
     """Request for a prompt's log probabilities, which a stream does not have."""
-    return _encode(_prompt_only(spec, model, attempt))
+    params: dict[str, Any] = {
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "detokenize": False,
+    }
+    if spec.sampling.prompt_logprobs is not None and not spec.output:
+        params["prompt_logprobs"] = spec.sampling.prompt_logprobs
+    return _body(spec, model, attempt, transfer, sampling_params=params)
 
 
-def sampling_params(spec: RequestSpec) -> dict[str, Any]:
+def _body(
+    spec: RequestSpec, model: str, attempt: int, transfer: dict[str, Any] | None, **fields: Any
+) -> bytes:
+    if spec.cache_salt:
+        fields["cache_salt"] = spec.cache_salt.hex()
+    if transfer is not None:
+        fields["kv_transfer_params"] = transfer
+    return _encode(
+        {
+            "model": model,
+            "request_id": f"{spec.request_id}-{attempt}",
+            "token_ids": [*spec.prompt, *spec.output],
+            "priority": spec.priority,
+            **fields,
+        }
+    )
+
+
+def _sampling_params(spec: RequestSpec) -> dict[str, Any]:
     """Sampling of the tokens that are left to generate."""
     sampling = spec.sampling
     num_made = len(spec.output)
@@ -95,41 +120,15 @@ def sampling_params(spec: RequestSpec) -> dict[str, Any]:
     return params
 
 
-def _common(spec: RequestSpec, model: str, attempt: int) -> dict[str, Any]:
-    salt = {"cache_salt": spec.cache_salt.hex()} if spec.cache_salt else {}
-    return {
-        "model": model,
-        "request_id": f"{spec.request_id}-{attempt}",
-        "token_ids": [*spec.prompt, *spec.output],
-        "priority": spec.priority,
-        **salt,
-    }
-
-
-def _prompt_only(spec: RequestSpec, model: str, attempt: int) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "detokenize": False,
-    }
-    if spec.sampling.prompt_logprobs is not None and not spec.output:
-        params["prompt_logprobs"] = spec.sampling.prompt_logprobs
-    return _common(spec, model, attempt) | {"sampling_params": params}
-
-
 def _ends(sampling: SamplingParams) -> list[int]:
     eos = [] if sampling.ignore_eos else sampling.eos_token_ids
     return list(dict.fromkeys([*sampling.stop_token_ids, *eos]))
 
 
 def _structured(constraint: Constraint) -> dict[str, Any]:
-    match constraint.kind:
-        case "json_schema":
-            return {"json": constraint.text}
-        case "json_object":
-            return {"json_object": True}
-        case "choice":
-            return {"choice": _decode(constraint.text)}
-        case _:
-            return {constraint.kind: constraint.text}
+    known = {
+        "json_schema": ("json", constraint.text),
+        "json_object": ("json_object", True),
+    }
+    name, value = known.get(constraint.kind, (constraint.kind, constraint.text))
+    return {name: _decode(constraint.text) if name == "choice" else value}

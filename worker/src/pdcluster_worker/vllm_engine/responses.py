@@ -27,10 +27,13 @@ class VllmError(Exception):
         self.param = param
 
 
-class _Candidate(msgspec.Struct):
-    token_id: int
+class _Ranked(msgspec.Struct):
     logprob: float
     rank: int | None = None
+
+
+class _Candidate(_Ranked, kw_only=True):
+    token_id: int
 
 
 class _Scored(_Candidate):
@@ -60,11 +63,6 @@ class _Error(msgspec.Struct):
     message: str = ""
     param: str | None = None
     code: int | str | None = None
-
-
-class _Ranked(msgspec.Struct):
-    logprob: float
-    rank: int | None = None
 
 
 class _ChunkBody(msgspec.Struct):
@@ -130,36 +128,35 @@ class TokenStream:
 
     def feed(self, data: bytes) -> list[Token]:
         """Raises VllmError."""
-        if self._rest:
-            data = self._rest + data
-        *events, self._rest = data.split(b"\n\n")
+        *events, self._rest = (self._rest + data).split(b"\n\n")
         tokens: list[Token] = []
         for event in events:
-            if event.startswith(_DATA):
-                self._take(event[len(_DATA) :], tokens)
+            if event == _DATA + _DONE:
+                tokens.append(self._end())
+            elif event.startswith(_DATA):
+                chunk = _read(_chunk, event[len(_DATA) :])
+                for choice in chunk.choices:
+                    tokens += self._made(choice)
+                if chunk.usage is not None and not self._is_fetched:
+                    self.cached_tokens = _cached_tokens(chunk)
         return tokens
 
-    def _take(self, event: bytes, tokens: list[Token]) -> None:
-        if event == _DONE:
-            self._end(tokens)
-            return
-        chunk = _read(_chunk, event)
-        for choice in chunk.choices:
-            self._add(choice, tokens)
-        if chunk.usage is not None and not self._is_fetched:
-            self.cached_tokens = _cached_tokens(chunk.usage)
-
-    def _add(self, choice: _ChoiceBody, tokens: list[Token]) -> None:
+    def _made(self, choice: _ChoiceBody) -> list[Token]:
         token_ids = choice.token_ids or []
-        scores = _scores(choice, len(token_ids))
-        made = [
-            self._token(token_id, score) for token_id, score in zip(token_ids, scores, strict=True)
-        ]
+        scores: Sequence[_Scored | None] = [None] * len(token_ids)
+        if choice.logprobs is not None and choice.logprobs.content is not None:
+            scores = choice.logprobs.content
+        made = [self._token(*each) for each in zip(token_ids, scores, strict=True)]
         if choice.finish_reason is not None:
-            if not made:
+            reason = _REASONS.get(choice.finish_reason)
+            if reason is None or not made:
                 raise VllmError(f"the engine ended the request: {choice.finish_reason}")
-            self._last = self._ended(made.pop(), choice)
-        tokens.extend(made)
+            by = choice.stop_reason
+            is_asked = isinstance(by, int) and by in self._spec.sampling.stop_token_ids
+            self._last = msgspec.structs.replace(
+                made.pop(), finish_reason=reason, stop_reason=by if is_asked else None
+            )
+        return made
 
     def _token(self, token_id: int, score: _Scored | None) -> Token:
         first = self.num_tokens == 0
@@ -175,24 +172,11 @@ class TokenStream:
             prompt_logprobs=self._prompt_logprobs if first else [],
         )
 
-    def _ended(self, token: Token, choice: _ChoiceBody) -> Token:
-        reason = _REASONS.get(choice.finish_reason or "")
-        if reason is None:
-            raise VllmError(f"the engine ended the request: {choice.finish_reason}")
-        by = choice.stop_reason
-        return msgspec.structs.replace(
-            token,
-            finish_reason=reason,
-            stop_reason=by
-            if isinstance(by, int) and by in self._spec.sampling.stop_token_ids
-            else None,
-        )
-
-    def _end(self, tokens: list[Token]) -> None:
+    def _end(self) -> Token:
         self.has_ended = True
         if self._last is None:
             raise VllmError("the engine's answer ended before its last token")
-        tokens.append(msgspec.structs.replace(self._last, cached_tokens=self.cached_tokens))
+        return msgspec.structs.replace(self._last, cached_tokens=self.cached_tokens)
 
 
 def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
@@ -201,9 +185,8 @@ def read_prefill(body: bytes, spec: RequestSpec) -> KvTransferParams:
     if not whole.kv_transfer_params or not whole.kv_transfer_params.get("remote_block_ids"):
         message = "the engine keeps no KV for its peer: is its kv-transfer-config the one of P/D?"
         raise VllmError(message)
-    cached_tokens = 0 if whole.usage is None else _cached_tokens(whole.usage)
     scores = _prompt_logprobs(whole, spec)
-    return KvTransferParams(whole.kv_transfer_params, cached_tokens, prompt_logprobs=scores)
+    return KvTransferParams(whole.kv_transfer_params, _cached_tokens(whole), prompt_logprobs=scores)
 
 
 def read_prompt_logprobs(body: bytes, spec: RequestSpec) -> list[PromptLogprob]:
@@ -235,15 +218,9 @@ def _failure(error: _Error, code: int | str | None) -> VllmError:
     return VllmError(message, is_refusal=code in _REFUSALS, param=error.param)
 
 
-def _cached_tokens(usage: _UsageBody) -> int:
-    details = usage.prompt_tokens_details
+def _cached_tokens(body: _ChunkBody) -> int:
+    details = None if body.usage is None else body.usage.prompt_tokens_details
     return 0 if details is None else details.cached_tokens or 0
-
-
-def _scores(choice: _ChoiceBody, num_tokens: int) -> Sequence[_Scored | None]:
-    if choice.logprobs is None or choice.logprobs.content is None:
-        return [None] * num_tokens
-    return choice.logprobs.content
 
 
 def _top(score: _Scored, num_top: int) -> list[tuple[int, float]]:
