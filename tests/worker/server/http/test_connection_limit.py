@@ -1,5 +1,6 @@
 """Connection that makes room for a new one, and the most that this process can have."""
 
+import asyncio
 import resource
 
 import pytest
@@ -8,60 +9,56 @@ from pdcluster_worker.server.http.limits import OpenConnections
 from pdcluster_worker.system.process import fitting
 
 
-@pytest.fixture
-def closed():
-    return []
+class Client(asyncio.Transport):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
-@pytest.fixture
-def open_connections(closed):
-    return OpenConnections[str](most=2, spare=1, close=closed.append)
+def entered(number: int) -> tuple[OpenConnections, list[Client]]:
+    """For 2 with an open request and 1 more, with so many clients."""
+    connections, clients = OpenConnections(most=2, spare=1), [Client() for _ in range(number)]
+    assert all(connections.enter(client) for client in clients)
+    return connections, clients
 
 
-def test_the_one_that_has_waited_longest_makes_room(open_connections, closed):
-    assert [open_connections.enter(name) for name in "abc"] == [True] * 3
-    open_connections.busy("a")
-    open_connections.idle("a")  # later than b
-    assert open_connections.enter("d")
+def test_the_one_that_has_waited_longest_makes_room() -> None:
+    connections, (a, b, c) = entered(3)
+    connections.busy(a)
+    connections.idle(a)  # later than b
+    assert connections.enter(Client())
 
-    assert closed == ["b"]
-
-
-def test_one_with_a_request_is_never_closed_and_without_an_idle_one_there_is_no_room(
-    open_connections, closed
-):
-    within = [open_connections.enter(name) and open_connections.busy(name) for name in "abc"]
-    assert within == [True, True, False]
-    assert not open_connections.enter("d")
-    assert closed == []
-    open_connections.leave("a")
-
-    assert open_connections.enter("d")
+    assert [each.is_closed for each in (a, b, c)] == [False, True, False]
 
 
-def test_requests_are_counted_not_connections(open_connections):
-    for name in "abc":
-        open_connections.enter(name)
-    assert [open_connections.busy("a"), open_connections.busy("b"), open_connections.busy("c")] == [
-        True,
-        True,
-        False,
-    ]
-    open_connections.idle("a")
-    open_connections.idle("c")
+def test_one_with_a_request_is_never_closed_and_without_an_idle_one_there_is_no_room() -> None:
+    connections, clients = entered(3)
+    assert [connections.busy(each) for each in clients] == [True, True, False]
+    assert not connections.enter(Client())
+    assert not any(each.is_closed for each in clients)
+    connections.leave(clients[0])
 
-    assert open_connections.busy("c")
+    assert connections.enter(Client())
 
 
-def test_one_that_has_left_is_not_idle_again(open_connections, closed):
-    open_connections.enter("a")
-    open_connections.busy("a")
-    open_connections.leave("a")
-    open_connections.idle("a")
-    for name in "bcd":
-        open_connections.enter(name)
+def test_requests_are_counted_not_connections() -> None:
+    connections, (a, b, c) = entered(3)
+    assert [connections.busy(each) for each in (a, b, c)] == [True, True, False]
+    connections.idle(a)
+    connections.idle(c)
 
-    assert closed == []
+    assert connections.busy(c)
+
+
+def test_one_that_has_left_is_not_idle_again() -> None:
+    connections, (a,) = entered(1)
+    connections.busy(a)
+    connections.leave(a)
+    connections.idle(a)
+    assert all(connections.enter(Client()) for _ in range(3))
+
+    assert not a.is_closed
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class HttpConnection(HttpToolsProtocol):
     send_seconds = SEND_SECONDS
 
     limits_now: LimitsNow = HttpLimits
-    open_connections: "OpenConnections[HttpConnection] | None" = None
+    open_connections: OpenConnections | None = None
     limits = HttpLimits()
     _header_check: asyncio.TimerHandle | None = None
     _refusal: RequestError | None = None
@@ -95,7 +95,7 @@ class HttpConnection(HttpToolsProtocol):
             self.timeout_keep_alive,
             self.timeout_keep_alive_handler,
         )
-        if self.open_connections is not None and not self.open_connections.enter(self):
+        if self.open_connections is not None and not self.open_connections.enter(self.transport):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,7 +105,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.stop()
         if self.open_connections is not None:
-            self.open_connections.leave(self)
+            self.open_connections.leave(self.transport)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's always closes
@@ -166,8 +166,8 @@ class HttpConnection(HttpToolsProtocol):
         date = date_header(int(time.time()))
         self.server_state.default_headers = [*date, *self.config.encoded_headers]
         if self.open_connections is not None:
-            self.scope["state"][ANSWERED] = partial(self.open_connections.idle, self)
-            if not self.open_connections.busy(self):
+            self.scope["state"][ANSWERED] = partial(self.open_connections.idle, self.transport)
+            if not self.open_connections.busy(self.transport):
                 self.scope["state"][TOO_MANY_CONNECTIONS] = True
         before = self.cycle
         super().on_headers_complete()
@@ -186,7 +186,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.open_connections is not None and self.cycle.response_complete:
-            self.open_connections.idle(self)
+            self.open_connections.idle(self.transport)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -267,7 +267,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.flow.resume_reading()
         if self.open_connections is not None:
-            self.open_connections.idle(self)
+            self.open_connections.idle(self.transport)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.limits.linger_seconds, self.transport.close
         )

@@ -3,10 +3,10 @@ longest idle one; spare places are for probes, which uvicorn's `limit_concurrenc
 too, so a busy worker is restarted.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
 
 from pdcluster_schema.service import HttpLimitsSpec
 
@@ -60,39 +60,37 @@ def limits_of(policy: HttpLimitsSpec) -> HttpLimits:
 TOO_MANY_CONNECTIONS = "pdcluster.crowded"
 """Mark in the scope's state of a request that came while as many others were open as may be."""
 
-ConnectionT = TypeVar("ConnectionT")
 
+class OpenConnections:
+    """Transports of clients.  most: with an open request."""
 
-class OpenConnections(Generic[ConnectionT]):
-    """most: connections with an open request.  close: ends one that waits for a request."""
-
-    def __init__(self, most: int, spare: int, close: Callable[[ConnectionT], None]) -> None:
+    def __init__(self, most: int, spare: int) -> None:
         self._most = most
         self._spare = spare
-        self._close = close
-        self._open: set[ConnectionT] = set()
-        self._idle: dict[ConnectionT, None] = {}  # the longest idle one first
+        self._open: set[asyncio.Transport] = set()
+        self._idle: dict[asyncio.Transport, None] = {}  # the longest idle one first
 
-    def enter(self, connection: ConnectionT) -> bool:
+    def enter(self, connection: asyncio.Transport) -> bool:
         """A new one, which waits for its first request; False when there is no room for it."""
         if len(self._open) >= self._most + self._spare:
             if not self._idle:
                 return False
             longest = next(iter(self._idle))
             self.leave(longest)
-            self._close(longest)
+            longest.close()
         self._open.add(connection)
         self._idle[connection] = None
         return True
 
-    def busy(self, connection: ConnectionT) -> bool:
+    def busy(self, connection: asyncio.Transport) -> bool:
+        """False = more of them have an open request than may."""
         self._idle.pop(connection, None)
         return len(self._open) - len(self._idle) <= self._most
 
-    def idle(self, connection: ConnectionT) -> None:
+    def idle(self, connection: asyncio.Transport) -> None:
         if connection in self._open:
             self._idle[connection] = None
 
-    def leave(self, connection: ConnectionT) -> None:
+    def leave(self, connection: asyncio.Transport) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)

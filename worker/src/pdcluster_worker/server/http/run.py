@@ -21,7 +21,6 @@ from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
 
-
 _LAST_SECONDS = 0.1
 """Time from the order to end to the last accept: what closes while connections wait for one resets
 them.
@@ -51,14 +50,10 @@ class Answering(Protocol):
     """A connection of whatever protocol; see `HttpConnection`."""
 
     @property
-    def is_answering(self) -> bool:
-        """See `HttpConnection`."""
-        ...
+    def is_answering(self) -> bool: ...
 
     @property
-    def name(self) -> str | None:
-        """See `HttpConnection`."""
-        ...
+    def name(self) -> str | None: ...
 
 
 Front = Callable[[type[HttpConnection]], type[asyncio.Protocol]]
@@ -118,7 +113,14 @@ async def serve(
     front: what takes connections in place of ours, which it gets.
     """
     bound = _bind(host, port)
-    connections = _connections(limits, 1 if front is None else FILES_OF_RELAYED)
+    files_each = 1 if front is None else FILES_OF_RELAYED
+    most = fitting(limits().max_connections, files_each=files_each)
+    shared = OpenConnections(most, limits().spare_connections)
+    connections = type(
+        "Connection",
+        (HttpConnection,),
+        {"limits_now": staticmethod(limits), "open_connections": shared},
+    )
     config = uvicorn.Config(
         app,
         http=connections if front is None else front(connections),
@@ -130,20 +132,6 @@ async def serve(
         backlog=_BACKLOG,
     )
     return HttpServer(_Server(config), bound)
-
-
-def _connections(limits: LimitsNow, files_each: int) -> type[HttpConnection]:
-    most = fitting(limits().max_connections, files_each=files_each)
-    open_connections = OpenConnections[HttpConnection](most, limits().spare_connections, _close)
-    return type(
-        "Connection",
-        (HttpConnection,),
-        {"limits_now": staticmethod(limits), "open_connections": open_connections},
-    )
-
-
-def _close(connection: HttpConnection) -> None:
-    connection.transport.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

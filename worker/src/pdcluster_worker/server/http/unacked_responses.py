@@ -1,7 +1,6 @@
 """Finds answers that clients have yet to take, in the kernel's tables, which list connections that
-this
-process has closed too: they are lost with the pod's network.  A client of which nothing moves for
-STALLED_SECONDS counts no more, so that none holds a drain without end.
+this process has closed too: they are lost with the pod's network.  A client of which nothing moves
+for STALLED_SECONDS counts no more, so that none holds a drain without end.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -35,19 +33,6 @@ ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue
 connections; elsewhere all is acknowledged.
 """
 
-_LOCAL, _REMOTE, _STATE, _TRANSMIT_QUEUE = 1, 2, 3, 4
-
-
-@dataclass(slots=True)
-class _UnackedBytes:
-    """Bytes that the kernel holds for one connection; since when, by the clock, they
-    are the same.
-    """
-
-    num_bytes: int
-    since_seconds: float
-    is_stalled: bool = False
-
 
 class UnackedResponses:
     """Follows the connections that were accepted at one address, by their names (see `name`).
@@ -64,7 +49,8 @@ class UnackedResponses:
         self._local = local_end(host, port)
         self._tables = tuple(tables)
         self._clock = clock
-        self._held: dict[str, _UnackedBytes] = {}
+        self._held: dict[str, tuple[int, float]] = {}  # (bytes, since when they are as many)
+        self._stalled: set[str] = set()
         self._polled_seconds = clock()
 
     async def connections(self) -> frozenset[str]:
@@ -74,29 +60,22 @@ class UnackedResponses:
         """
         found = await asyncio.to_thread(read, self._tables, self._local)  # tables may be long
         now = self._clock()
-        if now - self._polled_seconds > REMEMBER_SECONDS:
-            self._held = {}
+        before = self._held if now - self._polled_seconds <= REMEMBER_SECONDS else {}
         self._polled_seconds = now
         self._held = {
-            connection: self._follow(connection, num_bytes, now)
-            for connection, num_bytes in found.items()
+            each: before[each] if before.get(each, (0,))[0] == num_bytes else (num_bytes, now)
+            for each, num_bytes in found.items()
         }
-        return frozenset(
-            connection for connection, held in self._held.items() if not held.is_stalled
-        )
-
-    def _follow(self, connection: str, num_bytes: int, now: float) -> _UnackedBytes:
-        held = self._held.get(connection)
-        if held is None or held.num_bytes != num_bytes:
-            return _UnackedBytes(num_bytes, now)
-        if not held.is_stalled and now - held.since_seconds >= STALLED_SECONDS:
-            held.is_stalled = True
+        stalled = {
+            each for each, (_, since) in self._held.items() if now - since >= STALLED_SECONDS
+        }
+        for each in stalled - self._stalled:
             logger.warning(
                 "client reads nothing, no longer waiting for it unsent_bytes=%d seconds=%d",
-                num_bytes,
-                STALLED_SECONDS,
+                *(found[each], STALLED_SECONDS),
             )
-        return held
+        self._stalled = stalled
+        return frozenset(found) - stalled
 
 
 def name(local: tuple[str, int], remote: tuple[str, int]) -> str:
@@ -141,15 +120,9 @@ def parse(lines: Iterable[str], local: str) -> Iterator[tuple[str, int]]:
     """
     for line in lines:
         fields = line.split()
-        if (
-            len(fields) <= _TRANSMIT_QUEUE
-            or not fields[_LOCAL].endswith(local)
-            or fields[_STATE] not in _FIN_BYTES
-        ):
+        if len(fields) < 5 or not fields[1].endswith(local) or fields[3] not in _FIN_BYTES:
             continue
         with suppress(ValueError):
-            num_bytes = (
-                int(fields[_TRANSMIT_QUEUE].partition(":")[0], 16) - _FIN_BYTES[fields[_STATE]]
-            )
+            num_bytes = int(fields[4].partition(":")[0], 16) - _FIN_BYTES[fields[3]]
             if num_bytes > 0:
-                yield f"{fields[_LOCAL]} {fields[_REMOTE]}", num_bytes
+                yield f"{fields[1]} {fields[2]}", num_bytes
