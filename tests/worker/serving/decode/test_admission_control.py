@@ -92,7 +92,7 @@ async def end(tasks: "list[asyncio.Task[list[Generated]]]") -> None:
 
 
 def busy(dispatcher: DecodeDispatcher) -> None:
-    dispatcher._quality._averages.refresh(BUSY)
+    dispatcher._admission._averages.refresh(BUSY)
 
 
 def counted(worker: WorkerContext, name: str, **labels: str) -> float:
@@ -297,7 +297,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(
 ) -> None:
     tasks = await waiting(dispatcher, engine, spec("a"), spec("b", NORMAL))
     await end(tasks)
-    quality = dispatcher._quality
+    quality = dispatcher._admission
 
     assert (quality.num_waiting, quality.waiting_tokens, dispatcher.num_requests) == (0, 0, 0)
     assert not worker.estimation.queue.requests
@@ -326,5 +326,5 @@ async def test_request_that_has_begun_elsewhere_is_not_shed(
     tasks = await waiting(dispatcher, engine, replace(spec("moved"), output=[7]), spec("new"))
 
     # the new one alone is watched
-    assert [wait.num_tokens for wait in dispatcher._quality._waits] == [10]
+    assert [wait.num_tokens for wait in dispatcher._admission._pending] == [10]
     await end(tasks)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pdcluster_schema.routing import PrefillScoreSpec
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.routing.prefill_choice import CreditQueue
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from tests.worker.serving.doubles import RecordingPeer
@@ -23,9 +24,8 @@ class Pool:
 
     def acquire(self, request_id: str, tokens: int = 100) -> "asyncio.Task[RecordingPeer | None]":
         self.queue.add(request_id, tokens, 0)
-        return asyncio.create_task(
-            self.broker.acquire(request_id, tokens, 0, [b"h"] * (tokens // BLOCK_SIZE))
-        )
+        spec = RequestSpec(request_id, [0] * tokens, SamplingParams(max_tokens=1, seed=0))
+        return asyncio.create_task(self.broker.acquire(spec, [b"h"] * (tokens // BLOCK_SIZE)))
 
     def answer(self, peer: RecordingPeer, request_id: str, *, granted: bool) -> None:
         self.broker.on_credit(peer, request_id, granted)

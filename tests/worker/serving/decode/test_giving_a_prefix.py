@@ -25,7 +25,7 @@ from pdcluster_worker.messages.peers import Hello
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving import peer_handler
-from pdcluster_worker.serving.decode.prefix_push import push_prefix
+from pdcluster_worker.serving.decode.remote_prefill import push_prefix
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
 from tests.worker.serving.doubles import FACTS, ScriptedEngine

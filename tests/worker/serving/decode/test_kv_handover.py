@@ -123,7 +123,7 @@ async def test_handover_says_nothing_of_how_fast_prefills_are(
     holder.replies = [NEXT, DONE]
     await collect(dispatcher)
 
-    lines = dispatcher._offloading._feedback._fits
+    lines = dispatcher._decider._feedback._fits
     assert {side: queue.num_samples for side, queue in lines.items()} == {"local": 0, "remote": 0}
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.messages.peers import WorkerLoad
-from pdcluster_worker.serving.decode.prefill_watchdog import NoProgressError, PrefillWatchdog, watch
+from pdcluster_worker.serving.engines.stall_watch import NoProgressError, PrefillWatchdog, watch
 from pdcluster_worker.testing import FakeClock
 
 MARGIN = 4.0

@@ -187,7 +187,7 @@ async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(
     peer.replies = [PeerError("gone")]
     await collect(dispatcher, "auto")
 
-    lines = dispatcher._offloading._feedback._fits
+    lines = dispatcher._decider._feedback._fits
     assert {side: queue.num_samples for side, queue in lines.items()} == {"local": 0, "remote": 1}
 
 
@@ -426,12 +426,12 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(
     assert len(engine.inputs) == 1
 
     engine.say(Tokens([Token("r", 7)]))
-    while dispatcher._quality.num_waiting:
+    while dispatcher._admission.num_waiting:
         await asyncio.sleep(0)
     dispatcher.admit([prompt_of(1000)])
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert (dispatcher.num_requests, dispatcher._quality.waiting_tokens) == (0, 0)
+    assert (dispatcher.num_requests, dispatcher._admission.waiting_tokens) == (0, 0)
 
 
 def long_prompts(worker: WorkerContext) -> tuple[int, int]:
@@ -647,7 +647,7 @@ async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_s
     prefill: str,
 ) -> None:
     peer.replies = [FIRST, DONE]
-    costs = dispatcher._offloading._costs
+    costs = dispatcher._decider._estimates
     now = asyncio.get_running_loop().time()
     for number in range(MIN_SAMPLES):
         costs.first_token("local", str(number), 100, 0.1, now)
@@ -670,7 +670,7 @@ async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_s
 async def test_time_to_the_first_token_is_measured_for_both_sides_and_forgotten_with_the_request(
     dispatcher: DecodeDispatcher, peer: GrantingPeer
 ) -> None:
-    costs = dispatcher._offloading._costs
+    costs = dispatcher._decider._estimates
     for mode in ("local", "remote"):
         peer.replies = [replace(FIRST, prefill_seconds=0.2), DONE]
         await collect(dispatcher, mode)

@@ -22,10 +22,11 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from pdcluster_worker.serving.decode import prefill_watchdog, remote_prefill
+from pdcluster_worker.serving.decode import remote_prefill
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
+from pdcluster_worker.serving.engines import stall_watch
 from pdcluster_worker.serving.engines.client import EngineStalledError
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -89,10 +90,10 @@ def dispatcher(worker: WorkerContext, engine: ScriptedEngine, peer: SilentPeer) 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once, and each counts for a second without progress."""
     monkeypatch.setattr(remote_prefill, "period_seconds", lambda stall_seconds: 0.0)
-    monkeypatch.setattr(prefill_watchdog.StallTimer, "poll", _one_second_more)
+    monkeypatch.setattr(stall_watch.StallTimer, "poll", _one_second_more)
 
 
-def _one_second_more(still: prefill_watchdog.StallTimer, period: float) -> float:
+def _one_second_more(still: stall_watch.StallTimer, period: float) -> float:
     still.seconds += 1.0
     return still.seconds
 

@@ -27,7 +27,7 @@ from pdcluster_worker.messages.engine import (
 )
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
-from pdcluster_worker.serving.decode import inflight_prefixes
+from pdcluster_worker.serving.decode import offload_decider
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
@@ -189,8 +189,8 @@ async def test_prompts_that_share_a_prefix_wait_for_its_kv_and_are_completed_her
 
     engine.say(Tokens([Token("leader", 8, finish_reason="length")]))
     await leader.end()
-    assert len(dispatcher._offloading.prefixes._prefixes) == 0
-    assert not dispatcher._offloading.prefixes._settled
+    assert len(dispatcher._decider.prefixes._prefixes) == 0
+    assert not dispatcher._decider.prefixes._settled
 
 
 async def test_prefix_that_the_engine_computes_counts_as_cached(
@@ -265,7 +265,7 @@ async def test_prompt_waits_for_half_of_the_time_that_it_has(
 async def test_prompt_that_waits_looks_at_what_has_changed(
     dispatcher: DecodeDispatcher, peer: SlowPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inflight_prefixes, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(offload_decider, "POLL_SECONDS", 0.01)
     await led(dispatcher, peer)
     follower = Asked(dispatcher, spec("f", 91))
     await settle()
@@ -288,7 +288,7 @@ async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(
 
     assert await leader.end() == "remote"
     assert dispatcher.num_requests == 0
-    assert len(dispatcher._offloading.prefixes._prefixes) == 0
+    assert len(dispatcher._decider.prefixes._prefixes) == 0
 
 
 async def test_times_of_a_prompt_that_waited_count_from_its_arrival(

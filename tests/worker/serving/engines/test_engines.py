@@ -141,10 +141,10 @@ async def test_death_of_an_engine_fails_its_requests_and_no_others(scene: Scene)
     scene.engines.remove(first.engine, "its process ended with status -9")
 
     with pytest.raises(EngineDiedError, match="status -9") as caught:
-        await first.mailbox.token()
+        await first.outputs.token()
     assert (caught.value.status, caught.value.code) == (503, "engine_dead")
-    scene.scripts[1].say(Tokens([Token(other.mailbox.request_id, 7)]))
-    assert (await other.mailbox.token()).token_id == 7
+    scene.scripts[1].say(Tokens([Token(other.outputs.request_id, 7)]))
+    assert (await other.outputs.token()).token_id == 7
     assert {scene.open(f"n{n}").rank for n in range(3)} == {1}
 
 

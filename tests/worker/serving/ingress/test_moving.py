@@ -504,7 +504,7 @@ async def test_request_that_has_begun_is_not_asked_by_admission_again(
     )
     admission = AdmissionSpec(max_queued_requests=1)
     worker.policy = worker.policy.model_copy(update={"admission": admission})
-    ingress._local._quality._meter.joined()  # one waits
+    ingress._local._admission._meter.joined()  # one waits
 
     with pytest.raises(RequestError, match="maxQueuedRequests"):
         await anext(handler.generate(spec(), "auto"))

@@ -85,6 +85,10 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     verify_transfer: bool = False  # compare checksums of its KV, and report what arrived
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
 
 class TransferTarget(msgspec.Struct, frozen=True):
     """The decode engine's blocks for KV writes under one epoch."""
@@ -114,3 +118,9 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_seconds: float | None = None
     prefill_seconds: float | None = None
     prompt_logprobs: list[PromptLogprob] = []  # from its second token on; on the first token
+
+    def waited(self, seconds: float) -> "Token":
+        """The same first token, of a request that was queued so much longer."""
+        if seconds <= 0:
+            return self
+        return msgspec.structs.replace(self, queue_seconds=(self.queue_seconds or 0.0) + seconds)

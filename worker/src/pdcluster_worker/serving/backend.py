@@ -211,7 +211,7 @@ class RouterBackend(ServingBackend):
         """Wait for a decode worker first.  Raises RequestError when none comes in time."""
         clock = asyncio.get_running_loop().time
         start = clock()
-        await self._wait(runtime, sum(len(spec.prompt) + len(spec.output) for spec in specs))
+        await self._wait(runtime, sum(spec.num_tokens for spec in specs))
         waited = clock() - start
         async with aclosing(
             ingress.generate([aged(spec, waited) for spec in specs], prefill, hints)

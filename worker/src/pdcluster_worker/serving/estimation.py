@@ -141,7 +141,7 @@ class Estimation:
         group = group_of("", None if deadline is None else deadline + WAITED_STEPS * step, step)
         return QueuedRequest(
             group=group.name,
-            prompt_tokens=len(spec.prompt) + len(spec.output),
+            prompt_tokens=spec.num_tokens,
             max_tokens=max(1, spec.sampling.max_tokens - len(spec.output)),
             priority=spec.priority,
             due_seconds=inf

@@ -100,7 +100,7 @@ class PeerRequestHandler:
             try:
                 handle.send(Prefill(spec, target))
                 while True:
-                    reply = _checked(await handle.mailbox.get(), target)
+                    reply = _checked(await handle.outputs.get(), target)
                     self._observe(spec, reply, clock() - arrival)
                     if isinstance(reply, PrefillDone):
                         trace_migration(reply)
@@ -150,13 +150,13 @@ class PeerRequestHandler:
                 yield handle.target(blocks)
                 first, done = await _in_time(given())
                 handle.send(ReceiveDone(spec.request_id, blocks.epoch, first, done.checksum))
-                await handle.mailbox.token()
+                await handle.outputs.token()
                 worker.metrics.kv_prefixes_taken.inc()
             finally:
                 handle.close()
 
     def _check_held(self, spec: RequestSpec) -> None:
-        num_tokens = len(spec.prompt) + len(spec.output)
+        num_tokens = spec.num_tokens
         held = (
             self._worker.engines.matched_blocks(self._worker.hashes(spec)) * self._worker.block_size
         )

@@ -131,7 +131,7 @@ class VllmEngine:
         return body, TokenStream(spec, cached_tokens=hit, prompt_logprobs=scores)
 
     def _receive(self, spec: RequestSpec) -> None:
-        needed = self._reports.num_blocks(len(spec.prompt) + len(spec.output) + 1)
+        needed = self._reports.num_blocks(spec.num_tokens + 1)
         if not self._reports.has_space(needed):
             self._reports.report()  # else the server would retry on older figures
             self._emit([messages.ReceiveRefused(spec.request_id, needed)])
@@ -185,7 +185,7 @@ class VllmEngine:
     def _attempt(self, request: VllmRequest, *, is_for_peer: bool = False) -> int:
         """Count what is sent next.  A prompt counts once; one for a peer counts at the peer."""
         request.attempt += 1
-        num_tokens = len(request.spec.prompt) + len(request.spec.output)
+        num_tokens = request.spec.num_tokens
         self._reports.load.begun(
             request.spec.request_id,
             num_tokens,

@@ -24,6 +24,7 @@ from pdcluster_worker.routing.qos.load_shedding import (
     LoadRefusal,
     aged,
     full,
+    retry_after,
     seconds_until_capacity,
     slo_of,
     tier_of,
@@ -36,36 +37,11 @@ _DEMOTED = "-low"
 ending.
 """
 
-
 _NORMAL = RequestSpec("", [], SamplingParams(max_tokens=1, seed=0))
 
 
-@dataclass(slots=True, eq=False)
-class _PendingFirstToken:
-    """A request without a first token.  given_up: why it is not waited for any longer."""
-
-    tier: Tier
-    num_tokens: int
-    timeout: asyncio.Timeout
-    given_up: LoadRefusal | None = None
-    alarm: asyncio.TimerHandle | None = None
-    is_over: bool = False
-
-    def cancel(self) -> None:
-        """Forget the request: nothing looks at it again."""
-        if self.alarm is not None:
-            self.alarm.cancel()
-
-    def end(self) -> None:
-        """Wake the request up, once."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self.timeout.reschedule(asyncio.get_running_loop().time())
-
-
 class AdmittedRequest(Struct, frozen=True):
-    """Terms on which a request runs, and what it has lost (`degraded`)."""
+    """A request as it runs, and what it has lost (`degraded`)."""
 
     spec: RequestSpec
     prefill: PrefillMode
@@ -79,14 +55,27 @@ class AdmittedRequest(Struct, frozen=True):
 
 @dataclass(slots=True)
 class QueueSlot:
-    """One run of a request on its terms.  has_started: it has its first token."""
+    """One run of an admitted request.  has_started: it has its first token."""
 
-    terms: AdmittedRequest
+    admitted: AdmittedRequest
     has_started: bool = False
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.terms.spec.prompt) + len(self.terms.spec.output)
+
+@dataclass(slots=True, eq=False)
+class _PendingFirstToken:
+    """A request without a first token.  refusal: why it is not waited for any longer."""
+
+    tier: Tier
+    num_tokens: int
+    timeout: asyncio.Timeout
+    refusal: LoadRefusal | None = None
+    alarm: asyncio.TimerHandle | None = None
+    is_over: bool = False
+
+    def end(self, refusal: LoadRefusal | None = None) -> None:
+        """Wake the request up: it is refused, or demoted where there is no refusal."""
+        self.is_over, self.refusal = True, refusal
+        self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class AdmissionControl:
@@ -97,12 +86,14 @@ class AdmissionControl:
         self._clock = clock
         self._meter = Meter(clock)
         self._averages = Averages()
-        self._waits: dict[_PendingFirstToken, None] = {}  # by arrival
-        worker.metrics.qos_estimated_ttft_seconds.set_function(
-            lambda: self._estimated(lambda estimate: estimate.ttft_seconds)
+        self._pending: dict[_PendingFirstToken, None] = {}  # by arrival
+        # estimates for a request of normal priority that came now; NaN while nothing is known
+        metrics = worker.metrics
+        metrics.qos_estimated_ttft_seconds.set_function(
+            lambda: _or_nan(self._estimate(_NORMAL).ttft_seconds)
         )
-        worker.metrics.qos_estimated_tpot_seconds.set_function(
-            lambda: self._estimated(lambda estimate: estimate.tpot_seconds)
+        metrics.qos_estimated_tpot_seconds.set_function(
+            lambda: _or_nan(self._estimate(_NORMAL).tpot_seconds)
         )
 
     @property
@@ -111,121 +102,45 @@ class AdmissionControl:
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(wait.num_tokens for wait in self._waits)
+        return sum(pending.num_tokens for pending in self._pending)
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
         """Take all choices of a prompt.  Raises RequestError 429 (low priority) or 503 (full)."""
-        spec, num_tokens = specs[0], sum(len(spec.prompt) + len(spec.output) for spec in specs)
+        spec, policy = specs[0], self._worker.policy
         tier = tier_of(spec.priority)
         if tier == "low" and not spec.output:
-            self._check_objectives(spec)
-        self._check_capacity(num_tokens, tier)
+            estimate = self._estimate(spec)
+            figures = {
+                "ttft_seconds": estimate.ttft_seconds,
+                "tpot_seconds": estimate.tpot_seconds,
+            }
+            known = {name: value for name, value in figures.items() if value is not None}
+            add_event("admission", tier=tier, **known)
+            refusal = load_shedding.refusal(
+                policy, tier, len(spec.prompt), slo_of(spec, policy.slo), estimate
+            )
+            if refusal is not None:
+                raise self._refused(refusal, tier)
+        self._check_capacity(sum(spec.num_tokens for spec in specs), tier)
         self._worker.metrics.qos_admitted.labels(tier).inc()
-
-    def _check_objectives(self, spec: RequestSpec) -> None:
-        """Raise RequestError 429 for a request of low priority that is not taken now."""
-        policy, tier = self._worker.policy, tier_of(spec.priority)
-        estimate = self._estimate(spec)
-        add_event("admission", tier=tier, **_known(estimate))
-        refusal = load_shedding.refusal(
-            policy, tier, len(spec.prompt), slo_of(spec, policy.slo), estimate
-        )
-        if refusal is not None:
-            raise self._refused(refusal, tier)
-
-    @contextmanager
-    def turn(self, terms: AdmittedRequest) -> Iterator[QueueSlot]:
-        """Count a request that runs on its terms, until it ends or is demoted."""
-        turn = QueueSlot(terms)
-        self._meter.joined()
-        try:
-            yield turn
-        finally:
-            self._meter.left(has_started=turn.has_started)
-
-    async def first(
-        self, turn: QueueSlot, tokens: AsyncGenerator[Generated, None]
-    ) -> Generated | None:
-        """Wait for the first token; None = run again, as `demoted`.  Raises RequestError."""
-        terms = turn.terms
-        # One that has begun elsewhere is not shed.
-        first = await anext(tokens) if terms.spec.output else await self._awaited(tokens, turn)
-        if first is None:
-            return None
-        turn.has_started = True
-        self._meter.started(turn.num_tokens)
-        return replace(first, degraded=terms.lost) if terms.lost else first
-
-    def token(self) -> None:
-        self._meter.token()
-
-    async def _awaited(
-        self, tokens: AsyncGenerator[Generated, None], turn: QueueSlot
-    ) -> Generated | None:
-        tier = turn.terms.tier
-        wait: _PendingFirstToken | None = None
-        try:
-            async with asyncio.timeout(None) as timeout:
-                wait = _PendingFirstToken(tier, turn.num_tokens, timeout)
-                self._waits[wait] = None
-                self._watch(wait)
-                return await anext(tokens)
-        except TimeoutError:
-            if wait is None or not wait.timeout.expired():
-                raise
-            if wait.given_up is None:
-                return None
-            raise self._refused(wait.given_up, tier) from None
-        finally:
-            if wait is not None:
-                del self._waits[wait]
-                wait.cancel()
-
-    def _watch(self, wait: _PendingFirstToken) -> None:
-        low = self._worker.policy.low_priority
-        late: Tier = "low" if low.past_threshold == "Shed" else "normal"
-        if low.threshold_milliseconds is not None and wait.tier == late:
-            wait.alarm = asyncio.get_running_loop().call_later(
-                low.threshold_milliseconds / 1000.0, self._too_long, wait
-            )
-
-    def _too_long(self, wait: _PendingFirstToken) -> None:
-        """A request has waited too long: unless it waits alone, it makes room for the others."""
-        if len(self._waits) == 1:
-            self._watch(wait)
-            return
-        if wait.tier == "low" and not wait.is_over:
-            milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
-            message = (
-                f"low priority: no first token in {milliseconds:g} ms "
-                "(qos.lowPriority.thresholdMilliseconds): retry later"
-            )
-            wait.given_up = LoadRefusal(
-                "waited_too_long",
-                message,
-                load_shedding.retry_after(self._seconds_of(self.waiting_tokens)),
-            )
-        wait.end()
 
     def _check_capacity(self, num_tokens: int, tier: Tier) -> None:
         """Raise RequestError when full; high priority displaces the last low one."""
-        admission, waiting_tokens = self._worker.policy.admission, self.waiting_tokens
-        reason = full(admission, self.num_waiting, waiting_tokens, num_tokens)
+        policy, waiting_tokens = self._worker.policy, self.waiting_tokens
+        reason = full(policy.admission, self.num_waiting, waiting_tokens, num_tokens)
         if reason is None:
             return
-        low = [wait for wait in self._waits if wait.tier == "low" and not wait.is_over]
-        if tier == "high" and low and self._worker.policy.early_rejection.enabled:
+        low = [pending for pending in self._pending if pending.tier == "low"]
+        low = [pending for pending in low if not pending.is_over]
+        if tier == "high" and low and policy.early_rejection.enabled:
             message = (
                 "low priority: the queue is full, and a request of high priority takes this place: "
                 "retry later"
             )
-            low[-1].given_up = LoadRefusal(
-                "displaced", message, load_shedding.retry_after(self._seconds_of(waiting_tokens))
-            )
-            low[-1].end()
+            low[-1].end(LoadRefusal("displaced", message, self._retry_after()))
             return
         wait = seconds_until_capacity(
-            admission,
+            policy.admission,
             self.num_waiting,
             waiting_tokens + num_tokens,
             self._averages.firsts_per_second,
@@ -233,14 +148,87 @@ class AdmissionControl:
         )
         self._worker.metrics.qos_rejected.labels("queue_full", tier).inc()
         raise RequestError(
-            reason,
-            status=503,
-            code="queue_full",
-            retry_after_seconds=load_shedding.retry_after(wait),
+            reason, status=503, code="queue_full", retry_after_seconds=retry_after(wait)
         )
 
-    def terms(self, spec: RequestSpec, prefill: PrefillMode) -> AdmittedRequest:
-        """Raises RequestError for a forced remote prefill that its priority bars."""
+    @contextmanager
+    def queued(self, admitted: AdmittedRequest) -> Iterator[QueueSlot]:
+        """Count a request that runs, until it ends or is demoted."""
+        slot = QueueSlot(admitted)
+        self._meter.joined()
+        try:
+            yield slot
+        finally:
+            self._meter.left(has_started=slot.has_started)
+
+    async def first(
+        self, slot: QueueSlot, tokens: AsyncGenerator[Generated, None]
+    ) -> Generated | None:
+        """Wait for the first token; None = run again, as `demoted`.  Raises RequestError."""
+        admitted = slot.admitted
+        if admitted.spec.output:  # one that has begun elsewhere is not shed
+            first = await anext(tokens)
+        elif (pending_first := await self._pending_first(admitted, tokens)) is None:
+            return None
+        else:
+            first = pending_first
+        slot.has_started = True
+        self._meter.started(admitted.spec.num_tokens)
+        return replace(first, degraded=admitted.lost) if admitted.lost else first
+
+    def token(self) -> None:
+        self._meter.token()
+
+    async def _pending_first(
+        self, admitted: AdmittedRequest, tokens: AsyncGenerator[Generated, None]
+    ) -> Generated | None:
+        timeout = asyncio.timeout(None)
+        pending = _PendingFirstToken(admitted.tier, admitted.spec.num_tokens, timeout)
+        try:
+            async with timeout:
+                self._pending[pending] = None
+                self._watch(pending)
+                return await anext(tokens)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            if pending.refusal is None:
+                return None
+            raise self._refused(pending.refusal, admitted.tier) from None
+        finally:
+            del self._pending[pending]
+            if pending.alarm is not None:
+                pending.alarm.cancel()
+
+    def _watch(self, pending: _PendingFirstToken) -> None:
+        low = self._worker.policy.low_priority
+        late: Tier = "low" if low.past_threshold == "Shed" else "normal"
+        if low.threshold_milliseconds is not None and pending.tier == late:
+            pending.alarm = asyncio.get_running_loop().call_later(
+                low.threshold_milliseconds / 1000.0, self._too_long, pending
+            )
+
+    def _too_long(self, pending: _PendingFirstToken) -> None:
+        """A request has waited too long: unless it waits alone, it makes room for the others."""
+        if len(self._pending) == 1:
+            self._watch(pending)
+        elif pending.is_over:
+            return
+        elif pending.tier == "low":
+            milliseconds = self._worker.policy.low_priority.threshold_milliseconds or 0.0
+            message = (
+                f"low priority: no first token in {milliseconds:g} ms "
+                "(qos.lowPriority.thresholdMilliseconds): retry later"
+            )
+            pending.end(LoadRefusal("waited_too_long", message, self._retry_after()))
+        else:
+            pending.end()
+
+    def degraded(self, spec: RequestSpec, prefill: PrefillMode) -> AdmittedRequest:
+        """A request as it may run now; one of low priority may lose something.
+
+        Raises RequestError for a forced remote prefill that its priority bars.
+        """
         policy, tier = self._worker.policy, tier_of(spec.priority)
         if tier != "low" or spec.output:
             return AdmittedRequest(spec, prefill, since=self._clock())
@@ -264,13 +252,13 @@ class AdmissionControl:
         self._count_lost(lost, tier)
         return AdmittedRequest(spec, prefill, since=self._clock(), lost=tuple(lost))
 
-    def demoted(self, terms: AdmittedRequest) -> AdmittedRequest:
+    def demoted(self, admitted: AdmittedRequest) -> AdmittedRequest:
         """Give the same request low priority, and what that loses."""
-        spec = aged(terms.spec, self._clock() - terms.since)
+        spec = aged(admitted.spec, self._clock() - admitted.since)
         spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
-        self._count_lost(["priority=low"], terms.tier)
-        low = self.terms(spec, terms.prefill)
-        return replace(low, lost=(*terms.lost, "priority=low", *low.lost))
+        self._count_lost(["priority=low"], admitted.tier)
+        low = self.degraded(spec, admitted.prefill)
+        return replace(low, lost=(*admitted.lost, "priority=low", *low.lost))
 
     def _count_lost(self, lost: Sequence[str], tier: Tier) -> None:
         for what in lost:
@@ -278,13 +266,14 @@ class AdmissionControl:
             self._worker.metrics.qos_degraded.labels(what.partition("=")[0], tier).inc()
 
     def _refused(self, refusal: LoadRefusal, tier: Tier) -> RequestError:
-        add_event("refused", reason=refusal.code, retry_after_seconds=refusal.retry_after_seconds)
+        seconds = refusal.retry_after_seconds
+        add_event("refused", reason=refusal.code, retry_after_seconds=seconds)
         self._worker.metrics.qos_rejected.labels(refusal.code, tier).inc()
         return RequestError(
             refusal.message,
             status=TOO_MANY_REQUESTS,
             code=refusal.code,
-            retry_after_seconds=refusal.retry_after_seconds,
+            retry_after_seconds=seconds,
         )
 
     def _estimate(self, spec: RequestSpec) -> LoadEstimate:
@@ -304,16 +293,11 @@ class AdmissionControl:
             turn_seconds=1 / ends if ends else None,
         )
 
-    def _seconds_of(self, prompt_tokens: int) -> float | None:
+    def _retry_after(self) -> int:
+        """Seconds until the prompts that wait are computed."""
         seconds = self._averages.prompt_token_seconds
-        return None if seconds is None else prompt_tokens * seconds
-
-    def _estimated(self, figure: Callable[[LoadEstimate], float | None]) -> float:
-        """Estimate for a request of normal priority that came now; NaN while nothing is known."""
-        value = figure(self._estimate(_NORMAL))
-        return math.nan if value is None else value
+        return retry_after(None if seconds is None else self.waiting_tokens * seconds)
 
 
-def _known(estimate: LoadEstimate) -> dict[str, float]:
-    figures = {"ttft_seconds": estimate.ttft_seconds, "tpot_seconds": estimate.tpot_seconds}
-    return {name: value for name, value in figures.items() if value is not None}
+def _or_nan(seconds: float | None) -> float:
+    return math.nan if seconds is None else seconds

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pdcluster_schema.routing import PrefillScoreSpec
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.offload import takes_length
 from pdcluster_worker.routing.prefill_choice import (
@@ -23,12 +25,10 @@ bounds a stuck peer.
 
 @dataclass(slots=True)
 class _PendingCredit:
-    request_id: str
-    tokens: int
-    priority: int
+    spec: RequestSpec
     hashes: Sequence[bytes]
+    only: Peer | None
     chosen: "asyncio.Future[Peer | None]"
-    only: Peer | None = None
     # None: not answered, False: queued there, True: granted
     requested: dict[Peer, bool | None] = field(default_factory=dict)
     overdue: bool = False
@@ -38,6 +38,10 @@ class _PendingCredit:
         """The worker that was chosen; None = none is, or the request is waited for no more."""
         has_chosen = self.chosen.done() and not self.chosen.cancelled()
         return self.chosen.result() if has_chosen else None
+
+    def choose(self, peer: Peer | None) -> None:
+        if not self.chosen.done():
+            self.chosen.set_result(peer)
 
 
 class CreditBroker:
@@ -56,116 +60,116 @@ class CreditBroker:
         self._policy = policy
         self._block_size = block_size
         self._transfer_seconds = transfer_seconds
-        self._waits: dict[str, _PendingCredit] = {}
+        self._pending: dict[str, _PendingCredit] = {}
         self._tie = random.Random()
 
-    async def acquire(
-        self,
-        request_id: str,
-        tokens: int,
-        priority: int,
-        hashes: Sequence[bytes],
-        *,
-        only: Peer | None = None,
-    ) -> Peer | None:
-        """Wait for a credit for `tokens`; None when no prefill worker is left.
+    @contextmanager
+    def queued(self, spec: RequestSpec, only: Peer | None = None) -> Iterator[None]:
+        """Keep a request in the queue, visibly, while it waits for credits and blocks."""
+        named = "" if only is None else only.key
+        self._queue.add(spec.request_id, spec.num_tokens, spec.priority, named)
+        try:
+            yield
+        finally:
+            self._queue.discard(spec.request_id)
+            self.request_credits()
 
-        The request must be in the queue, and stays there.  Cancelling gives everything back.
+    async def acquire(
+        self, spec: RequestSpec, hashes: Sequence[bytes], only: Peer | None = None
+    ) -> Peer | None:
+        """Wait for a credit for a queued request; None when no prefill worker is left.
+
+        The request must be `queued`, and stays so.  Cancelling gives everything back.
         """
-        chosen: asyncio.Future[Peer | None] = asyncio.get_running_loop().create_future()
-        wait = _PendingCredit(request_id, tokens, priority, hashes, chosen, only)
-        self._waits[request_id] = wait
+        pending = _PendingCredit(spec, hashes, only, asyncio.get_running_loop().create_future())
+        self._pending[spec.request_id] = pending
         try:
             self.request_credits()
-            return await wait.chosen
+            return await pending.chosen
         except asyncio.CancelledError:
-            if (peer := wait.taken) is not None:
-                peer.release(request_id)
+            if (peer := pending.taken) is not None:
+                peer.release(spec.request_id)
             raise
         finally:
-            del self._waits[request_id]
-            self._give_back(wait)
+            del self._pending[spec.request_id]
+            for peer in pending.requested:
+                if peer is not pending.taken:
+                    peer.release(spec.request_id)
             self.request_credits()
 
     def request_credits(self) -> None:
         """Request credits for the heads of the queue, from workers not asked yet."""
         ready = self._prefills()
-        waits = (self._waits.get(request_id) for request_id in self._queue.heads(REQUESTING_HEADS))
-        for wait in [wait for wait in waits if wait is not None and not wait.chosen.done()]:
+        found = (
+            self._pending.get(request_id) for request_id in self._queue.heads(REQUESTING_HEADS)
+        )
+        for pending in [
+            pending for pending in found if pending is not None and not pending.chosen.done()
+        ]:
             peers = [
                 peer
                 for peer in ready
-                if wait.only in (None, peer) and takes_length(peer.max_model_len, wait.tokens)
+                if pending.only in (None, peer)
+                and takes_length(peer.max_model_len, pending.spec.num_tokens)
             ]
             if not peers:
-                self._choose(wait, None)
+                pending.choose(None)
             for peer in peers:
-                if peer not in wait.requested:
-                    self._request_from(wait, peer)
+                if peer not in pending.requested:
+                    self._request_from(pending, peer)
 
     def on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
         """Take one answer of a prefill worker."""
-        wait = self._waits.get(request_id)
-        if wait is None or wait.chosen.done() or peer not in wait.requested:
-            if granted and (wait is None or wait.taken is not peer):
+        pending = self._pending.get(request_id)
+        if pending is None or pending.chosen.done() or peer not in pending.requested:
+            if granted and (pending is None or pending.taken is not peer):
                 peer.release(request_id)
             return
-        wait.requested[peer] = granted
-        self._decide(wait)
+        pending.requested[peer] = granted
+        self._decide(pending)
 
     def on_change(self, peer: Peer) -> None:
         """Request what a worker that takes no new work has not granted from the others."""
         if not peer.ready:
-            for wait in list(self._waits.values()):
-                if peer in wait.requested and not wait.requested[peer]:
-                    del wait.requested[peer]
-                    peer.release(wait.request_id)
-                    self._decide(wait)
+            for pending in list(self._pending.values()):
+                if peer in pending.requested and not pending.requested[peer]:
+                    del pending.requested[peer]
+                    peer.release(pending.spec.request_id)
+                    self._decide(pending)
         self.request_credits()
 
     def on_lost(self, peer: Peer) -> None:
         """Handle a broken stream to a prefill worker: its answers are void."""
-        for wait in list(self._waits.values()):
-            if wait.requested.pop(peer, None) is not None:
-                self._decide(wait)
+        for pending in list(self._pending.values()):
+            if pending.requested.pop(peer, None) is not None:
+                self._decide(pending)
         self.request_credits()
 
-    def _request_from(self, wait: _PendingCredit, peer: Peer) -> None:
-        if not wait.requested:
-            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._on_overdue, wait)
-        wait.requested[peer] = None
-        peer.claim(wait.request_id, self._cost(wait, peer), wait.priority)
+    def _request_from(self, pending: _PendingCredit, peer: Peer) -> None:
+        if not pending.requested:
+            asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._on_overdue, pending)
+        pending.requested[peer] = None
+        spec, cost = pending.spec, pending.spec.num_tokens - self._matched(pending, peer)
+        peer.claim(spec.request_id, max(1, cost), spec.priority)
 
-    def _cost(self, wait: _PendingCredit, peer: Peer) -> int:
-        return max(1, wait.tokens - self._matched(wait, peer))
+    def _matched(self, pending: _PendingCredit, peer: Peer) -> int:
+        return min(pending.spec.num_tokens, peer.prefix_match(pending.hashes) * self._block_size)
 
-    def _matched(self, wait: _PendingCredit, peer: Peer) -> int:
-        return min(wait.tokens, peer.prefix_match(wait.hashes) * self._block_size)
+    def _on_overdue(self, pending: _PendingCredit) -> None:
+        pending.overdue = True
+        self._decide(pending)
 
-    def _on_overdue(self, wait: _PendingCredit) -> None:
-        wait.overdue = True
-        self._decide(wait)
-
-    def _decide(self, wait: _PendingCredit) -> None:
-        if wait.chosen.done() or (None in wait.requested.values() and not wait.overdue):
+    def _decide(self, pending: _PendingCredit) -> None:
+        if pending.chosen.done() or (None in pending.requested.values() and not pending.overdue):
             return
-        granted = {peer.key: peer for peer, answer in wait.requested.items() if answer}
+        granted = {peer.key: peer for peer, answer in pending.requested.items() if answer}
         if granted:
             # A draining worker keeps its promise, but is not held up while another one has room.
             granted = {key: peer for key, peer in granted.items() if peer.ready} or granted
-            candidates = [self._candidate(wait, peer) for peer in granted.values()]
-            self._choose(wait, granted[choose_prefill(self._policy(), candidates, self._tie)])
+            candidates = [self._candidate(pending, peer) for peer in granted.values()]
+            pending.choose(granted[choose_prefill(self._policy(), candidates, self._tie)])
 
-    def _candidate(self, wait: _PendingCredit, peer: Peer) -> PrefillCandidate:
-        seconds = self._transfer_seconds(peer.key, wait.tokens)
-        matched = self._matched(wait, peer)
+    def _candidate(self, pending: _PendingCredit, peer: Peer) -> PrefillCandidate:
+        seconds = self._transfer_seconds(peer.key, pending.spec.num_tokens)
+        matched = self._matched(pending, peer)
         return PrefillCandidate(peer.key, matched, peer.load.waiting_tokens, seconds)
-
-    def _choose(self, wait: _PendingCredit, peer: Peer | None) -> None:
-        if not wait.chosen.done():
-            wait.chosen.set_result(peer)
-
-    def _give_back(self, wait: _PendingCredit) -> None:
-        for peer in wait.requested:
-            if peer is not wait.taken:
-                peer.release(wait.request_id)

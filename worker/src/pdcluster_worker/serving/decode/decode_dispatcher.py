@@ -3,42 +3,24 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.peers import Generated, PrefillMode
-from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.attempts import has_capacity, is_short_of_blocks
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.admission_control import AdmissionControl, AdmittedRequest
-from pdcluster_worker.serving.decode.offload_decider import OffloadDecider, RequestTimer
+from pdcluster_worker.serving.decode.offload_decider import DecodeRequest, OffloadDecider
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.engines.client import RequestOutputs, ShortOfBlocksError
-from pdcluster_worker.serving.engines.engines import RequestHandle
-from pdcluster_worker.serving.estimation import TrackedRequest
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.streams import Mapped, Reader
 from pdcluster_worker.tracing.request_trace import add_event, trace_decoding, trace_first_token
-
-
-@dataclass(slots=True)
-class _DecodeRequest:
-    """One request at its engine.  has_begun: it has its first token; has_ended: its last one."""
-
-    spec: RequestSpec
-    prefill: PrefillMode
-    place: RequestHandle
-    pace: RequestTimer
-    tracked: TrackedRequest
-    reader: Reader[Token] | None = None  # of the tokens between them
-    waited_seconds: float = 0.0  # for KV that others brought
-    has_begun: bool = False
-    has_ended: bool = False
 
 
 class DecodeDispatcher:
@@ -57,17 +39,17 @@ class DecodeDispatcher:
         self._prefills = prefills
         self._decodes = decodes
         self._holder = holder
-        self._offloading = OffloadDecider(worker, prefills, decodes)
-        self._quality = AdmissionControl(worker)
+        self._decider = OffloadDecider(worker, prefills, decodes)
+        self._admission = AdmissionControl(worker)
         self._num_decoding = 0  # past their first token
 
     @property
     def num_requests(self) -> int:
-        return self._quality.num_waiting + self._num_decoding
+        return self._admission.num_waiting + self._num_decoding
 
     def admit(self, specs: Sequence[RequestSpec]) -> None:
         """Raise RequestError when a prompt with all its choices is not taken now."""
-        self._quality.admit(specs)
+        self._admission.admit(specs)
 
     async def run(
         self, spec: RequestSpec, prefill: PrefillMode, reader: Reader[Generated] | None = None
@@ -76,30 +58,30 @@ class DecodeDispatcher:
 
         Raises RequestError.  The caller calls `admit` first, once for all choices of a prompt.
         """
-        terms: AdmittedRequest | None = self._quality.terms(spec, prefill)
-        while terms is not None:
-            with self._quality.turn(terms) as turn, self._running(terms, reader) as request:
+        admitted: AdmittedRequest | None = self._admission.degraded(spec, prefill)
+        while admitted is not None:
+            with self._admission.queued(admitted) as slot, self._open(admitted, reader) as request:
                 async with aclosing(self._first_tokens(request)) as firsts:
-                    generated = await self._quality.first(turn, firsts)
+                    generated = await self._admission.first(slot, firsts)
                     while generated is not None:
                         yield self._noted(request, generated)
                         generated = await anext(firsts, None)
-                while turn.has_started and not request.has_ended:
-                    token = await request.place.mailbox.token(request.reader)
+                while slot.has_started and not request.has_ended:
+                    token = await request.handle.outputs.token(request.reader)
                     yield self._noted(request, Generated(token))
-            terms = None if turn.has_started else self._quality.demoted(terms)
+            admitted = None if slot.has_started else self._admission.demoted(admitted)
 
     @contextmanager
-    def _running(
-        self, terms: AdmittedRequest, reader: Reader[Generated] | None
-    ) -> Iterator[_DecodeRequest]:
-        """Give it a place at an engine, until it ends or is closed."""
-        spec = terms.spec
+    def _open(
+        self, admitted: AdmittedRequest, reader: Reader[Generated] | None
+    ) -> Iterator[DecodeRequest]:
+        """Choose an engine for it, until it ends or is closed."""
+        spec = admitted.spec
         with self._worker.estimation.tracking(spec) as tracked:
-            place = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
-            place.mailbox.on_preempted = partial(self._short_of_blocks, place.mailbox, spec)
-            pace = self._offloading.pace(spec.request_id, len(spec.prompt) + len(spec.output))
-            request = _DecodeRequest(spec, terms.prefill, place, pace, tracked)
+            handle = self._worker.engines.open(spec.request_id, lambda: self._worker.hashes(spec))
+            handle.outputs.on_preempted = partial(self._short_of_blocks, handle.outputs, spec)
+            timer = self._decider.timer(spec)
+            request = DecodeRequest(spec, admitted.prefill, handle, timer, tracked)
             if reader is not None:
                 request.reader = Mapped(
                     lambda token: self._noted(request, Generated(token)), reader
@@ -110,109 +92,97 @@ class DecodeDispatcher:
                 request.reader = None  # it holds the request: no cycle is left
                 if request.has_begun:
                     self._num_decoding -= 1
-                pace.ended()
-                self._offloading.prefixes.ended(spec.request_id)
-                place.close()
+                timer.ended()
+                self._decider.prefixes.ended(spec.request_id)
+                handle.close()
 
-    def _noted(self, request: _DecodeRequest, generated: Generated) -> Generated:
+    def _noted(self, request: DecodeRequest, generated: Generated) -> Generated:
         if request.has_begun:
-            self._quality.token()
+            self._admission.token()
         else:
             request.has_begun = True
-            generated = _queued(generated, request.waited_seconds)
+            if request.waited_seconds > 0:
+                token = generated.token.waited(request.waited_seconds)
+                generated = replace(generated, token=token)
             trace_first_token(generated)
             self._num_decoding += 1
         token = generated.token
-        request.pace.token(generated)
+        request.timer.token(generated)
         if token.finish_reason is not None:
             request.has_ended = True
             trace_decoding("end", reason=token.finish_reason)
         request.tracked.token(token)
         return generated
 
-    def _short_of_blocks(self, mailbox: RequestOutputs, spec: RequestSpec) -> RequestError | None:
+    def _short_of_blocks(self, outputs: RequestOutputs, spec: RequestSpec) -> RequestError | None:
         """Error that ends a request that was just preempted; None = it waits for blocks."""
-        if not is_short_of_blocks(self._worker.policy.moving, mailbox.num_preemptions):
+        if not is_short_of_blocks(self._worker.policy.moving, outputs.num_preemptions):
             return None
-        num_tokens = len(spec.prompt) + len(spec.output) + mailbox.num_tokens
-        needed = self._worker.num_blocks(num_tokens)
+        needed = self._worker.num_blocks(spec.num_tokens + outputs.num_tokens)
         if not any(has_capacity(peer.load.free_blocks, needed) for peer in self._decodes()):
             return None
-        return ShortOfBlocksError(mailbox.num_preemptions)
+        return ShortOfBlocksError(outputs.num_preemptions)
 
-    async def _first_tokens(self, request: _DecodeRequest) -> AsyncGenerator[Generated, None]:
-        place, prefixes = request.place, self._offloading.prefixes
-        elsewhere = await self._elsewhere(request)
-        if elsewhere is None:
-            request.pace.sent("local")
-            place.send(Submit(request.spec))
-            yield Generated(await place.mailbox.token(), "local")
-            return
-        started = False
-        async with aclosing(elsewhere) as first:
-            async for generated in first:
-                started = True
-                yield generated
-                if generated.token.finish_reason is not None:
-                    return
-        if started:
-            step = await self._first_step(place.mailbox)
-            prefixes.arrived(request.spec.request_id)
-            yield Generated(step)
+    async def _first_tokens(self, request: DecodeRequest) -> AsyncGenerator[Generated, None]:
+        """The first token, made here or by a prefill worker; after that one's the next one too."""
+        outputs, first = request.handle.outputs, None
+        remote = await self._remote_prefill(request)
+        if remote is None:
+            request.timer.sent("local")
+            request.handle.send(Submit(request.spec))
         else:
-            prefixes.arrived(request.spec.request_id)
-            yield Generated(await place.mailbox.token(), "local")
+            async with aclosing(remote) as tokens:
+                async for first in tokens:
+                    yield first
+                    if first.token.finish_reason is not None:
+                        return
+        if first is None:
+            if remote is not None:  # it failed, and our engine computes the prompt
+                self._decider.prefixes.arrived(request.spec.request_id)
+            yield Generated(await outputs.token(), "local")
+            return
+        start = asyncio.get_running_loop().time()
+        token = await outputs.token()
+        seconds = asyncio.get_running_loop().time() - start
+        self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(seconds)
+        add_event("first_step", seconds=seconds)
+        self._decider.prefixes.arrived(request.spec.request_id)
+        yield Generated(token)
 
-    async def _elsewhere(self, request: _DecodeRequest) -> AsyncGenerator[Generated, None] | None:
+    async def _remote_prefill(
+        self, request: DecodeRequest
+    ) -> AsyncGenerator[Generated, None] | None:
         """The first token as another worker makes it; None = the prompt is computed here."""
-        place, prefill, pace = request.place, request.prefill, request.pace
-        offloading, spec = self._offloading, request.spec
-        holder = self._holder(spec.kv_holder)
-        hashes = [] if prefill == "local" and holder is None else self._worker.hashes(spec)
-        if holder is not None and offloading.reads_kv(place, spec, hashes, holder):
-            pace.side = None
-            offloading.prefixes.begin(place, spec, hashes, is_local=False)
-            return self._remote.first_token(place, spec, hashes, holder=holder)
-        if (named := self._named(spec, prefill)) is not None:
-            # it waits in that worker's line, and none should wait with it
-            pace.sent("remote")
-            return self._remote.first_token(
-                place, spec, hashes, forced=prefill == "remote", only=named
+        # 1. A request that moved here reads its KV from the worker that it left.
+        # 2. One that names a prefill worker waits in that worker's queue, and none waits with it.
+        # 3. Else the policy decides, once KV on its way here that it may share has come.
+        spec, timer, prefixes = request.spec, request.timer, self._decider.prefixes
+        holder, prefill = self._holder(spec.kv_holder), request.prefill
+        if prefill != "local" or holder is not None:
+            request.hashes = self._worker.hashes(spec)
+        if holder is not None and self._decider.reads_kv(request, holder):
+            timer.side = None
+            prefixes.begin(request, is_local=False)
+            return self._remote.first_token(request, holder=holder)
+        named = self._named(request)
+        if prefill == "auto" and named is None:
+            request.waited_seconds = await self._decider.wait_for_prefix(
+                request, lambda: self._num_decoding
             )
-        if prefill == "auto":
-            request.waited_seconds = await offloading.prefix(
-                place, spec, hashes, lambda: self._num_decoding
-            )
-            request.spec = spec = aged(spec, request.waited_seconds)
-            goes = offloading.goes(place, spec, hashes, self._num_decoding, pace)
-            prefill = "remote" if goes else "local"
-        offloading.prefixes.begin(place, spec, hashes, is_local=prefill == "local")
-        if prefill == "local":
-            return None
-        pace.sent("remote")
-        return self._remote.first_token(place, spec, hashes, forced=request.prefill == "remote")
+            request.spec = aged(spec, request.waited_seconds)
+            prefill = "remote" if self._decider.goes(request, self._num_decoding) else "local"
+        if named is None:
+            prefixes.begin(request, is_local=prefill == "local")
+            if prefill == "local":
+                return None
+        timer.sent("remote")
+        return self._remote.first_token(request, only=named)
 
-    def _named(self, spec: RequestSpec, prefill: PrefillMode) -> Peer | None:
+    def _named(self, request: DecodeRequest) -> Peer | None:
         """The prefill worker that the request names, if that is ready."""
-        if not spec.prefiller or prefill == "local":
+        address = request.spec.prefiller
+        if not address or request.prefill == "local":
             return None
-        found = [peer for peer in self._prefills() if peer.record.http_address == spec.prefiller]
-        add_event("prefiller", address=spec.prefiller, known=bool(found))
+        found = [peer for peer in self._prefills() if peer.record.http_address == address]
+        add_event("prefiller", address=address, known=bool(found))
         return found[0] if found else None
-
-    async def _first_step(self, mailbox: RequestOutputs) -> Token:
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        token = await mailbox.token()
-        self._worker.metrics.ttft_phase_seconds.labels("first_step").observe(clock() - start)
-        add_event("first_step", seconds=clock() - start)
-        return token
-
-
-def _queued(generated: Generated, seconds: float) -> Generated:
-    """A first token with so many seconds more in the queue."""
-    if seconds <= 0:
-        return generated
-    token = generated.token
-    late = structs.replace(token, queue_seconds=(token.queue_seconds or 0.0) + seconds)
-    return structs.replace(generated, token=late)

@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Fetch,
     FetchFailed,
+    Prefill,
     PrefillDone,
     ReceiveDone,
     ReceiveFailed,
@@ -20,26 +21,37 @@ from pdcluster_worker.messages.engine import (
     Submit,
 )
 from pdcluster_worker.messages.peers import Generated
-from pdcluster_worker.messages.requests import CONSTRAINT_PARAM, RequestSpec, Token
+from pdcluster_worker.messages.requests import (
+    CONSTRAINT_PARAM,
+    RequestSpec,
+    SamplingParams,
+    Token,
+    TransferTarget,
+)
 from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.attempts import pushes_prefix
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.prefill_watchdog import NoProgressError, PrefillWatchdog, watch
-from pdcluster_worker.serving.decode.prefix_push import push_prefix
+from pdcluster_worker.serving.decode.offload_decider import DecodeRequest
 from pdcluster_worker.serving.engines.client import (
     ENGINE_STALLED,
     EngineDiedError,
     EngineStalledError,
 )
 from pdcluster_worker.serving.engines.engines import RequestHandle
-from pdcluster_worker.serving.engines.stall_watch import period_seconds
+from pdcluster_worker.serving.engines.stall_watch import (
+    NoProgressError,
+    PrefillWatchdog,
+    period_seconds,
+    watch,
+)
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import add_event, trace_decoding, trace_migration
 
 logger = logging.getLogger(__name__)
 
-Reply = Token | PrefillDone
-"""Reply of a prefill worker."""
+_TWO_TOKENS = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+"""With the first a prefix's KV is sent; with the second it is in the other engine's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +72,7 @@ class RemotePrefill:
         self._broker = broker
 
     async def first_token(
-        self,
-        place: RequestHandle,
-        spec: RequestSpec,
-        hashes: list[bytes],
-        *,
-        forced: bool = False,
-        only: Peer | None = None,
-        holder: Peer | None = None,
+        self, request: DecodeRequest, *, only: Peer | None = None, holder: Peer | None = None
     ) -> AsyncGenerator[Generated, None]:
         """The first token, if another worker made it; nothing when the prefill will be local.
 
@@ -81,59 +86,60 @@ class RemotePrefill:
         # 4. Call `Prefill` there.  Its first token is yielded at once, while blocks still come.
         # 5. When all are acknowledged, our engine decodes on; a stock engine fetches the KV now.
         # 6. If the call fails or stalls, our engine computes the prompt, and keeps the first token.
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        reserved = await self._reserve(place, spec, hashes, only, holder)
-        if reserved is None:
-            if holder is None and not forced:
+        forced = holder is None and request.prefill == "remote"
+        spec, handle = request.spec, request.handle
+        start = asyncio.get_running_loop().time()
+        reserve = (
+            self._reserve(request, only) if holder is None else self._take_over(request, holder)
+        )
+        if (reserved := await reserve) is None:
+            if forced:
+                message = 'no prefill worker is ready, and pdcluster.prefill is "remote"'
+                raise RequestError(message, status=503, code="no_prefill_worker")
+            if holder is None:
                 self._worker.count_long_prompt(is_remote=False)
-            self._prefill_locally(place, spec, forced=forced, waited=clock() - start)
+            handle.send(Submit(aged(spec, asyncio.get_running_loop().time() - start)))
             return
-        first: Token | None = None
-        done = False
+        peer, first, done = reserved.peer, None, False
         outcome = "cancelled"  # unless the code below gets further
         try:
             if reserved.has_credit:
-                await self._push_prefix(place, reserved, spec)
-            target = place.target(reserved.blocks)
-            call = reserved.peer.prefill(aged(spec, reserved.waited_seconds), target)
+                with suppress(NoProgressError):  # one that makes no progress goes without
+                    async with self._watching(handle, peer):
+                        await push_prefix(self._worker, handle, peer, spec, reserved.blocks)
+            call = peer.prefill(aged(spec, reserved.waited_seconds), handle.target(reserved.blocks))
             async with aclosing(call) as replies:
-                while (reply := await self._next(place, replies, reserved.peer)) is not None:
+                while (reply := await self._next(handle, replies, peer)) is not None:
                     if isinstance(reply, PrefillDone):
                         done = True
-                        self._finish(place, reserved, first, reply)
+                        self._finish(handle, reserved, first, reply)
                         continue
-                    first = self._first(reserved, spec, reply)
+                    num_tokens, seconds = (
+                        spec.num_tokens - reply.cached_tokens,
+                        reply.prefill_seconds,
+                    )
+                    self._worker.prefill_rates.add(peer.key, num_tokens, seconds or 0.0)
+                    first = reply.waited(reserved.waited_seconds)
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
                     yield Generated(first, "remote")
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
             if first is None:
-                yield Generated(await self._fetched(place, reserved), "remote")
+                yield Generated(await self._fetched(handle, reserved), "remote")
             outcome = "ok"
         except (EngineDiedError, EngineStalledError):
             raise  # of this worker: nothing is left to prefill with
         except (PeerError, RequestError) as e:
             outcome = "stalled" if _is_stall(e) else "failed"
-            self._recover(place, reserved, first, e, forced=forced)
+            add_event("prefill_failed", peer=peer.key, outcome=outcome)
+            self._recover(handle, reserved, first, e, forced=forced)
         finally:
             self._count(reserved, spec.request_id, outcome)
 
-    def _prefill_locally(
-        self, place: RequestHandle, spec: RequestSpec, *, forced: bool, waited: float
-    ) -> None:
-        if forced:
-            raise RequestError(
-                'no prefill worker is ready, and pdcluster.prefill is "remote"',
-                status=503,
-                code="no_prefill_worker",
-            )
-        place.send(Submit(aged(spec, waited)))
-
     def _recover(
         self,
-        place: RequestHandle,
+        handle: RequestHandle,
         reserved: _Reserved,
         first: Token | None,
         error: PeerError | RequestError,
@@ -141,26 +147,17 @@ class RemotePrefill:
         forced: bool,
     ) -> None:
         """Let our engine prefill; raises if a remote prefill is forced, or our own fails too."""
-        request_id, outcome = place.mailbox.request_id, "stalled" if _is_stall(error) else "failed"
+        request_id = handle.outputs.request_id
         logger.warning(
             "remote prefill failed request=%s peer=%s reason=%s",
-            request_id,
-            reserved.peer.key,
-            error,
+            *(request_id, reserved.peer.key, error),
         )
-        add_event("prefill_failed", peer=reserved.peer.key, outcome=outcome)
         if isinstance(error, RequestError) and error.param == CONSTRAINT_PARAM:
             raise error  # it cannot be compiled here either
         if forced and first is None:
             message = f'the prefill worker failed, and pdcluster.prefill is "remote": {error}'
             raise RequestError(message, status=503, code="prefill_failed") from error
-        place.send(ReceiveFailed(request_id, reserved.blocks.epoch, first))
-
-    def _first(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> Token:
-        """Note its prefill's pace, and that it waited for a credit."""
-        num_tokens = len(spec.prompt) + len(spec.output) - first.cached_tokens
-        self._worker.prefill_rates.add(reserved.peer.key, num_tokens, first.prefill_seconds or 0.0)
-        return _waited(first, reserved.waited_seconds)
+        handle.send(ReceiveFailed(request_id, reserved.blocks.epoch, first))
 
     def _count(self, reserved: _Reserved, request_id: str, outcome: str) -> None:
         metrics = self._worker.metrics
@@ -173,131 +170,154 @@ class RemotePrefill:
         if outcome != "ok":
             reserved.peer.release(request_id)  # in case the call never began
 
-    async def _push_prefix(
-        self, place: RequestHandle, reserved: _Reserved, spec: RequestSpec
-    ) -> None:
-        """Give the prefill worker KV that it lacks; one that makes no progress goes without."""
-        with suppress(NoProgressError):
-            async with watch(self._check_of(place, reserved.peer), self._period):
-                await push_prefix(self._worker, place, reserved.peer, spec, reserved.blocks)
-
     async def _next(
-        self, place: RequestHandle, replies: AsyncGenerator[Reply, None], peer: Peer
-    ) -> Reply | None:
+        self,
+        handle: RequestHandle,
+        replies: AsyncGenerator[Token | PrefillDone, None],
+        peer: Peer,
+    ) -> Token | PrefillDone | None:
         """The next reply, None at the end.  Raises NoProgressError, EngineDiedError."""
-        async with watch(self._check_of(place, peer), self._period):
+        async with self._watching(handle, peer):
             return await anext(replies, None)
 
-    def _check_of(self, place: RequestHandle, peer: Peer) -> Callable[[], None]:
-        watchdog = PrefillWatchdog(asyncio.get_running_loop().time, lambda: peer.load)
+    def _watching(
+        self, handle: RequestHandle, peer: Peer | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Raise in the block when our engine fails, or the peer makes no progress."""
+        clock = asyncio.get_running_loop().time
+        watchdog = None if peer is None else PrefillWatchdog(clock, lambda: peer.load)
 
         def check() -> None:
-            place.check()
-            watchdog.check(self._worker.policy.stall_seconds)
+            handle.check()
+            if watchdog is not None:
+                watchdog.check(self._worker.policy.stall_seconds)
 
-        return check
-
-    def _period(self) -> float:
-        return period_seconds(self._worker.policy.stall_seconds)
+        return watch(check, lambda: period_seconds(self._worker.policy.stall_seconds))
 
     def _finish(
-        self, place: RequestHandle, reserved: _Reserved, first: Token | None, done: PrefillDone
+        self, handle: RequestHandle, reserved: _Reserved, first: Token | None, done: PrefillDone
     ) -> None:
+        request_id, epoch = handle.outputs.request_id, reserved.blocks.epoch
         if done.handle:
-            place.send(Fetch(place.mailbox.request_id, reserved.blocks.epoch, done.handle))
+            handle.send(Fetch(request_id, epoch, done.handle))
             return
         if first is None:
             raise PeerError("the KV came without a first token")
-        metrics = self._worker.metrics
         self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
         self._worker.note_transport(done.transport, done.transport_note)
-        metrics.kv_transfer_seconds.observe(done.seconds)
-        metrics.ttft_phase_seconds.labels("transfer").observe(done.seconds)
+        self._observe_transfer(done.seconds)
         trace_migration(done)
         trace_decoding("begin")
-        place.send(
-            ReceiveDone(place.mailbox.request_id, reserved.blocks.epoch, first, done.checksum)
-        )
+        handle.send(ReceiveDone(request_id, epoch, first, done.checksum))
 
-    async def _fetched(self, place: RequestHandle, reserved: _Reserved) -> Token:
+    async def _fetched(self, handle: RequestHandle, reserved: _Reserved) -> Token:
         """The first token, made here from fetched KV.  Raises PeerError."""
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        async with watch(place.check, self._period):
-            output = await place.mailbox.get()
+        start = asyncio.get_running_loop().time()
+        output = await handle.outputs.get()
         if isinstance(output, FetchFailed):
             raise PeerError(f"the KV did not come: {output.reason}")
         if not isinstance(output, Token):
             raise RequestError(f"the engine answered {type(output).__name__} to Fetch", status=500)
-        seconds = clock() - start
+        self._observe_transfer(asyncio.get_running_loop().time() - start)
+        return output.waited(reserved.waited_seconds)
+
+    def _observe_transfer(self, seconds: float) -> None:
         self._worker.metrics.kv_transfer_seconds.observe(seconds)
         self._worker.metrics.ttft_phase_seconds.labels("transfer").observe(seconds)
-        return _waited(output, reserved.waited_seconds)
 
-    async def _reserve(
-        self,
-        place: RequestHandle,
-        spec: RequestSpec,
-        hashes: list[bytes],
-        only: Peer | None,
-        holder: Peer | None,
-    ) -> _Reserved | None:
-        """Blocks, and before them a credit, so that a waiting request holds none."""
-        if holder is not None:
-            return await self._reserve_for(place, spec, holder)
-        clock = asyncio.get_running_loop().time
-        num_tokens = len(spec.prompt) + len(spec.output)
-        start = clock()
-        named = "" if only is None else only.key
-        self._worker.credit_queue.add(spec.request_id, num_tokens, spec.priority, named)
-        outcome = "cancelled"
+    async def _reserve(self, request: DecodeRequest, only: Peer | None) -> _Reserved | None:
+        """A credit and then blocks, so that a request that waits for a credit holds none."""
+        spec, metrics, clock = request.spec, self._worker.metrics, asyncio.get_running_loop().time
+        start, outcome = clock(), "cancelled"
         try:
-            async with watch(place.check, self._period):
-                while (
-                    peer := await self._broker.acquire(
-                        spec.request_id, num_tokens, spec.priority, hashes, only=only
-                    )
-                ) is not None:
-                    blocks = await self._receive(place, aged(spec, clock() - start), peer)
-                    if isinstance(blocks, ReceiveReady):
-                        waited = clock() - start
-                        add_event("credit", peer=peer.key, waited_seconds=waited)
-                        self._worker.metrics.credit_wait_seconds.observe(waited)
-                        outcome = "granted"
-                        return _Reserved(peer, blocks, waited)
-                    add_event("no_blocks", needed=blocks.needed_blocks)
-                    await self._worker.wait_for_blocks(
-                        place.engine, spec.request_id, blocks.needed_blocks
-                    )
-            outcome = "no_prefill_worker"
-            add_event("credit", peer="", waited_seconds=clock() - start)
-            return None
+            with self._broker.queued(spec, only):
+                async with self._watching(request.handle):
+                    reserved = await self._blocks_with_credit(request, only, start)
+            outcome = "no_prefill_worker" if reserved is None else "granted"
         finally:
-            self._worker.metrics.credit_requests.labels(outcome).inc()
-            self._worker.credit_queue.discard(spec.request_id)
-            self._broker.request_credits()
+            metrics.credit_requests.labels(outcome).inc()
+        waited = clock() - start if reserved is None else reserved.waited_seconds
+        add_event("credit", peer=reserved.peer.key if reserved else "", waited_seconds=waited)
+        if reserved is not None:
+            metrics.credit_wait_seconds.observe(waited)
+        return reserved
 
-    async def _reserve_for(
-        self, place: RequestHandle, spec: RequestSpec, holder: Peer
+    async def _blocks_with_credit(
+        self, request: DecodeRequest, only: Peer | None, start: float
     ) -> _Reserved | None:
-        async with watch(place.check, self._period):
-            blocks = await self._receive(place, spec)
+        spec, handle, clock = request.spec, request.handle, asyncio.get_running_loop().time
+        while (peer := await self._broker.acquire(spec, request.hashes, only)) is not None:
+            blocks = None
+            try:
+                blocks = await handle.receive(aged(spec, clock() - start))
+            finally:
+                if not isinstance(blocks, ReceiveReady):
+                    peer.release(spec.request_id)
+            if isinstance(blocks, ReceiveReady):
+                return _Reserved(peer, blocks, clock() - start)
+            add_event("no_blocks", needed=blocks.needed_blocks)
+            await self._worker.wait_for_blocks(handle.engine, spec.request_id, blocks.needed_blocks)
+        return None
+
+    async def _take_over(self, request: DecodeRequest, holder: Peer) -> _Reserved | None:
+        blocks = await request.handle.receive(request.spec)
         if isinstance(blocks, ReceiveRefused):
             return None
         add_event("reads_kv", peer=holder.key)
         return _Reserved(holder, blocks, waited_seconds=0.0, has_credit=False)
 
-    async def _receive(
-        self, place: RequestHandle, spec: RequestSpec, granting: Peer | None = None
-    ) -> ReceiveReady | ReceiveRefused:
-        """Request blocks; without them the credit goes back to `granting`."""
-        answer = None
-        try:
-            answer = await place.receive(spec)
-        finally:
-            if granting is not None and not isinstance(answer, ReceiveReady):
-                granting.release(spec.request_id)
-        return answer
+
+async def push_prefix(
+    worker: WorkerContext,
+    handle: RequestHandle,
+    peer: Peer,
+    spec: RequestSpec,
+    blocks: ReceiveReady,
+) -> None:
+    """Write to the peer what it lacks of the prefix that is cached here, if that is worth it."""
+    lacking = blocks.cached_tokens - peer.prefix_match(worker.hashes(spec)) * worker.block_size
+    has_kv_port = bool(handle.engine.kv_addresses)  # a stock engine has none of ours
+    transfer_seconds = worker.transfer_seconds(peer.key, lacking)
+    compute_seconds = worker.prefill_rates.seconds(peer.key, lacking)
+    is_worth_it = pushes_prefix(lacking, transfer_seconds, compute_seconds)
+    if not has_kv_port or spec.verify_transfer or not is_worth_it:
+        return
+    prefix = replace(
+        spec,
+        request_id=f"{spec.request_id}~prefix",
+        prompt=[*spec.prompt, *spec.output][: blocks.cached_tokens],
+        output=[],
+        sampling=_TWO_TOKENS,
+    )
+    outcome = "failed"
+    try:
+        is_taken = await peer.push(
+            prefix, lambda target: _push_blocks(worker, handle, prefix, target)
+        )
+        outcome = "ok" if is_taken else "refused"
+    except (PeerError, RequestError) as e:
+        logger.warning(
+            "prefix was not given request=%s peer=%s reason=%s", spec.request_id, peer.key, e
+        )
+    finally:
+        worker.metrics.kv_prefixes_given.labels(outcome).inc()
+        add_event("gives_prefix", peer=peer.key, tokens=lacking, outcome=outcome)
+
+
+async def _push_blocks(
+    worker: WorkerContext, handle: RequestHandle, prefix: RequestSpec, target: TransferTarget
+) -> tuple[Token, PrefillDone]:
+    """Write it by the engine that holds it: a prefill whose blocks are all cached but the last."""
+    own = RequestHandle(handle.engine, handle.engine.client.open(prefix.request_id))
+    try:
+        own.send(Prefill(prefix, target))
+        first, done = await own.outputs.get(), await own.outputs.get()
+    finally:
+        own.close()
+    if not isinstance(first, Token) or not isinstance(done, PrefillDone):
+        raise RequestError("the engine did not write the prefix", status=500)
+    worker.note_transfer(done)
+    return first, done
 
 
 def _is_stall(error: PeerError | RequestError) -> bool:
@@ -305,8 +325,3 @@ def _is_stall(error: PeerError | RequestError) -> bool:
     return isinstance(error, NoProgressError) or (
         isinstance(error, RequestError) and error.code == ENGINE_STALLED
     )
-
-
-def _waited(first: Token, seconds: float) -> Token:
-    """A first token with so many seconds more in the queue."""
-    return msgspec.structs.replace(first, queue_seconds=(first.queue_seconds or 0.0) + seconds)

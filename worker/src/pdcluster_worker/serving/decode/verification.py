@@ -1,22 +1,34 @@
-"""Verifies that KV really moves from a prefill pool to this decode worker."""
+"""Verifies that KV really moves from a prefill pool to this decode worker.
+
+One prompt is run twice, prefilled by a worker of the pool and by this one; both make equal tokens.
+"""
 
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.messages.engine import (
+    Fetch,
+    FetchFailed,
+    PrefillDone,
+    Received,
+    ReceiveDone,
+    ReceiveRefused,
+    Submit,
+)
 from pdcluster_worker.messages.peers import Fault, VerificationResult, VerifyCall
-from pdcluster_worker.messages.requests import Token
+from pdcluster_worker.messages.requests import SALT_BYTES, RequestSpec, SamplingParams, Token
 from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
 from pdcluster_worker.routing.same_tokens import first_difference, tie_of
 from pdcluster_worker.serving.decode.broker import CreditBroker
-from pdcluster_worker.serving.decode.verification_runs import (
-    NoBlocksError,
-    RemoteRun,
-    VerificationRuns,
-)
+from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -27,6 +39,11 @@ RUN_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
 """For a prefill worker that has just become ready to be connected here."""
 
+PROMPT_TOKENS = 256
+"""A short prompt, whose KV is some MiB: enough to tell one kind of network from another."""
+
+NEW_TOKENS = 8
+_TOP = 5
 _POLL_SECONDS = 0.1
 
 
@@ -42,6 +59,15 @@ class _FailedError(Exception):
         self.fault: Fault = fault
 
 
+@dataclass(slots=True)
+class VerificationRun:
+    """Tokens and reports of a run, as far as it came."""
+
+    tokens: list[Token] = field(default_factory=list)
+    done: PrefillDone | None = None
+    received: Received | None = None
+
+
 class TransferVerification:
     """One per decode worker."""
 
@@ -55,7 +81,7 @@ class TransferVerification:
     ) -> None:
         self._pod = pod
         self._worker = worker
-        self._runs = VerificationRuns(worker, broker)
+        self._broker = broker
         self._prefills = prefills
         self._refused = refused
         self._is_running = False
@@ -85,9 +111,9 @@ class TransferVerification:
         try:
             if not self._worker.takes_new:
                 raise _PostponedError(str(self._worker.refusal()))
-            peer = await self._chosen(pool, even_if_busy=even_if_busy)
+            peer = await self._choose(pool, even_if_busy=even_if_busy)
             with self._worker.request():
-                return await self._verified(peer)
+                return await self._verify(peer)
         except _PostponedError as e:
             return self._postponed(str(e))
         except _FailedError as e:
@@ -99,7 +125,7 @@ class TransferVerification:
     def _postponed(self, why: str) -> VerificationResult:
         return VerificationResult("postponed", self._pod, message=one_line(why))
 
-    async def _chosen(self, pool: str, *, even_if_busy: bool) -> Peer:
+    async def _choose(self, pool: str, *, even_if_busy: bool) -> Peer:
         """A worker of the pool: any that has no request, so that in time all have their turn."""
         able = await self._connected(pool)
         if even_if_busy:
@@ -130,15 +156,13 @@ class TransferVerification:
                 raise _FailedError("not_connected", message)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _verified(self, peer: Peer) -> VerificationResult:
-        prompt = self._runs.prompt(peer)
+    async def _verify(self, peer: Peer) -> VerificationResult:
+        prompt = self._prompt(peer)
         try:
             async with asyncio.timeout(RUN_SECONDS):
-                remote = await self._runs.remote(peer, prompt)
+                remote = await self._run_remote(peer, prompt)
             async with asyncio.timeout(RUN_SECONDS):
-                local = await self._runs.local(prompt)
-        except NoBlocksError as e:
-            raise _PostponedError(f"{self._pod} is full: {e}") from e
+                local = await self._run_local(prompt)
         except TimeoutError as e:
             raise _FailedError("transfer_failed", f"no end within {RUN_SECONDS:.0f} s") from e
         except (PeerError, RequestError) as e:
@@ -146,7 +170,7 @@ class TransferVerification:
         return self._judged(peer, len(prompt), remote, local)
 
     def _judged(
-        self, peer: Peer, num_prompt_tokens: int, remote: RemoteRun, local: Sequence[Token]
+        self, peer: Peer, num_prompt_tokens: int, remote: VerificationRun, local: Sequence[Token]
     ) -> VerificationResult:
         done, received = remote.done, remote.received
         if done is None or received is None:
@@ -179,6 +203,85 @@ class TransferVerification:
             has_checksum=received.is_intact is True,
         )
 
+    def _prompt(self, peer: Peer) -> list[int]:
+        """Random tokens, as many as both workers take."""
+        facts = self._worker.engine_ready
+        longest = min(facts.max_model_len, peer.max_model_len or facts.max_model_len) - NEW_TOKENS
+        # small pools of tests and laptops keep room for others
+        max_tokens = facts.num_blocks * facts.geometry.block_size // 4
+        num_tokens = max(1, min(PROMPT_TOKENS, longest, max_tokens))
+        return [random.randrange(facts.vocab_size) for _ in range(num_tokens)]
+
+    async def _run_remote(self, peer: Peer, prompt: Sequence[int]) -> VerificationRun:
+        """Prefill there, decode here.  Raises PeerError, RequestError, _PostponedError."""
+        spec, remote = _spec(prompt), VerificationRun()
+        handle = self._worker.engines.open(spec.request_id, list)
+        try:
+            with self._broker.queued(spec, peer):
+                if await self._broker.acquire(spec, [], peer) is None:
+                    raise PeerError(f"{peer.key} takes no new requests")
+            blocks = await handle.receive(spec)
+            if isinstance(blocks, ReceiveRefused):
+                raise _PostponedError(
+                    f"{self._pod} is full: {blocks.needed_blocks} free KV blocks are needed"
+                )
+            async with aclosing(peer.prefill(spec, handle.target(blocks))) as replies:
+                async for reply in replies:
+                    if isinstance(reply, PrefillDone):
+                        remote.done = reply
+                    else:
+                        remote.tokens.append(reply)
+            done = remote.done
+            if done is not None and done.handle:
+                handle.send(Fetch(spec.request_id, blocks.epoch, done.handle))
+            elif done is None or not remote.tokens:
+                raise PeerError(f"{peer.key} sent no first token or no KV")
+            else:
+                first = remote.tokens[0]
+                handle.send(ReceiveDone(spec.request_id, blocks.epoch, first, done.checksum))
+            await _take_rest(handle, remote)
+            return remote
+        finally:
+            peer.release(spec.request_id)  # nothing is left of a credit that was used
+            handle.close()
+
+    async def _run_local(self, prompt: Sequence[int]) -> list[Token]:
+        """Prefill and decode here.  Raises RequestError."""
+        spec, local = _spec(prompt), VerificationRun()
+        handle = self._worker.engines.open(spec.request_id, list)
+        try:
+            handle.send(Submit(spec))
+            await _take_rest(handle, local)
+        finally:
+            handle.close()
+        return local.tokens
+
+
+async def _take_rest(handle: RequestHandle, run: VerificationRun) -> None:
+    """All that the engine here says of a run, until its last token."""
+    while not run.tokens or run.tokens[-1].finish_reason is None:
+        output = await handle.outputs.get()
+        if isinstance(output, Received):
+            run.received = output
+        elif isinstance(output, Token):
+            run.tokens.append(output)
+        elif isinstance(output, FetchFailed):
+            raise PeerError(f"the KV did not come: {output.reason}")
+        else:
+            raise RequestError(f"the engine answered {type(output).__name__}", status=500)
+
 
 def _token_at(tokens: Sequence[Token], index: int) -> str:
     return str(tokens[index].token_id) if index < len(tokens) else "none"
+
+
+def _spec(prompt: Sequence[int]) -> RequestSpec:
+    sampling = SamplingParams(NEW_TOKENS, seed=0, temperature=0.0, logprobs=_TOP, ignore_eos=True)
+    return RequestSpec(
+        f"verify-{secrets.token_hex(8)}",
+        list(prompt),
+        sampling,
+        priority=PRIORITIES["low"],
+        cache_salt=secrets.token_bytes(SALT_BYTES),
+        verify_transfer=True,
+    )

@@ -77,7 +77,7 @@ class RequestHandle:
     """An engine chosen for a request, and the outputs of the request there."""
 
     engine: Engine
-    mailbox: RequestOutputs
+    outputs: RequestOutputs
 
     def send(self, message: EngineInput) -> None:
         """Send a message to the engine.  Raises EngineDiedError."""
@@ -90,7 +90,7 @@ class RequestHandle:
     async def receive(self, spec: RequestSpec) -> ReceiveReady | ReceiveRefused:
         """Ask the engine for blocks that a peer may write.  Raises RequestError."""
         self.send(Receive(spec))
-        answer = await self.mailbox.get()
+        answer = await self.outputs.get()
         if not isinstance(answer, ReceiveReady | ReceiveRefused):
             raise RequestError(
                 f"the engine answered {type(answer).__name__} to Receive", status=500
@@ -110,7 +110,7 @@ class RequestHandle:
 
     def close(self) -> None:
         """Stop listening; the engine forgets a request that it still holds."""
-        self.engine.client.close(self.mailbox)
+        self.engine.client.close(self.outputs)
 
 
 class Engines:
@@ -212,9 +212,9 @@ class Engines:
                 code="duplicate_request",
             )
         engine = self._choose(hashes)
-        place = RequestHandle(engine, engine.client.open(request_id))
+        handle = RequestHandle(engine, engine.client.open(request_id))
         self.on_open(engine)
-        return place
+        return handle
 
     def cached_tokens(self, engine: Engine, hashes: Sequence[bytes], num_tokens: int) -> int:
         """Prefix hit in whole blocks; at least one token is left to compute."""

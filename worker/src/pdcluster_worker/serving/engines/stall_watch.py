@@ -1,10 +1,14 @@
-"""Decide when an engine has stalled: work without steps, or pings without answers."""
+"""Decide when an engine here or at a peer has stalled: work without steps, or no answers."""
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Literal
 
+from pdcluster_worker.errors import PeerError
 from pdcluster_worker.messages.engine import EngineStats, Pong
+from pdcluster_worker.messages.peers import WorkerLoad
 
 Condition = Literal["well", "stalled", "lost"]
 """stalled: out of every choice, may still come back; lost: to be killed."""
@@ -14,6 +18,9 @@ LAST_CHANCE_SECONDS = 20.0
 
 REMEMBERED_SECONDS = 3600.0
 """A step longer than those of the warm-up is forgotten after that long."""
+
+MARGINS = 1.5
+"""Margins of a peer that we wait: its own report, which comes after one, has the reason."""
 
 _CHECKS_PER_MARGIN = 4
 _LONGEST_PERIOD_SECONDS = 1.0
@@ -129,3 +136,57 @@ class StallWatch:
         if num_steps > self._num_steps:
             self._num_steps = num_steps
             self._still.moved()
+
+
+class NoProgressError(PeerError):
+    """A prefill worker has made no progress for too long."""
+
+
+class PrefillWatchdog:
+    """With one prefill worker, from now.  load: its last report."""
+
+    def __init__(self, clock: Callable[[], float], load: Callable[[], WorkerLoad]) -> None:
+        self._still = StallTimer(clock)
+        self._load = load
+        self._progress = load().progress
+
+    def check(self, stall_seconds: float) -> None:
+        """Raise NoProgressError after its longest step and MARGINS without progress."""
+        load = self._load()
+        if load.progress != self._progress:
+            self._progress = load.progress
+            self._still.moved()
+        still = self._still.poll(period_seconds(stall_seconds))
+        if still > load.longest_step_seconds + MARGINS * stall_seconds:
+            limit = f"qos.stallSeconds is {stall_seconds:g}"
+            raise NoProgressError(f"its engine has made no progress for {still:.1f} s ({limit})")
+
+
+@asynccontextmanager
+async def watch(check: Callable[[], None], period: Callable[[], float]) -> AsyncIterator[None]:
+    """Call `check` every so many seconds while the block runs, which must not yield."""
+    loop = asyncio.get_running_loop()
+    error: Exception | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def poll() -> None:
+        nonlocal error, timer
+        try:
+            check()
+        except Exception as e:
+            error = e
+            scope.reschedule(loop.time())
+        else:
+            timer = loop.call_later(period(), poll)
+
+    timer = loop.call_later(period(), poll)
+    try:
+        async with asyncio.timeout(None) as scope:
+            yield
+    except TimeoutError:
+        if error is None:
+            raise
+        raise error from None
+    finally:
+        if timer is not None:
+            timer.cancel()

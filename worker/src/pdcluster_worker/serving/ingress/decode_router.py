@@ -165,7 +165,7 @@ class DecodeRouter:
         """Wait while every worker is over the queue threshold.  Raises RequestError 503."""
         if not self._num_held and not self._all_busy():
             return
-        num_tokens = sum(len(spec.prompt) + len(spec.output) for spec in specs)
+        num_tokens = sum(spec.num_tokens for spec in specs)
         reason = full(self._policy.admission, self._num_held, self._held_tokens, num_tokens)
         if reason is not None:
             raise RequestError(
@@ -299,7 +299,7 @@ class DecodeRouter:
             )
         if not candidates:
             return None
-        request = RequestSize(len(spec.prompt) + len(spec.output), self._worker.block_size)
+        request = RequestSize(spec.num_tokens, self._worker.block_size)
         return self._chooser.choose(
             policy, request, candidates, pinned=hints.worker, session=hints.session
         )
@@ -308,7 +308,7 @@ class DecodeRouter:
         self, spec: RequestSpec, chosen: DecodeCandidate, report: object, routed: _Routed
     ) -> None:
         """Charge the request to its worker, at first with its prompt's other choices."""
-        num_tokens = len(spec.prompt) + len(spec.output)
+        num_tokens = spec.num_tokens
         uncached_tokens = max(0, num_tokens - chosen.matched_blocks * self._worker.block_size)
         self._load.add(
             spec.request_id,
