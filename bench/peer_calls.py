@@ -29,8 +29,8 @@ from pdcluster_worker.messages.peers import Generated, Hello, Report, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token, TransferTarget
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import NO_EVENTS, LocalWorker, Peer
+from pdcluster_worker.peers.pair_check import Refusals
 from pdcluster_worker.peers.records import WorkerRecord
-from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger

@@ -38,8 +38,8 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import LocalWorker, Peer, PeerEvents
 from pdcluster_worker.peers.directory import Directory
 from pdcluster_worker.peers.discovery import Discovery, DiscoveryEvents, DiscoveryKeys
+from pdcluster_worker.peers.pair_check import Refusals
 from pdcluster_worker.peers.records import WorkerRecord
-from pdcluster_worker.peers.refusals import Refusals
 from pdcluster_worker.peers.service import WorkerService, start_grpc
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.credits import CreditLedger

@@ -5,7 +5,7 @@ it is due.
 import asyncio
 
 from pdcluster_schema.routing import LatencyClassSpec, PrefillQueueSpec
-from pdcluster_worker.peers.credit_server import Answers, CreditServer
+from pdcluster_worker.peers.service import Answers, CreditServer
 from pdcluster_worker.routing.batching import Grant
 from pdcluster_worker.routing.credits import CreditLedger
 

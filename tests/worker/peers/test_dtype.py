@@ -13,9 +13,14 @@ from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.model.loading.loader import resolve_dtype
-from pdcluster_worker.peers.dtype import agreed_dtype, log_speed
-from pdcluster_worker.peers.etcd import Etcd
-from pdcluster_worker.system.native_dtype import CPU_INFO, DType, native_dtype, read_native_dtype
+from pdcluster_worker.peers.etcd import Etcd, agreed_dtype
+from pdcluster_worker.system.native_dtype import (
+    CPU_INFO,
+    DType,
+    log_speed,
+    native_dtype,
+    read_native_dtype,
+)
 
 SAPPHIRE_RAPIDS = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"
 BROADWELL = "processor\t: 0\nflags\t\t: fpu sse2 avx2\n"

@@ -140,7 +140,7 @@ async def test_a_request_after_a_break_opens_another_stream(d: Any, spec: Any) -
     d.other.handler.hold = True
     tokens = d.d2.generate(spec(), "auto")
     await anext(tokens)
-    await d.d2._channel.generating.close()
+    await d.d2._channel.generate_stream().close()
 
     with pytest.raises(PeerError):
         await anext(tokens)
@@ -154,7 +154,7 @@ async def test_a_stream_that_is_closed_before_it_begins_fails_its_requests(
     d: Any, spec: Any
 ) -> None:
     requested = asyncio.ensure_future(anext(d.d2.generate(spec(), "auto")))
-    closing = asyncio.ensure_future(d.d2._channel.generating.close())
+    closing = asyncio.ensure_future(d.d2._channel.generate_stream().close())
     await asyncio.sleep(0)  # the request has opened the stream, whose task has not run
 
     async with asyncio.timeout(20):

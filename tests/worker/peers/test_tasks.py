@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pdcluster_worker.peers.tasks import run_until_first_ends
+from pdcluster_worker.backoff import run_until_first_ends
 
 
 class Part:

@@ -220,6 +220,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
 decode_spec = msgspec.msgpack.Decoder(RequestSpec).decode
 decode_requests = msgspec.msgpack.Decoder(list[SubmitCall | CancelCall]).decode
 decode_replies = msgspec.msgpack.Decoder(list[CallOutput | CallEnd]).decode
+decode_failure = msgspec.msgpack.Decoder(CallFailure).decode
 
 
 Outcome = Literal["verified", "failed", "postponed"]

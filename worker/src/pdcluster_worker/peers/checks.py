@@ -13,7 +13,6 @@ from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.text import shortened
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
-    Fact,
     PrefillCall,
     PrefixPushed,
     PushPrefix,
@@ -70,9 +69,6 @@ MAX_CHARACTERS = 1000
 """Taken of a name or a text."""
 
 
-# --- calls ------------------------------------------------------------------------------------
-
-
 def parse_prefill(message: bytes) -> PrefillCall:
     call = decode_prefill(message)
     checked_request(call.spec)
@@ -103,9 +99,6 @@ def parse_prefill_reply(request_id: str, message: bytes) -> Token | PrefillDone:
     if reply.done is None:
         raise ValueError("first_token and done are missing")
     return checked_done(request_id, reply.done)
-
-
-# --- requests ---------------------------------------------------------------------------------
 
 
 def checked_request(spec: RequestSpec) -> RequestSpec:
@@ -161,9 +154,6 @@ def checked_target(target: TransferTarget) -> TransferTarget:
     return target
 
 
-# --- answers ----------------------------------------------------------------------------------
-
-
 def checked_token(request_id: str, token: Token) -> Token:
     _require(token.request_id == request_id, "a token is of another request")
     _require(token.token_id >= 0, "token_id is negative")
@@ -199,7 +189,7 @@ def sanitize_events(
             event.name[:MAX_CHARACTERS],
             began_seconds + max(0.0, event.seconds),
             {
-                name[:MAX_CHARACTERS]: _shown(fact)
+                name[:MAX_CHARACTERS]: fact[:MAX_CHARACTERS] if isinstance(fact, str) else fact
                 for name, fact in list(event.facts.items())[:MAX_FACTS]
                 if not isinstance(fact, float) or isfinite(fact)
             },
@@ -208,10 +198,6 @@ def sanitize_events(
         for event in events[:MAX_EVENTS]
         if isfinite(event.seconds)
     )
-
-
-def _shown(fact: Fact) -> Fact:
-    return fact[:MAX_CHARACTERS] if isinstance(fact, str) else fact
 
 
 def _require(fact: bool, otherwise: str) -> None:

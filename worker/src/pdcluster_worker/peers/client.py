@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from pdcluster_worker.backoff import FIRST_BACKOFF_SECONDS, Reconnect, run_until_first_ends
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
@@ -31,13 +32,11 @@ from pdcluster_worker.messages.peers import (
     encode,
 )
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
-from pdcluster_worker.peers.calls import Replies, WorkerStub, unary
+from pdcluster_worker.peers.calls import Replies, WorkerStub, cancelled_locally, unary
 from pdcluster_worker.peers.checks import parse_prefill_reply, parse_target
 from pdcluster_worker.peers.generate_client import PeerChannel, RemoteStream
+from pdcluster_worker.peers.pair_check import Refusals
 from pdcluster_worker.peers.records import WorkerRecord
-from pdcluster_worker.peers.refusals import Refusals
-from pdcluster_worker.peers.status import cancelled_locally
-from pdcluster_worker.peers.tasks import FIRST_BACKOFF_SECONDS, Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import Credentials
 from pdcluster_worker.routing.prefix_index import EventOrder, GapCheck, PrefixIndex
 from pdcluster_worker.tracing import trace_context
@@ -144,8 +143,6 @@ class Peer:
         before, self.record = self._standing, record
         self._report_change(before)
 
-    # --- for serving ------------------------------------------------------------------------------
-
     def prefix_match(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` in its prefix cache, as far as is known here."""
         return self._local.index.match(self.key, hashes)
@@ -159,9 +156,7 @@ class Peer:
         self._credit_calls.put_nowait(ReleaseCredit(request_id))
 
     def generate(self, spec: RequestSpec, prefill: PrefillMode) -> RemoteStream:
-        return RemoteStream(
-            self._channel.generating, (self.key, self.record.engine_id), spec, prefill
-        )
+        return RemoteStream(self._channel, (self.key, self.record.engine_id), spec, prefill)
 
     async def prefill(
         self, spec: RequestSpec, target: TransferTarget
@@ -212,18 +207,8 @@ class Peer:
             written.cancel()  # gRPC waits for the requests of a call that has ended
         return was_written
 
-    # --- the pair ---------------------------------------------------------------------------------
-
     def _open(self) -> PeerChannel:
         return PeerChannel(self.record.grpc_address, self._local.credentials.channel)
-
-    async def _show_newest_certificate(self) -> None:
-        """A channel shows the certificate that it was opened with, so a new one needs a new
-        channel.
-        """
-        if self._channel.credentials is not self._local.credentials.channel:
-            old, self._channel = self._channel, self._open()
-            await old.close()
 
     async def _run(self) -> None:
         retry = Reconnect()
@@ -231,7 +216,10 @@ class Peer:
             retry.begin()
             has_served = False
             try:
-                await self._show_newest_certificate()
+                # a channel shows the certificate that it was opened with
+                if self._channel.credentials is not self._local.credentials.channel:
+                    old, self._channel = self._channel, self._open()
+                    await old.close()
                 if not await self._shake_hands():
                     self._change("refused")
                     return

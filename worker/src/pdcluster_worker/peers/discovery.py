@@ -1,8 +1,4 @@
-"""This worker's record in etcd, and the membership that etcd reports.
-
-Any fault ends the session (lease, record, listing, watches); the next one begins at the next
-endpoint after a back-off.  Members stay during an outage of any length.
-"""
+"""Record of this worker in etcd, and the membership that etcd reports."""
 
 import asyncio
 import logging
@@ -11,12 +7,62 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from pdcluster_schema.etcd_keys import pod_of, worker_key
+from pdcluster_worker.backoff import Reconnect, run_until_first_ends
 from pdcluster_worker.config.worker import DiscoveryConfig
-from pdcluster_worker.peers.etcd import Etcd, EtcdError, EtcdListing, KeyEvent
-from pdcluster_worker.peers.membership import Membership
+from pdcluster_worker.peers.etcd import CALL_SECONDS, Etcd, EtcdError, EtcdListing, KeyEvent
 from pdcluster_worker.peers.records import WorkerRecord, decode_record, encode_record
-from pdcluster_worker.peers.tasks import Reconnect, run_until_first_ends
 from pdcluster_worker.peers.tls import EtcdCredentials
+
+
+class Membership:
+    """A member leaves only when its key is gone and it answers no probe: an etcd that came back
+    empty, or whose leases ran out meanwhile, reports the same of workers that are well.  One that
+    had drained needs no probe.
+
+    missing: members whose keys are gone and that must be probed."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, WorkerRecord] = {}
+        self._missing: set[str] = set()
+
+    @property
+    def records(self) -> dict[str, WorkerRecord]:
+        """A copy, by pod."""
+        return dict(self._records)
+
+    @property
+    def missing(self) -> list[WorkerRecord]:
+        return [self._records[pod] for pod in sorted(self._missing)]
+
+    def resync(self, listing: Mapping[str, WorkerRecord]) -> bool:
+        """Take a full listing.  True if a member changed."""
+        changed = [self.put(record) for record in listing.values()]
+        changed += [self.delete(pod) for pod in self._records.keys() - listing.keys()]
+        return any(changed)
+
+    def put(self, record: WorkerRecord) -> bool:
+        """True if that changes a member."""
+        self._missing.discard(record.pod)
+        changed = self._records.get(record.pod) != record
+        self._records[record.pod] = record
+        return changed
+
+    def delete(self, pod: str) -> bool:
+        """True if that alone removes the member; else it is missing from now on."""
+        record = self._records.get(pod)
+        if record is None:
+            return False
+        self._missing.add(pod)
+        return record.state == "drained" and self.remove(record)
+
+    def remove(self, record: WorkerRecord) -> bool:
+        """The probe of a missing member failed.  False if it has written itself again meanwhile."""
+        if record.pod not in self._missing or self._records[record.pod] != record:
+            return False
+        self._missing.discard(record.pod)
+        del self._records[record.pod]
+        return True
+
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +71,6 @@ RECHECK_SECONDS = 2.0
 """Period of probes of members whose keys are gone: about as long as a probe may take, and short
 against a lease.
 """
-
-CALL_SECONDS = 5.0
-"""Bound of one call to etcd; never longer than the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +99,10 @@ class DiscoveryEvents:
 
 
 class Discovery:
-    """Raises ConfigError when etcd's TLS files cannot be used at the start.
+    """Any fault ends the session (lease, record, listing, watches); the next one begins at the next
+    endpoint after a back-off.  Members stay during an outage of any length.
+
+    Raises ConfigError when etcd's TLS files cannot be used at the start.
 
     problem:         why etcd does not serve this worker now; None while a session lives.
     registered_once: latches at the first registration.
@@ -94,8 +140,6 @@ class Discovery:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-
-    # --- sessions ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         retry = Reconnect()
@@ -187,8 +231,7 @@ class Discovery:
             )
         self.problem = problem
 
-    # --- parts of a session: each runs until it raises EtcdError
-    # -----------------------------------
+    # parts of a session: each runs until it raises EtcdError
 
     async def _keep_alive(self, etcd: Etcd, lease_id: int) -> None:
         while True:
@@ -228,8 +271,6 @@ class Discovery:
                 logger.info("member gone pod=%s engine=%s", record.pod, record.engine_id)
             self._apply(bool(gone))
             await asyncio.sleep(RECHECK_SECONDS)
-
-    # --- what is learnt ---------------------------------------------------------------------------
 
     async def _put_record(self, etcd: Etcd, lease_id: int) -> None:
         # before the record is read: a change during the call is written by the next one

@@ -4,24 +4,31 @@ aetcd brings messages and stubs.  Its client speaks no TLS, and is silent when a
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from itertools import cycle
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 import grpc
 from aetcd import rpc
 
-from pdcluster_worker.errors import PeerError
-from pdcluster_worker.peers.status import cancelled_locally
+from pdcluster_schema.text import quoted
+from pdcluster_worker.backoff import Reconnect
+from pdcluster_worker.config.worker import DiscoveryConfig
+from pdcluster_worker.errors import ConfigError, PeerError
+from pdcluster_worker.peers.calls import cancelled_locally
+from pdcluster_worker.peers.tls import EtcdCredentials
+from pdcluster_worker.system.native_dtype import DType
+
+logger = logging.getLogger(__name__)
 
 ResponseT = TypeVar("ResponseT")
 
 # A new connection is made after every failure, so it must not inherit another one's back-off from
-# gRPC's shared pool.
-# All records of a cluster are one message, which may be more than the 4 MiB that gRPC takes by
-# itself: thousands of workers
-# that each name the peers that they refuse.
+# gRPC's shared pool.  All records of a cluster are one message, which may be more than the 4 MiB
+# that gRPC takes by itself: thousands of workers that each name the peers that they refuse.
 _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -30,6 +37,9 @@ _OPTIONS = (
 
 # What `read` returns at the end of a stream; the type stubs lack it.
 _EOF: Any = vars(grpc.aio)["EOF"]
+
+CALL_SECONDS = 5.0
+"""Bound of one call to etcd; never longer than the lease."""
 
 # Ends the watch of a member that has lost its quorum: it would be silent for as long as that lasts.
 _HAS_LEADER = (("hasleader", "true"),)
@@ -183,3 +193,36 @@ def _range_end(key: str) -> bytes:
     # The first key after all that start with "...{x}/" is "...{x}0"; an empty end means the key
     # alone.
     return f"{key[:-1]}0".encode() if key.endswith("/") else b""
+
+
+async def agreed_dtype(
+    config: DiscoveryConfig, key: str, proposal: DType, report: Callable[[str], None]
+) -> DType:
+    """The dtype of a revision, since KV moves only between workers of one: the
+    value of `key` in etcd, or the proposal, which is then stored there.
+
+    Retries until etcd answers; `report` gets the reason of a failure, each time that it changes.
+    Raises ConfigError when the key holds no dtype.
+    """
+    tls = None if config.tls is None else EtcdCredentials(config.tls)
+    retry, reported = Reconnect(), ""
+    for endpoint in cycle(config.endpoints):
+        credentials = None if tls is None else tls.channel()
+        try:
+            async with Etcd(endpoint, CALL_SECONDS, credentials) as etcd:
+                found = await etcd.create(key, proposal.encode())
+        except EtcdError as e:
+            if str(e) != reported:
+                reported = str(e)
+                logger.warning("dtype not agreed etcd=%s reason=%s", endpoint, e)
+                report(f"etcd {endpoint}, which keeps the dtype of this revision: {e}")
+            await retry.pause()
+            continue
+        for dtype in get_args(DType):
+            if found == dtype.encode():
+                return cast(DType, dtype)
+        raise ConfigError(
+            f"etcd has {quoted(found)} under {key}: must be one of {', '.join(get_args(DType))}; "
+            "delete that key"
+        )
+    raise AssertionError("unreachable: cycle never ends")

@@ -14,6 +14,7 @@ import grpc
 import msgspec
 from msgspec.structs import replace
 
+from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.peers import (
     CallEnd,
@@ -27,10 +28,8 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
-from pdcluster_worker.peers.calls import Replies, WorkerStub, open_channel
+from pdcluster_worker.peers.calls import Replies, WorkerStub, error_of_failure, open_channel
 from pdcluster_worker.peers.checks import checked_token, losses, sanitize_events
-from pdcluster_worker.peers.status import error_of_failure
-from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.tracing import trace_context
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class PeerChannel:
         self.credentials = credentials
         self._channel = open_channel(address, credentials)
         self.stub = WorkerStub(self._channel)
-        self.generating = GenerateClient(self.stub.generate, self._count)
+        self._stream: _CallStream | None = None
         self._num_requests = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -72,30 +71,21 @@ class PeerChannel:
         while self._num_requests:
             await self._is_idle.wait()
 
-    async def close(self) -> None:
-        await self.generating.close()
-        await self._channel.close(None)
-
-
-class GenerateClient:
-    """start: opens a stream.  count: gets 1 when a request begins, and -1 when it has ended."""
-
-    def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
-        self._start = start
-        self._count = count
-        self._stream: _CallStream | None = None
-
-    def open(self) -> "_CallStream":
+    def generate_stream(self) -> "_CallStream":
+        """The stream of all requests, opened again if it has ended."""
         if self._stream is None or self._stream.has_ended:
-            self._stream = _CallStream(self._start, self._count)
+            self._stream = _CallStream(self.stub.generate, self._count)
         return self._stream
 
     async def close(self) -> None:
         if self._stream is not None:
             await self._stream.close()
+        await self._channel.close(None)
 
 
 class _CallStream:
+    """start: opens a stream.  count: gets 1 when a request begins, and -1 when it has ended."""
+
     def __init__(self, start: "Callable[[], FramesCall]", count: Callable[[int], None]) -> None:
         self.out = BatchedWriter(self._write, self._not_sent)
         self._start = start
@@ -178,13 +168,13 @@ class RemoteStream(AsyncIterator[Generated]):
 
     def __init__(
         self,
-        client: GenerateClient,
+        channel: PeerChannel,
         worker: tuple[str, str],
         spec: RequestSpec,
         prefill: PrefillMode,
     ) -> None:
         """worker: the pod and its engine."""
-        self._client = client
+        self._channel = channel
         self._pod, self._engine_id = worker
         self._spec = spec
         self._prefill = prefill
@@ -234,7 +224,7 @@ class RemoteStream(AsyncIterator[Generated]):
         self._end()
 
     def _submit(self) -> None:
-        self._stream = self._client.open()
+        self._stream = self._channel.generate_stream()
         self._number = self._stream.enter(self)
         self._began_seconds = time.monotonic()
         spec, context = msgspec.Raw(encode(self._spec)), trace_context.current()

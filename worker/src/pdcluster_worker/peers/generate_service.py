@@ -11,6 +11,7 @@ from typing import Protocol, get_args
 
 import msgspec
 
+from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import (
     CallEnd,
@@ -24,9 +25,8 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.peers.batched_writer import BatchedWriter
+from pdcluster_worker.peers.calls import Context, RefusalError, failure_of, parsed, send_head
 from pdcluster_worker.peers.checks import checked_request
-from pdcluster_worker.peers.status import Context, RefusalError, failure_of, parsed, send_head
-from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.tracing import trace_context
 
 _MODES: dict[str, PrefillMode] = {mode: mode for mode in get_args(PrefillMode)}

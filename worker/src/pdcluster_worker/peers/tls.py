@@ -25,18 +25,6 @@ mounted Secret.
 
 
 @dataclass(frozen=True, slots=True)
-class PemPaths:
-    """setting: the section of the engine file that names them.  certificate and key: both or
-    neither.
-    """
-
-    setting: str
-    ca: str
-    certificate: str | None
-    key: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Pem:
     """ca: may hold several authorities, each of them accepted."""
 
@@ -46,34 +34,35 @@ class Pem:
 
 
 class PemFiles:
-    """`current` is in force.  Raises ConfigError if the first reading fails."""
+    """`current` is in force.  Raises ConfigError if the first reading fails.
 
-    def __init__(self, paths: PemPaths) -> None:
+    setting: the section of the engine file that names them, certificate and key both or neither.
+    """
+
+    def __init__(self, setting: str, paths: TLSConfig | EtcdTLSConfig) -> None:
+        self._setting = setting
         self._paths = paths
-        self.current = _read(paths)
+        self.current = _read(setting, paths)
         self._refused = ""
-        _check(paths)
+        _check(setting, paths)
 
     def reload(self) -> bool:
         """True if other files are in force now."""
         try:
-            content = _read(self._paths)
+            content = _read(self._setting, self._paths)
             if content == self.current:
                 return False
-            _check(self._paths)
-            if content != _read(self._paths):
+            _check(self._setting, self._paths)
+            if content != _read(self._setting, self._paths):
                 return False  # caught in the middle of a change: the next look finds it whole
         except ConfigError as e:
-            self._refuse(str(e))
+            if str(e) != self._refused:
+                logger.error("refused changed certificates, the last good ones stay reason=%s", e)
+            self._refused = str(e)
             return False
         self.current, self._refused = content, ""
-        logger.info("certificates reloaded setting=%s", self._paths.setting)
+        logger.info("certificates reloaded setting=%s", self._setting)
         return True
-
-    def _refuse(self, reason: str) -> None:
-        if reason != self._refused:
-            logger.error("refused changed certificates, the last good ones stay reason=%s", reason)
-        self._refused = reason
 
 
 class Credentials:
@@ -83,7 +72,7 @@ class Credentials:
     """
 
     def __init__(self, config: TLSConfig) -> None:
-        self._files = PemFiles(PemPaths("tls", config.ca, config.certificate, config.key))
+        self._files = PemFiles("tls", config)
         self.channel = _channel(self._files.current)
 
     def server(self) -> grpc.ServerCredentials:
@@ -120,7 +109,7 @@ class EtcdCredentials:
     """Raises ConfigError like `Credentials`."""
 
     def __init__(self, config: EtcdTLSConfig) -> None:
-        self._files = PemFiles(PemPaths("discovery.tls", config.ca, config.certificate, config.key))
+        self._files = PemFiles("discovery.tls", config)
 
     def channel(self) -> grpc.ChannelCredentials:
         """Credentials of one connection, from the newest good files."""
@@ -142,16 +131,32 @@ def _server(pem: Pem) -> grpc.ServerCertificateConfiguration:
     )
 
 
-def _read(paths: PemPaths) -> Pem:
+def _read(setting: str, paths: TLSConfig | EtcdTLSConfig) -> Pem:
     if (paths.certificate is None) != (paths.key is None):
-        raise ConfigError(
-            f"{paths.setting}: certificate and key belong together: give both, or neither"
-        )
-    ca = _read_file(f"{paths.setting}.ca", paths.ca)
-    if paths.certificate is None or paths.key is None:
-        return Pem(ca, None, None)
-    certificate = _read_file(f"{paths.setting}.certificate", paths.certificate)
-    return Pem(ca, certificate, _read_file(f"{paths.setting}.key", paths.key))
+        raise ConfigError(f"{setting}: certificate and key belong together: give both, or neither")
+    ca, certificate, key = (
+        None if path is None else _read_file(f"{setting}.{name}", path)
+        for name, path in (("ca", paths.ca), ("certificate", paths.certificate), ("key", paths.key))
+    )
+    assert ca is not None
+    return Pem(ca, certificate, key)
+
+
+def _check(setting: str, paths: TLSConfig | EtcdTLSConfig) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(paths.ca)
+    except (ssl.SSLError, OSError) as e:
+        raise ConfigError(f"{setting}.ca: {paths.ca} holds no CA certificate: {e}") from e
+    if paths.certificate is not None:
+        try:
+            # An encrypted key must be an error, not a question on the terminal.
+            context.load_cert_chain(paths.certificate, paths.key, password=lambda: "")
+        except (ssl.SSLError, ValueError, OSError) as e:
+            raise ConfigError(
+                f"{setting}.certificate, {setting}.key: {paths.certificate} and {paths.key} are "
+                f"not a certificate and its key: {e}"
+            ) from e
 
 
 def _read_file(name: str, path: str) -> bytes:
@@ -162,21 +167,3 @@ def _read_file(name: str, path: str) -> bytes:
     if b"-----BEGIN " not in content:
         raise ConfigError(f"{name}: {path} is not a PEM file")
     return content
-
-
-def _check(paths: PemPaths) -> None:
-    setting, context = paths.setting, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(paths.ca)
-    except (ssl.SSLError, OSError) as e:
-        raise ConfigError(f"{setting}.ca: {paths.ca} holds no CA certificate: {e}") from e
-    if paths.certificate is None:
-        return
-    try:
-        # An encrypted key must be an error, not a question on the terminal.
-        context.load_cert_chain(paths.certificate, paths.key, password=lambda: "")
-    except (ssl.SSLError, ValueError, OSError) as e:
-        both = f"{paths.certificate} and {paths.key}"
-        raise ConfigError(
-            f"{setting}.certificate, {setting}.key: {both} are not a certificate and its key: {e}"
-        ) from e

@@ -20,7 +20,7 @@ from pdcluster_worker.config.worker import Identity, WorkerConfig, requested_dev
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.peers.dtype import agreed_dtype, log_speed
+from pdcluster_worker.peers.etcd import agreed_dtype
 from pdcluster_worker.processes.lifecycle import (
     HTTP_DRAIN_SECONDS,
     WatchedFiles,
@@ -46,7 +46,7 @@ from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
 from pdcluster_worker.serving.worker_context import Occupancy, WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
-from pdcluster_worker.system.native_dtype import DType, dtype_of_device
+from pdcluster_worker.system.native_dtype import DType, dtype_of_device, log_speed
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
 from pdcluster_worker.tracing.request_trace import RecentTraces

@@ -1,9 +1,12 @@
 """The dtype that a device computes fastest in."""
 
+import logging
 from pathlib import Path
 from typing import Literal
 
 from pdcluster_worker.system.nvidia import compute_capability
+
+logger = logging.getLogger(__name__)
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -64,3 +67,15 @@ def read_native_dtype(path: Path = CPU_INFO) -> DType:
         return native_dtype(path.read_text(errors="replace"))
     except OSError:
         return "float32"
+
+
+def log_speed(dtype: DType, native: DType, kind: str = "cpu") -> None:
+    """Log what a dtype that is not this device's own costs.  kind: cpu or cuda"""
+    if note := slow_note(dtype, native, kind):
+        logger.warning(note)
+    elif dtype != native:
+        device = "CPU" if kind == "cpu" else "GPU"
+        logger.info(
+            "computes in float32; this %s is faster in bfloat16, which model.dtype may ask for",
+            device,
+        )

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
@@ -19,7 +20,6 @@ from pdcluster_worker.messages.engine import (
     Tokens,
 )
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.streams import Reader
 from pdcluster_worker.system.native_dtype import DType
 from pdcluster_worker.tracing import trace_context

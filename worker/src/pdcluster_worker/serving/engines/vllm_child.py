@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from pdcluster_worker.backoff import run_until_first_ends
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import WRONG_SETTING, WorkerError
 from pdcluster_worker.messages.engine import Begin, Stop
-from pdcluster_worker.peers.tasks import run_until_first_ends
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.vllm_engine.cache_events import Subscription
 from pdcluster_worker.vllm_engine.command import Command
