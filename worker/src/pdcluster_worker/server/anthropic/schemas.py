@@ -14,9 +14,9 @@ from pdcluster_worker.server.schemas.fields import (
     Only,
     StopString,
     Text,
+    TextOr,
     check_sendable,
     check_type,
-    form_of,
     type_of,
 )
 from pdcluster_worker.server.schemas.known_fields import Ignored
@@ -58,14 +58,15 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
 
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
+
+
 class ToolResultBlock(Body):
     """Result of a call: a text, or blocks of text; an error is shown to the model as one."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: (
-        Text | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)] | None
-    ) = None
+    content: Text | TextBlocks | None = None
     is_error: bool | None = None
 
 
@@ -93,21 +94,13 @@ ContentBlock = Annotated[
 
 
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
-Content = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Blocks, Tag("<list>")], Discriminator(form_of)
-]
-SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS, fail_fast=True)]
-System = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[SystemBlocks, Tag("<list>")],
-    Discriminator(form_of),
-]
 
 
 class InputMessage(Body):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: TextOr[Blocks]
 
 
 class AnthropicTool(Body):
@@ -161,7 +154,7 @@ class MessagesPrompt(Body):
     messages: Annotated[
         list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
-    system: System | None = None
+    system: TextOr[TextBlocks] | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -14,9 +14,9 @@ from pdcluster_worker.server.schemas.fields import (
     Only,
     StopList,
     Text,
+    TextOr,
     check_sendable,
     check_type,
-    form_of,
     no_value,
     type_of,
 )
@@ -72,9 +72,6 @@ Part = Annotated[
     BeforeValidator(_known_part),
 ]
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Parts, Tag("<list>")], Discriminator(form_of)
-]
 
 
 class MessageItem(Body):
@@ -82,7 +79,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: TextOr[Parts]
     id: Text | None = None
 
 
@@ -101,7 +98,7 @@ class FunctionCallOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Content
+    output: TextOr[Parts]
     id: Text | None = None
 
 
@@ -123,9 +120,6 @@ Item = Annotated[
     BeforeValidator(_known_item),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-Input = Annotated[
-    Annotated[Text, Tag("<string>")] | Annotated[Items, Tag("<list>")], Discriminator(form_of)
-]
 
 
 class ResponsesTool(Body):
@@ -184,11 +178,10 @@ def _checked_metadata(value: Any) -> Any:
     return value
 
 
-def _checked_includes(value: Any) -> Any:
-    if isinstance(value, list):
-        wrong = next((name for name in value if name not in _INCLUDES), None)
-        if wrong is not None:
-            raise no_value(f"{quoted(wrong)} is not supported here: {' and '.join(_INCLUDES)} are")
+def _checked_includes(value: list[str] | None) -> list[str] | None:
+    for name in value or ():
+        if name not in _INCLUDES:
+            raise no_value(f"{quoted(name)} is not supported here: {' and '.join(_INCLUDES)} are")
     return value
 
 
@@ -220,14 +213,14 @@ class ResponsesRequest(Sampling):
     """
 
     model: Text
-    input: Input
+    input: TextOr[Items]
     instructions: Text | None = None
     previous_response_id: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     max_output_tokens: PositiveInt | None = None
     top_logprobs: Logprobs | None = None
-    include: Annotated[list[Text] | None, BeforeValidator(_checked_includes)] = None
+    include: Annotated[list[Text] | None, AfterValidator(_checked_includes)] = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None

@@ -12,10 +12,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainValidator,
+    Tag,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -60,10 +62,6 @@ def check_type(value: Any, known: Sequence[str], fix: str) -> Any:
     return value
 
 
-def form_of(value: Any) -> str:
-    return "<list>" if isinstance(value, list) else "<string>"
-
-
 def no_value(message: str) -> PydanticCustomError:
     # The message is data, not a template: braces in it must not be filled in.
     return PydanticCustomError("invalid_value", "{message}", {"message": message})
@@ -78,6 +76,11 @@ def _check_unicode(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
+TextOr = Annotated[
+    Annotated[Text, Tag("<string>")] | Annotated[ValueT, Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
+]
+"""A text, or a list in its place."""
 
 
 def is_sendable(value: Any) -> bool:
@@ -105,12 +108,8 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StopString = Annotated[
-    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_check_unicode)
-]
-Session = Annotated[
-    str, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS), AfterValidator(_check_unicode)
-]
+StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Session = Annotated[Text, Field(min_length=1, max_length=MAX_SESSION_CHARACTERS)]
 StopList = Annotated[
     Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None,
     BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),

@@ -110,61 +110,52 @@ def _found(request: Structured) -> Iterator[Found]:
         yield from _of_format(request.response_format)
     if request.structured_outputs is not None:
         yield from _of_outputs(request.structured_outputs)
-    if request.guided_json is not None:
-        yield "guided_json", _of_schema("guided_json", request.guided_json)
-    if request.guided_regex is not None:
-        yield "guided_regex", Constraint("regex", request.guided_regex)
-    if request.guided_choice is not None:
-        yield "guided_choice", _of_json("guided_choice", "choice", request.guided_choice)
-    if request.guided_grammar is not None:
-        yield "guided_grammar", Constraint("grammar", request.guided_grammar)
-
-
-def _of_format(requested: ResponseFormat) -> Iterator[Found]:
-    name = "response_format"
-    if requested.type == "json_object":
-        yield name, Constraint("json_object")
-    elif requested.type == "json_schema":
-        if requested.json_schema is None:
-            raise RequestError(
-                f"{name}.json_schema: is required with type json_schema",
-                param=f"{name}.json_schema",
-            )
-        param = f"{name}.json_schema.schema"
-        yield (
-            param,
-            _of_schema(
-                param, requested.json_schema.schema_, strict=bool(requested.json_schema.strict)
-            ),
-        )
-    elif requested.type == "structural_tag":
-        if requested.format is None:
-            raise RequestError(
-                f"{name}.format: is required with type structural_tag", param=f"{name}.format"
-            )
-        tag = {"type": "structural_tag", "format": requested.format}
-        yield f"{name}.format", _of_json(f"{name}.format", "structural_tag", tag)
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        yield from _of_field(name, name.removeprefix("guided_"), getattr(request, name))
 
 
 def _of_outputs(requested: StructuredOutputs) -> Iterator[Found]:
     name = "structured_outputs"
+    fields = {key: field.alias or key for key, field in StructuredOutputs.model_fields.items()}
     if not requested.model_fields_set:
-        fields = ", ".join(
-            field.alias or key for key, field in StructuredOutputs.model_fields.items()
-        )
-        raise RequestError(f"{name}: names no constraint: give one of {fields}", param=name)
-    if requested.json_ is not None:
-        yield f"{name}.json", _of_schema(f"{name}.json", requested.json_)
-    if requested.regex is not None:
-        yield f"{name}.regex", Constraint("regex", requested.regex)
-    if requested.choice is not None:
-        yield f"{name}.choice", _of_json(f"{name}.choice", "choice", requested.choice)
-    if requested.grammar is not None:
-        yield f"{name}.grammar", Constraint("grammar", requested.grammar)
-    if requested.json_object:
-        yield f"{name}.json_object", Constraint("json_object")
-    if requested.structural_tag is not None:
-        yield f"{name}.structural_tag", Constraint("structural_tag", requested.structural_tag)
+        names = ", ".join(fields.values())
+        raise RequestError(f"{name}: names no constraint: give one of {names}", param=name)
+    for key, field in fields.items():
+        yield from _of_field(f"{name}.{field}", field, getattr(requested, key))
+
+
+def _of_field(param: str, kind: str, value: Any) -> Iterator[Found]:
+    """kind: json, regex, choice, grammar, json_object or structural_tag."""
+    if value is None:
+        return
+    match kind:
+        case "json":
+            yield param, _of_schema(param, value)
+        case "choice":
+            yield param, _of_json(param, "choice", value)
+        case "json_object" if value:
+            yield param, Constraint("json_object")
+        case "regex" | "grammar" | "structural_tag":
+            yield param, Constraint(kind, value)
+
+
+def _of_format(requested: ResponseFormat) -> Iterator[Found]:
+    name = "response_format"
+    match requested.type:
+        case "json_object":
+            yield name, Constraint("json_object")
+        case "json_schema":
+            param, schema = f"{name}.json_schema", requested.json_schema
+            if schema is None:
+                raise RequestError(f"{param}: is required with type json_schema", param=param)
+            param = f"{param}.schema"
+            yield param, _of_schema(param, schema.schema_, strict=bool(schema.strict))
+        case "structural_tag":
+            param = f"{name}.format"
+            if requested.format is None:
+                raise RequestError(f"{param}: is required with type structural_tag", param=param)
+            tag = {"type": "structural_tag", "format": requested.format}
+            yield param, _of_json(param, "structural_tag", tag)
 
 
 def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Constraint:
