@@ -64,6 +64,11 @@ class RequestError(WorkerError):
         self.retry_after_seconds = retry_after_seconds
 
 
+def field_error(param: str, words: str) -> RequestError:
+    """words: what is wrong with the field, and the fix."""
+    return RequestError(f"{param}: {words}", param=param)
+
+
 class ContextLengthError(RequestError):
     """max_tokens: of the answer, None where the prompt alone is too long; most: of both."""
 

@@ -490,10 +490,9 @@ async def test_calls_have_anthropics_ids_whole_and_streamed(rig, client):
 
 async def test_a_mistral_models_ids_come_back_as_it_wrote_them(rig):
     template = (
-        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
-        "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}{{ call.id }}"
-        "{% endfor %}{{ m.tool_call_id or '' }}{{ m.content }}{% endfor %}"
-        "{{ tools }}[TOOL_CALLS]"
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length "
+        "!= 9 %}{{ raise_exception('id') }}{% endif %}{{ call.id }}{% endfor %}{{ "
+        "m.tool_call_id or '' }}{{ m.content }}{% endfor %}{{ tools }}[TOOL_CALLS]"
     )
     rig.tokenizer.chat_template = ChatTemplate(template, {})
     rig.backend.max_model_len = 4000

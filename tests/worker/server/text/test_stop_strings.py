@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_worker.server.text.partial_match import StopStrings
+from pdcluster_worker.server.generation.choice import StopStrings
 
 LETTERS = st.text(alphabet="ab", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=4)

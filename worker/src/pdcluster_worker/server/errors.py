@@ -95,9 +95,8 @@ def _too_long(error: ContextLengthError) -> str:
     if error.max_tokens is None:
         return f"prompt is too long: {error.num_prompt} tokens > {error.most - 1} maximum"
     return (
-        "input length and `max_tokens` exceed context limit: "
-        f"{error.num_prompt} + {error.max_tokens} > {error.most}, "
-        "decrease input length or `max_tokens` and try again"
+        f"input length and `max_tokens` exceed context limit: {error.num_prompt} + "
+        f"{error.max_tokens} > {error.most}, decrease input length or `max_tokens` and try again"
     )
 
 

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.anthropic.schemas import (
-    AnthropicTool,
     InputMessage,
     MessagesPrompt,
     MessagesRequest,
@@ -19,7 +18,7 @@ from pdcluster_worker.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat
+from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat, function_of
 
 _MISTRAL_ID = re.compile("toolu_[A-Za-z0-9]{9}")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -51,7 +50,15 @@ def chat_of(request: MessagesPrompt, *, reasons: bool) -> ChatRequest:
     """reasons: the model is known to think, so that a budget for it counts."""
     fields: dict[str, Any] = {"model": request.model, **_conversation(request)}
     if request.tools:
-        fields |= {"tools": [_tool(tool) for tool in request.tools]}
+        fields["tools"] = [
+            function_of(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
+            )
+            for tool in request.tools
+        ]
         fields |= _choice(request.tool_choice)
     if request.thinking is not None:
         fields |= _thinking(request, reasons=reasons)
@@ -71,37 +78,34 @@ def _conversation(request: MessagesPrompt) -> dict[str, Any]:
     if request.messages[-1].role != "assistant":
         return {"messages": messages}
     last = messages[-1]
-    _check_begun(request, last)
+    fault = _fault_of_begun(request, last)
+    if fault is not None:
+        raise field_error(f"messages[{len(request.messages) - 1}].content", fault)
     if last["content"]:
         return {"messages": messages, "continue_final_message": True}
     return {"messages": messages[:-1]} if len(messages) > 1 else {"messages": messages}
 
 
-def _check_begun(request: MessagesPrompt, last: dict[str, Any]) -> None:
-    param, text = f"messages[{len(request.messages) - 1}].content", last["content"] or ""
+def _fault_of_begun(request: MessagesPrompt, last: dict[str, Any]) -> str | None:
+    text = last["content"] or ""
     if "tool_calls" in last:
-        raise RequestError(
-            f"{param}: tool_use blocks need tool_result blocks after them: add a user message "
-            "that has one for each",
-            param=param,
+        return (
+            "tool_use blocks need tool_result blocks after them: add a user message that has one "
+            "for each"
         )
     if "reasoning_content" in last and not text:
-        raise RequestError(
-            f"{param}: the final block in an assistant message cannot be thinking: add its text, "
-            "or leave the message out",
-            param=param,
+        return (
+            "the final block in an assistant message cannot be thinking: add its text, or leave "
+            "the message out"
         )
     if text != text.rstrip():
-        raise RequestError(
-            f"{param}: final assistant content cannot end with trailing whitespace: take it away",
-            param=param,
-        )
+        return "final assistant content cannot end with trailing whitespace: take it away"
     if text and request.output_config is not None and request.output_config.format is not None:
-        raise RequestError(
-            f"{param}: an answer that is begun cannot be held to output_config.format: leave out "
-            "either of the two",
-            param=param,
+        return (
+            "an answer that is begun cannot be held to output_config.format: leave out either of "
+            "the two"
         )
+    return None
 
 
 def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:
@@ -125,11 +129,9 @@ def _assistant(message: InputMessage, path: str) -> dict[str, Any]:
             case ThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
-                function = {
-                    "name": block.name,
-                    "arguments": json.dumps(block.input, ensure_ascii=False),
-                }
-                calls.append({"id": _id(block.id), "type": "function", "function": function})
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                call = function_of(name=block.name, arguments=arguments)
+                calls.append({"id": _id(block.id), **call})
             case ToolResultBlock():
                 raise _misplaced(path, place, "tool_result", "user")
     made: dict[str, Any] = {
@@ -166,21 +168,11 @@ def _id(given: str) -> str:
 
 def _misplaced(path: str, place: int, kind: str, role: str) -> RequestError:
     param = f"{path}.content[{place}]"
-    return RequestError(f"{param}: a block of type {kind} belongs to role {role}", param=param)
+    return field_error(param, f"a block of type {kind} belongs to role {role}")
 
 
 def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
 
 
 def _choice(choice: ToolChoice | None) -> dict[str, Any]:
@@ -192,8 +184,8 @@ def _choice(choice: ToolChoice | None) -> dict[str, Any]:
     if choice.type != "tool":
         return chosen | {"tool_choice": _CHOICES[choice.type]}
     if choice.name is None:
-        raise RequestError("tool_choice.name: is required with type tool", param="tool_choice.name")
-    return chosen | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+        raise field_error("tool_choice.name", "is required with type tool")
+    return chosen | {"tool_choice": function_of(name=choice.name)}
 
 
 def _thinking(request: MessagesPrompt, *, reasons: bool) -> dict[str, Any]:
@@ -201,15 +193,12 @@ def _thinking(request: MessagesPrompt, *, reasons: bool) -> dict[str, Any]:
     thinking = request.thinking
     is_on = thinking.type != "disabled"
     if thinking.type == "enabled" and thinking.budget_tokens is None:
-        raise RequestError(
-            "thinking.budget_tokens: is required with type enabled", param="thinking.budget_tokens"
-        )
+        raise field_error("thinking.budget_tokens", "is required with type enabled")
     if isinstance(request, MessagesRequest) and (thinking.budget_tokens or 0) >= request.max_tokens:
-        message = (
-            f"thinking.budget_tokens: must be less than max_tokens={request.max_tokens}, which "
-            "counts thinking too"
+        raise field_error(
+            "thinking.budget_tokens",
+            f"must be less than max_tokens={request.max_tokens}, which counts thinking too",
         )
-        raise RequestError(message, param="thinking.budget_tokens")
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": is_on, "thinking": is_on}}
     if reasons and is_on:
         fields["thinking_token_budget"] = thinking.budget_tokens

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdcluster_schema.text import quoted, shortened
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.server.schemas.chat_fields import Conversation, NamedToolChoice
 from pdcluster_worker.server.text.reasoning import CLOSE, OPEN, Start
@@ -39,9 +39,8 @@ def tool_use(request: Conversation) -> ToolUse:
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
-            raise RequestError(
-                "tool_choice: there are no tools to choose from: give tools, or leave it out",
-                param="tool_choice",
+            raise field_error(
+                "tool_choice", "there are no tools to choose from: give tools, or leave it out"
             )
         return ToolUse("none", {})
     _check_names(request)
@@ -62,10 +61,9 @@ def tool_use(request: Conversation) -> ToolUse:
 
 def _named(name: str, tools: Tools) -> ToolUse:
     if name not in tools:
-        raise RequestError(
-            f"tool_choice.function.name: no tool is named {quoted(name)}: use one of "
-            f"{shortened(', '.join(tools), 200)}",
-            param="tool_choice.function.name",
+        raise field_error(
+            "tool_choice.function.name",
+            f"no tool is named {quoted(name)}: use one of {shortened(', '.join(tools), 200)}",
         )
     return ToolUse("named", {name: tools[name]}, name, most=1)
 
@@ -76,9 +74,8 @@ def _check_names(request: Conversation) -> None:
     if count > 1:
         place = names.index(name, names.index(name) + 1)
         param = f"tools[{place}].function.name"
-        raise RequestError(
-            f"{param}: {name!r} names an earlier tool too: give each tool a name of its own",
-            param=param,
+        raise field_error(
+            param, f"{name!r} names an earlier tool too: give each tool a name of its own"
         )
 
 
@@ -129,11 +126,11 @@ def _free(
     calls = _calls(use, parser)
     if constraint is not None:
         if calls is None:
-            raise RequestError(
-                f"tools: this model's calls ({parser or 'no parser'}) cannot be distinguished from "
+            raise field_error(
+                "tools",
+                f"this model's calls ({parser or 'no parser'}) cannot be distinguished from "
                 "an answer of a given format: "
                 "set tool_choice to none or required, or leave the format out",
-                param="tools",
             )
         return {"type": "or", "elements": [calls, _format_of(constraint)]}
     if parser in _MARKED and any(tool.is_strict for tool in use.tools.values()):
@@ -306,10 +303,9 @@ def _tag_format(text: str) -> Format:
 def _constraint(form: Format) -> Constraint:
     text = json.dumps({"type": "structural_tag", "format": form}, separators=(",", ":"))
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
-        raise RequestError(
-            f"tools: their schemas have {len(text)} characters as a constraint: at most "
-            f"{MAX_CONSTRAINT_CHARACTERS} are accepted, "
-            "send fewer tools",
-            param="tools",
+        raise field_error(
+            "tools",
+            f"their schemas have {len(text)} characters as a constraint: at most "
+            f"{MAX_CONSTRAINT_CHARACTERS} are accepted, send fewer tools",
         )
     return Constraint("structural_tag", text)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from pdcluster_worker.config.worker import ModelConfig, ReasoningParserName, ToolParserName
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import field_error
 from pdcluster_worker.server.generation.answer_format import Reasoning, ToolUse
 from pdcluster_worker.server.generation.choice import AnswerRules, rules_of
 from pdcluster_worker.server.schemas.chat_fields import Conversation
@@ -73,18 +73,17 @@ def check_tools(use: ToolUse, parsers: ModelParsers) -> None:
     if use.mode == "none":
         return
     if not parsers.takes_tools:
-        raise RequestError(
-            "tools: the chat template of this model has no place for tools: leave them out, use a "
+        raise field_error(
+            "tools",
+            "the chat template of this model has no place for tools: leave them out, use a "
             "model whose template has one, "
             "or set model.chatTemplate of the PDCluster, such as chatml-tools",
-            param="tools",
         )
     if use.mode == "auto" and parsers.tools is None and not parsers.leaves_calls:
-        raise RequestError(
-            "tools: the chat template of this model does not say how it writes calls: set "
-            "model.toolParser of the PDCluster, "
-            "or tool_choice to required",
-            param="tools",
+        raise field_error(
+            "tools",
+            "the chat template of this model does not say how it writes calls: set "
+            "model.toolParser of the PDCluster, or tool_choice to required",
         )
 
 
@@ -93,10 +92,10 @@ def reasoning_of(request: Conversation, parsers: ModelParsers, prompt: str) -> R
     budget = request.thinking_token_budget
     if parsers.reasoning is None:
         if budget is not None:
-            raise RequestError(
-                "thinking_token_budget: this model is not known to reason: leave it out, or set "
+            raise field_error(
+                "thinking_token_budget",
+                "this model is not known to reason: leave it out, or set "
                 "model.reasoningParser of the PDCluster",
-                param="thinking_token_budget",
             )
         return Reasoning()
     start: Start = start_for(parsers.reasoning, prompt)

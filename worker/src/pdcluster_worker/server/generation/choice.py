@@ -2,6 +2,7 @@
 searched in the whole text, or the engine ends it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdcluster_schema.qos import Tier
@@ -16,8 +17,8 @@ from pdcluster_worker.server.text.events import (
     NewParser,
     PlainText,
     ToolCallEnd,
+    held_back,
 )
-from pdcluster_worker.server.text.partial_match import StopStrings
 from pdcluster_worker.server.text.tokenizer import Detokenizer, Piece, Tokenizer
 
 
@@ -50,6 +51,38 @@ def rules_of(request: Generate, prompt_logprobs: int | None) -> AnswerRules:
         shows_tokens=bool(request.return_token_ids) or prompt_logprobs is not None,
         constraint_param=constraint_param(request),
     )
+
+
+class StopStrings:
+    """found: the stop string that ended the text.  include: keep it."""
+
+    found: str | None = None
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = stops
+        self._include = include
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """Returns what may be shown now, and True once a stop string ended the text."""
+        if not self._stops:
+            return piece, False
+        text = self._held + piece
+        ends = [
+            (place + len(stop), place, stop)
+            for stop in self._stops
+            if (place := text.find(stop)) >= 0
+        ]
+        if ends:
+            end, place, self.found = min(ends)
+            return text[: end if self._include else place], True
+        shown = len(text) - held_back(text, self._stops)
+        self._held = text[shown:]
+        return text[:shown], False
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
 
 
 class Choice:

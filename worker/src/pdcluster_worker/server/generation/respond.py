@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
 from pdcluster_worker.server.generation.choice import AnswerRules
@@ -209,10 +209,10 @@ def not_ready(reason: str) -> RequestError:
 def _check_policy(request: Generate, num_prompts: int, policy: PolicyConfig) -> None:
     extension = request.pdcluster or Extension()
     if extension.deadline_ms and not policy.estimation.allow_client_deadline:
-        raise RequestError(
-            "pdcluster.deadline_ms: is not allowed here: leave it out, or set "
+        raise field_error(
+            "pdcluster.deadline_ms",
+            "is not allowed here: leave it out, or set "
             "qos.estimation.allowClientDeadline of the PDCluster",
-            param="pdcluster.deadline_ms",
         )
     check_route(extension.route, policy.decode_score)
     limit = policy.admission.max_queued_requests
@@ -224,10 +224,10 @@ def _check_count(request: Generate, num_prompts: int, limit: int | None, what: s
     if limit is None or num_prompts * n <= limit:
         return
     param = "prompt" if num_prompts > 1 else "n"
-    raise RequestError(
-        f"{param}: {num_prompts} prompts with n={n} are {num_prompts * n} generations, more than "
+    raise field_error(
+        param,
+        f"{num_prompts} prompts with n={n} are {num_prompts * n} generations, more than "
         f"the {limit} that may {what}: send fewer prompts, or a smaller n",
-        param=param,
     )
 
 

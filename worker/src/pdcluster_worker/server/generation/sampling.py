@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import ContextLengthError, RequestError
+from pdcluster_worker.errors import ContextLengthError, RequestError, field_error
 from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 
@@ -148,9 +148,8 @@ def _sampling(
 ) -> SamplingParams:
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens: {min_tokens} is more than the {max_tokens} tokens that may be generated",
-            param="min_tokens",
+        raise field_error(
+            "min_tokens", f"{min_tokens} is more than the {max_tokens} tokens that may be generated"
         )
     return SamplingParams(
         max_tokens=max_tokens,
@@ -187,10 +186,9 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
         if not (
             key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size
         ):
-            raise RequestError(
-                f"logit_bias: keys must be token ids from 0 to {limits.vocab_size - 1}, not "
-                f"{quoted(key)}",
-                param="logit_bias",
+            raise field_error(
+                "logit_bias",
+                f"keys must be token ids from 0 to {limits.vocab_size - 1}, not {quoted(key)}",
             )
         bias[int(key)] = value
     return bias
@@ -202,9 +200,8 @@ def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -
         (token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size), None
     )
     if wrong is not None:
-        raise RequestError(
-            f"{param}: token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}",
-            param=param,
+        raise field_error(
+            param, f"token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}"
         )
 
 
@@ -232,9 +229,7 @@ def _check_figures(
 
 def _check_relations(request: Generate) -> None:
     if request.stream_options is not None and not request.stream:
-        raise RequestError(
-            "stream_options: is allowed only with stream=true: leave it out", param="stream_options"
-        )
+        raise field_error("stream_options", "is allowed only with stream=true: leave it out")
     if request.stream and request.prompt_logprobs is not None:
         message = (
             "prompt_logprobs: is not available with stream=true: leave either out, or use echo "

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.generation.choice import rules_of
 from pdcluster_worker.server.generation.formatter import Json, Usage
 from pdcluster_worker.server.generation.generation import ServingContext
@@ -98,9 +98,8 @@ def _prepared(serving: ServingContext, request: CompletionRequest) -> tuple[Prep
 
 def _sampling_request(request: CompletionRequest) -> SamplingRequest:
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise RequestError(
-            "best_of: is not supported here: leave it out or set it to the value of n",
-            param="best_of",
+        raise field_error(
+            "best_of", "is not supported here: leave it out or set it to the value of n"
         )
     scored = [request.prompt_logprobs, request.logprobs if request.echo else None]
     counts = [count for count in scored if count is not None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.server.generation.answer_format import (
     answer_constraint,
@@ -170,4 +170,4 @@ def _call(call: ToolCallField, path: str) -> dict[str, Any]:
 
 
 def _wrong(param: str, words: str) -> RequestError:
-    return RequestError(f"{param}: {words}", param=param)
+    return field_error(param, f"{words}")

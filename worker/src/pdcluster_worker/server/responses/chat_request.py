@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import field_error
 from pdcluster_worker.server.responses.schemas import (
     LOGPROBS,
     FunctionCallItem,
@@ -15,10 +15,9 @@ from pdcluster_worker.server.responses.schemas import (
     ReasoningItem,
     RefusalPart,
     ResponsesRequest,
-    ResponsesTool,
     TextFormat,
 )
-from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat
+from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat, function_of
 
 _SAME = (
     "temperature",
@@ -58,14 +57,13 @@ def chat_of(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     if LOGPROBS in (request.include or ()):
         fields |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
+        fields["tools"] = [
+            function_of(**tool.model_dump(exclude={"type"})) for tool in request.tools
+        ]
     choice = request.tool_choice
-    named = (
-        {"type": "function", "function": {"name": choice.name}}
-        if isinstance(choice, NamedTool)
-        else choice
+    fields["tool_choice"] = (
+        function_of(name=choice.name) if isinstance(choice, NamedTool) else choice
     )
-    fields["tool_choice"] = named
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and request.text.format is not None:
@@ -79,27 +77,27 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[
         yield {"role": "system", "content": instructions}
     turn: dict[str, Any] = {}  # of the assistant, as far as it has come
     for item in items:
-        if isinstance(item, MessageItem) and item.role == "assistant":
-            if turn.get("content") or turn.get("tool_calls"):
-                yield _whole(turn)
-                turn = {}
-            turn["content"] = _text(item.content)
-        elif isinstance(item, FunctionCallItem):
-            call = {
-                "id": item.call_id,
-                "type": "function",
-                "function": {"name": item.name, "arguments": item.arguments},
-            }
-            turn.setdefault("tool_calls", []).append(call)
-        elif isinstance(item, ReasoningItem):
-            if turn:
-                yield _whole(turn)
-            turn = {"reasoning_content": _text(item.content or item.summary or [])}
-        else:
-            if turn:
-                yield _whole(turn)
-                turn = {}
-            yield _other(item)
+        is_of_turn = isinstance(item, FunctionCallItem) or (
+            isinstance(item, MessageItem)
+            and item.role == "assistant"
+            and not (turn.get("content") or turn.get("tool_calls"))
+        )
+        if turn and not is_of_turn:
+            yield _whole(turn)
+            turn = {}
+        match item:
+            case FunctionCallItem():
+                call = function_of(name=item.name, arguments=item.arguments)
+                turn.setdefault("tool_calls", []).append({"id": item.call_id, **call})
+            case MessageItem(role="assistant"):
+                turn["content"] = _text(item.content)
+            case ReasoningItem():
+                turn["reasoning_content"] = _text(item.content or item.summary or [])
+            case MessageItem():
+                yield {"role": item.role, "content": _text(item.content)}
+            case FunctionCallOutputItem():
+                output = _text(item.output)
+                yield {"role": "tool", "tool_call_id": item.call_id, "content": output}
     if turn:
         yield _whole(turn)
 
@@ -107,12 +105,6 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[
 def _whole(turn: dict[str, Any]) -> dict[str, Any]:
     content = turn.get("content") or (None if turn.get("tool_calls") else "")
     return {"role": "assistant", **turn, "content": content}
-
-
-def _other(item: MessageItem | FunctionCallOutputItem) -> dict[str, Any]:
-    if isinstance(item, FunctionCallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    return {"role": item.role, "content": _text(item.content)}
 
 
 def _text(content: str | list[Part]) -> str:
@@ -123,29 +115,10 @@ def _text(content: str | list[Part]) -> str:
     )
 
 
-def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
-
-
-def _format(text_format: TextFormat) -> dict[str, Any]:
-    if text_format.type != "json_schema":
-        return {"type": text_format.type}
-    if text_format.schema_ is None:
-        raise RequestError(
-            "text.format.schema: is required with type json_schema", param="text.format.schema"
-        )
-    schema = {
-        "name": text_format.name or "answer",
-        "schema": text_format.schema_,
-        "strict": text_format.strict,
-    }
-    return {
-        "type": "json_schema",
-        "json_schema": {**schema, "description": text_format.description},
-    }
+def _format(form: TextFormat) -> dict[str, Any]:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    if form.schema_ is None:
+        raise field_error("text.format.schema", "is required with type json_schema")
+    schema = {**form.model_dump(by_alias=True, exclude={"type"}), "name": form.name or "answer"}
+    return {"type": "json_schema", "json_schema": schema}

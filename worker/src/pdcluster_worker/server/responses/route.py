@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
@@ -150,10 +150,9 @@ class ResponseStore:
         is_elsewhere = response_id.startswith(prefix) and worker != self._worker
         if is_elsewhere:
             why = (
-                "was made by another worker, or before a restart: responses are kept in the memory "
-                "of the worker that made them; "
-                "send the whole conversation as input, or let one worker take all requests of a "
-                "conversation (session affinity)"
+                "was made by another worker, or before a restart: responses are kept in the "
+                "memory of the worker that made them; send the whole conversation as input, or "
+                "let one worker take all requests of a conversation (session affinity)"
             )
         else:
             why = (
@@ -200,10 +199,7 @@ def _kept(store: ResponseStore, request: Request) -> Kept:
 
 async def retrieve(store: ResponseStore, request: Request) -> Response:
     if request.query_params.get("stream", "").lower() in ("1", "true"):
-        raise RequestError(
-            "stream: a response that is kept is not streamed again: leave it out",
-            param="stream",
-        )
+        raise field_error("stream", "a response that is kept is not streamed again: leave it out")
     return _json(_kept(store, request).body)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdcluster_schema.routing import DecodePolicy, DecodeScoreSpec
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.messages.peers import PrefillMode
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.server.http.json_body import from_validation
@@ -64,10 +64,10 @@ class RouteFields(BaseModel):
 def check_route(route: RouteFields | None, policy: DecodeScoreSpec) -> None:
     """Raises RequestError where the policy lets no request say how it is routed."""
     if route is not None and not policy.allow_request_overrides:
-        raise RequestError(
-            "pdcluster.route: is not allowed here: leave it out, or set "
+        raise field_error(
+            "pdcluster.route",
+            "is not allowed here: leave it out, or set "
             "routing.decodeScore.allowRequestOverrides of the PDCluster",
-            param="pdcluster.route",
         )
 
 
@@ -232,6 +232,11 @@ class Names:
 
 CHAT_NAMES = Names()
 """Names of chat itself."""
+
+
+def function_of(**fields: Any) -> dict[str, Any]:
+    """A tool, a choice or a call of one, as chat has it."""
+    return {"type": "function", "function": fields}
 
 
 def checked_chat(fields: dict[str, Any]) -> ChatRequest:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec.structs import replace
 from pydantic import Field
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.messages.requests import (
     CONSTRAINT_PARAM,
     MAX_CONSTRAINT_CHARACTERS,
@@ -85,9 +85,7 @@ def constraint_of(request: Structured) -> Constraint | None:
     found = list(_found(request))
     if len(found) > 1:
         (first, _), (second, _) = found[:2]
-        raise RequestError(
-            f"{second}: {first} constrains the answer already: give one of the two", param=second
-        )
+        raise field_error(second, f"{first} constrains the answer already: give one of the two")
     return found[0][1] if found else None
 
 
@@ -119,7 +117,7 @@ def _of_outputs(requested: StructuredOutputs) -> Iterator[Found]:
     fields = {key: field.alias or key for key, field in StructuredOutputs.model_fields.items()}
     if not requested.model_fields_set:
         names = ", ".join(fields.values())
-        raise RequestError(f"{name}: names no constraint: give one of {names}", param=name)
+        raise field_error(name, f"names no constraint: give one of {names}")
     for key, field in fields.items():
         yield from _of_field(f"{name}.{field}", field, getattr(requested, key))
 
@@ -147,13 +145,13 @@ def _of_format(requested: ResponseFormat) -> Iterator[Found]:
         case "json_schema":
             param, schema = f"{name}.json_schema", requested.json_schema
             if schema is None:
-                raise RequestError(f"{param}: is required with type json_schema", param=param)
+                raise field_error(param, "is required with type json_schema")
             param = f"{param}.schema"
             yield param, _of_schema(param, schema.schema_, strict=bool(schema.strict))
         case "structural_tag":
             param = f"{name}.format"
             if requested.format is None:
-                raise RequestError(f"{param}: is required with type structural_tag", param=param)
+                raise field_error(param, "is required with type structural_tag")
             tag = {"type": "structural_tag", "format": requested.format}
             yield param, _of_json(param, "structural_tag", tag)
 
@@ -163,13 +161,11 @@ def _of_schema(param: str, schema: Schema | str, *, strict: bool = False) -> Con
         try:
             schema = json.loads(schema)
         except ValueError as e:
-            raise RequestError(f"{param}: is not JSON: {e}", param=param) from e
+            raise field_error(param, f"is not JSON: {e}") from e
         except RecursionError as e:
             raise _too_deep(param) from e
         if not isinstance(schema, dict | bool):
-            raise RequestError(
-                f"{param}: must be a JSON schema, which is an object, true or false", param=param
-            )
+            raise field_error(param, "must be a JSON schema, which is an object, true or false")
     return replace(_of_json(param, "json_schema", schema), strict=strict)
 
 
@@ -203,7 +199,6 @@ def _children(value: Any) -> list[Any]:
 
 
 def _too_deep(param: str) -> RequestError:
-    return RequestError(
-        f"{param}: objects and lists are nested more than {MAX_DEPTH} deep: make it flatter",
-        param=param,
+    return field_error(
+        param, f"objects and lists are nested more than {MAX_DEPTH} deep: make it flatter"
     )

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.errors import ModelError, RequestError, field_error
 
 _CHATML_TOOLS = """\
 {%- set has_system = messages[0].role == 'system' -%}
@@ -218,9 +218,8 @@ def _cut_at_mark(text: str) -> str:
     end = text.rfind(_END_MARK.rstrip())
     if end < 0:
         name = "continue_final_message"
-        raise RequestError(
-            f"{name}: the model's chat template changes the last message: send it without",
-            param=name,
+        raise field_error(
+            name, "the model's chat template changes the last message: send it without"
         )
     keeps_space = text.startswith(_END_MARK, end)
     return text[:end] if keeps_space else text[:end].rstrip()

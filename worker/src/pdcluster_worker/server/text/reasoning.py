@@ -12,8 +12,9 @@ from pdcluster_worker.server.text.events import (
     PlainText,
     ReasoningDelta,
     TextDelta,
+    TrailingSpace,
+    held_back,
 )
-from pdcluster_worker.server.text.partial_match import TrailingSpace, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
 
