@@ -9,19 +9,16 @@ compiles ops/kernels/sample.c for this CPU, and one thread runs it.
 """
 
 import argparse
-import ctypes
 import statistics
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.model.sampling.sample_kernel import kernel_operations, row_function
+from pdcluster_worker.model.ops.kernel_arguments import kernel_operations
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, RowOperations, Sampler
 
 VOCAB_SIZE = 49_152
@@ -60,17 +57,10 @@ def generator(seed: int) -> torch.Generator:
 
 
 def compiled() -> RowOperations:
-    source = Path(__file__).parents[1] / "worker/src/pdcluster_worker/model/ops/kernels/sample.c"
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"{folder}/sample.so"
-        flags = ["-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno"]
-        subprocess.run(
-            ["gcc", *flags, "-fPIC", "-shared", str(source), "-o", target, "-lm"], check=True
-        )
-        library = ctypes.CDLL(target)
-    return kernel_operations(
-        row_function(library, "sample_rows"), row_function(library, "rank_rows")
-    )
+    kernels = find_kernels()
+    if not isinstance(kernels, Kernels):
+        raise SystemExit(kernels.reason)
+    return kernel_operations(kernels.library)
 
 
 def median_milliseconds(

@@ -55,14 +55,9 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     """Both ways over one loaded model."""
     from pdcluster_worker.config.engine import EngineConfig
     from pdcluster_worker.config.worker import ModelConfig
-    from pdcluster_worker.model.forward_executor import (
-        ForwardExecutor,
-        InlineExecutor,
-        ThreadExecutor,
-    )
-    from pdcluster_worker.model.ops.step_limits import StepLimits
     from pdcluster_worker.model.runner import Runner
     from pdcluster_worker.model.runner_loader import open_runner
+    from pdcluster_worker.model.step_plan import StepLimits
 
     engine = EngineConfig(
         max_batched_tokens=2048,
@@ -73,11 +68,11 @@ def make_runners(threads: int, tensor_parallel_size: int) -> dict[str, "Runner"]
     opened, cache, info = open_runner(
         ModelConfig(name="m", path=str(MODEL), dtype="bfloat16"), engine
     )
-    limits = StepLimits(
-        engine.max_batched_tokens, engine.max_sequences, info.max_model_len, engine.block_size
-    )
-    ways: dict[str, ForwardExecutor] = {"one by one": InlineExecutor(), "ahead": ThreadExecutor()}
-    return {name: Runner(info, opened.forward, cache, limits, way) for name, way in ways.items()}
+    limits = StepLimits.of(engine, info.max_model_len)
+    return {
+        "one by one": Runner(info, opened.forward, cache, limits),
+        "ahead": Runner(info, opened.forward, cache, limits, depth=2, in_thread=True),
+    }
 
 
 def measure(runner: "Runner", num_requests: int, num_steps: int) -> list[float]:

@@ -14,12 +14,13 @@ from setting import DEVICE, REHEARSES, SITE, save, seconds
 from stack import BLOCK_SIZE, DECODES, LARGE, PROMPTS, plan_of
 from torch import Tensor
 
-from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
-from pdcluster_worker.model.ops.paged_attention import TritonAttention
-from pdcluster_worker.model.ops.plan_copy import PlanCopy
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.ops.torch_attention import TorchAttention
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.ops.graphs import PlanCopy
+from pdcluster_worker.model.ops.paged_attention import (
+    AttentionSizes,
+    TorchAttention,
+    TritonAttention,
+)
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
 SHAPE = LARGE.shape
 LONGEST = 48 if REHEARSES else 131072

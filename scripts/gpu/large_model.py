@@ -9,16 +9,15 @@ from setting import DEVICE, REHEARSES
 
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
-from pdcluster_worker.model.decoder_weights import pack_decoder
-from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.forward_executor import InlineExecutor
+from pdcluster_worker.model.decoder_loader import pack_decoder
+from pdcluster_worker.model.kv_cache import DeviceKVCache
 from pdcluster_worker.model.loading.architecture import read_architecture
 from pdcluster_worker.model.loading.checkpoint import Checkpoint
 from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.ops.operations import AttentionShape, Forward
-from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.step_plan import StepLimits
 
 BLOCK_SIZE = 16
 SIZES: dict[str, Any] = {
@@ -97,6 +96,6 @@ def open_large(
     architecture = read_architecture(CONFIG, longest)
     checkpoint = Checkpoint(architecture, torch.bfloat16, module.state_dict())
     weights = pack_decoder(checkpoint, longest, operations)
-    decoder = Decoder(operations, weights, heads * head_dim)
-    runner = Runner(info, decoder, cache, limits, InlineExecutor(depth=2))
+    decoder = Decoder(operations, weights)
+    runner = Runner(info, decoder, cache, limits, depth=2)
     return Large(module if keep_module else None, decoder, runner, cache)

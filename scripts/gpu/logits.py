@@ -10,7 +10,7 @@ from setting import DEVICE, REHEARSES, save
 
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.model.step_plan import StepPlanner
+from pdcluster_worker.model.step_plan import StepLimits, StepPlanner
 
 PROMPT = 40 if REHEARSES else 300
 DECODES = 8
@@ -49,9 +49,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def ours(large: Large, ids: list[int], chunk: int) -> list[torch.Tensor]:
     """Logits after the prompt and after each token that follows it."""
-    planner = StepPlanner(
-        block_size=BLOCK_SIZE, max_sequences=4, max_tokens=512, max_blocks=1024, pads=True
-    )
+    planner = StepPlanner(StepLimits(512, 4, longest=1024 * BLOCK_SIZE, block_size=BLOCK_SIZE))
     blocks = list(range(-(-len(ids) // BLOCK_SIZE)))
     request = EngineRequest(
         "one",

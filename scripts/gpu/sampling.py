@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from setting import DEVICE, REHEARSES, save, seconds
 
-from pdcluster_worker.model.ops.device_sampling import DEVICE_ROW_OPS
+from pdcluster_worker.model.ops.cuda import DEVICE_ROW_OPS
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 

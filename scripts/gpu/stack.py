@@ -7,11 +7,9 @@ from setting import DEVICE, REHEARSES
 from torch import Tensor
 
 from pdcluster_worker.model.ops.cuda import CudaOperations, DeviceProduct
-from pdcluster_worker.model.ops.graphs import Graphs
+from pdcluster_worker.model.ops.graphs import Graphs, PlanCopy
 from pdcluster_worker.model.ops.operations import AttentionShape, Norm, Rotation
-from pdcluster_worker.model.ops.plan_copy import PlanCopy
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
 BLOCK_SIZE = 16
 PROMPTS = (32, 48) if REHEARSES else (2048, 8192)

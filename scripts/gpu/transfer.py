@@ -26,7 +26,7 @@ from pdcluster_worker.kv_transfer.carriers import TransportName
 from pdcluster_worker.kv_transfer.sharded import ShardedTransport
 from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import DeviceKVCache
+from pdcluster_worker.model.kv_cache import DeviceKVCache
 
 GEOMETRY = KVGeometry(8, 128, 2 if REHEARSES else 32, 16, "bfloat16")
 BLOCKS = 16 if REHEARSES else 512

@@ -36,11 +36,10 @@ from pdcluster_worker.messages.engine_settings import (
     SpeculationSettings,
 )
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
-from pdcluster_worker.model.forward_executor import ThreadExecutor
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
+from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.native_dtype import DType
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
@@ -79,13 +78,7 @@ class Model:
         self.runner, self.cache, self.info = open_runner(
             ModelConfig("tiny", str(folder), dtype), settings
         )
-        self._limits = StepLimits(
-            settings.max_batched_tokens,
-            MAX_SEQUENCES,
-            self.info.max_model_len,
-            BLOCK_SIZE,
-            settings.max_decode_rows,
-        )
+        self._limits = StepLimits.of(settings, self.info.max_model_len)
 
     def ahead(self) -> "Model":
         """The same, but its next step is submitted while one computes in a thread, as
@@ -93,7 +86,7 @@ class Model:
         """
         model = copy(self)
         model.runner = Runner(
-            self.info, self.runner.forward, self.cache, self._limits, ThreadExecutor()
+            self.info, self.runner.forward, self.cache, self._limits, depth=2, in_thread=True
         )
         model.runner.grammars.folder = self.runner.grammars.folder
         return model

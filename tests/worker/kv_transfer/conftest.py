@@ -19,7 +19,7 @@ from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.transports import need_transport
 
 if TYPE_CHECKING:
-    from pdcluster_worker.model.device_cache import DeviceKVCache
+    from pdcluster_worker.model.kv_cache import DeviceKVCache
 
 BLOCK_BYTES = 4096
 NUM_BLOCKS = 16
@@ -60,7 +60,7 @@ def device_cache() -> "DeviceKVCache":
     # here, since writers in processes of their own need no torch
     import torch
 
-    from pdcluster_worker.model.device_cache import DeviceKVCache
+    from pdcluster_worker.model.kv_cache import DeviceKVCache
 
     geometry = KVGeometry(1, head_dim=64, num_layers=2, block_size=4, dtype="float32")
     cache = DeviceKVCache(geometry, NUM_BLOCKS, torch.device("cpu"))

@@ -14,7 +14,7 @@ import pytest
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, TransferRoute
 from pdcluster_worker.kv_transfer import nixl_carrier
 from pdcluster_worker.kv_transfer.nixl_carrier import NixlCarrier
-from pdcluster_worker.model.device_cache import DeviceKVCache, DeviceSlots
+from pdcluster_worker.model.kv_cache import DeviceKVCache, DeviceSlots
 from tests.transports import need_transport
 from tests.worker.kv_transfer.conftest import ByteMemory, Engine, device_cache
 

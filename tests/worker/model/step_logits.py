@@ -7,8 +7,8 @@ from torch import Tensor
 
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.step_plan import StepPlanner
+from pdcluster_worker.model.decoder import Forward
+from pdcluster_worker.model.step_plan import StepLimits, StepPlanner
 
 BLOCK_SIZE = 16
 LENGTHS = (40, 6)
@@ -21,7 +21,7 @@ def step_logits(forward: Forward, vocab_size: int) -> Tensor:
         _request("long", 0, (0, 1, 2), vocab_size),
         _request("short", 1, (3,), vocab_size),
     ]
-    planner = StepPlanner(block_size=BLOCK_SIZE, max_sequences=2, max_tokens=64, max_blocks=3)
+    planner = StepPlanner(StepLimits(64, 2, longest=3 * BLOCK_SIZE, block_size=BLOCK_SIZE))
     rows: dict[str, list[Tensor]] = {request.request_id: [] for request in requests}
     for counts in ([length - 2 for length in LENGTHS], [1, 1], [1, 1]):
         items = [Scheduled.of(*pair) for pair in zip(requests, counts, strict=True)]

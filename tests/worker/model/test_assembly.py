@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.generic import PackedLinear
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.reference import Reference
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.runner_loader import assemble
+from pdcluster_worker.model.step_plan import StepLimits
 
 LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 
@@ -24,7 +24,7 @@ LIMITS = StepLimits(max_tokens=64, max_sequences=4, longest=64, block_size=16)
 def assembled(tiny_folder):
     def assembled(kind):
         loaded = load_model(tiny_folder(kind), "float32", block_size=16, threads=1)
-        return assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False)
+        return assemble(loaded, KVCache(loaded.info.geometry, 8).tensor, LIMITS, invariant=False)
 
     return assembled
 
@@ -42,7 +42,7 @@ def test_products_stay_where_the_models_code_reads_its_layers(tiny_folder, monke
     layer = loaded.module.model.layers[0].mlp
     computed = layer.forward
     monkeypatch.setattr(layer, "forward", lambda x: computed(x.to(layer.gate_proj.weight.dtype)))
-    assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False)
+    assemble(loaded, KVCache(loaded.info.geometry, 8).tensor, LIMITS, invariant=False)
     assert "the model's products stay as they are" in caplog.text
     assert type(layer.gate_proj) is nn.Linear
 
@@ -61,7 +61,7 @@ def test_packed_products_take_rows_of_any_layout_and_refuse_another_dtype(like):
 
 def test_the_originals_are_dropped_once_they_are_packed(tiny_folder):
     loaded = load_model(tiny_folder("olmo2"), "float32", block_size=16, threads=1)
-    assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=False)
+    assemble(loaded, KVCache(loaded.info.geometry, 8).tensor, LIMITS, invariant=False)
     assert not any(type(part) is nn.Linear for part in loaded.module.modules())
 
 
@@ -69,7 +69,7 @@ def test_batch_invariance_without_kernels_is_refused(tiny_folder, monkeypatch):
     monkeypatch.setenv("PDCLUSTER_KERNELS", "off")
     loaded = load_model(tiny_folder("llama"), "float32", block_size=16, threads=1)
     with pytest.raises(ModelError, match=r"engine\.batchInvariant needs the compiled kernels"):
-        assemble(loaded, KVCache(loaded.info.geometry, 8), LIMITS, invariant=True)
+        assemble(loaded, KVCache(loaded.info.geometry, 8).tensor, LIMITS, invariant=True)
 
 
 @pytest.mark.parametrize("kernels", ["", "off"])

@@ -10,16 +10,14 @@ import torch
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import (
+from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache, open_cache
+from pdcluster_worker.model.kv_size import (
     STEP_BYTES_PER_TOKEN,
-    DeviceKVCache,
-    DeviceMemory,
+    block_num_bytes,
     check_memory,
     device_blocks,
     logits_bytes,
-    open_cache,
 )
-from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes
 from pdcluster_worker.model.step_plan import row_sizes
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="bfloat16")
@@ -147,24 +145,20 @@ def test_memory_for_logits_by_hand() -> None:
 
 
 def test_share_of_a_device_leaves_room_for_weights_and_steps() -> None:
-    blocks = device_blocks(
-        GEOMETRY, engine_of(0.5), DeviceMemory(total=80 * GIB, taken=16 * GIB), vocab_size=1000
-    )
+    blocks = device_blocks(GEOMETRY, engine_of(0.5), 1000, total=80 * GIB, taken=16 * GIB)
 
     assert blocks == (24 * GIB - STEPS) // block_num_bytes(GEOMETRY)
 
 
 def test_without_a_share_kv_cache_memory_counts() -> None:
     assert device_blocks(
-        GEOMETRY, engine_of(None), DeviceMemory(80 * GIB, 0), 1000
+        GEOMETRY, engine_of(None), 1000, total=80 * GIB, taken=0
     ) == GIB // block_num_bytes(GEOMETRY)
 
 
 def test_share_without_room_is_refused_with_what_takes_it() -> None:
     with pytest.raises(ModelError) as refusal:
-        device_blocks(
-            GEOMETRY, engine_of(0.25), DeviceMemory(total=80 * GIB, taken=20 * GIB), vocab_size=1000
-        )
+        device_blocks(GEOMETRY, engine_of(0.25), 1000, total=80 * GIB, taken=20 * GIB)
 
     for part in (
         "engine.deviceMemoryShare of 0.25",
@@ -216,4 +210,4 @@ def test_a_cache_above_the_memory_of_this_machine_is_refused_before_it_is_taken(
 def test_one_block_is_refused() -> None:
     engine = EngineConfig(block_size=GEOMETRY.block_size, num_blocks=1, device_memory_share=0.5)
     with pytest.raises(ModelError, match="leaves 1 KV blocks"):
-        device_blocks(GEOMETRY, engine, DeviceMemory(80 * GIB, 0), 1000)
+        device_blocks(GEOMETRY, engine, 1000, total=80 * GIB, taken=0)

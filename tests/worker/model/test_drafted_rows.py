@@ -16,7 +16,7 @@ from pdcluster_worker.engine.request import (
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.model.sampling.penalties import PenaltyState
 from pdcluster_worker.model.sampling.sampler import Sampler
-from pdcluster_worker.model.step_plan import StepPlanner
+from pdcluster_worker.model.step_plan import StepLimits, StepPlanner
 
 VOCAB = 40
 DRAWN: dict[str, Any] = {
@@ -38,9 +38,7 @@ def drawn_request(tokens: list[int], name: str = "a", **sampling: Any) -> Engine
 
 
 def test_drafts_are_planned_as_decodes_of_one_table() -> None:
-    planner = StepPlanner(
-        block_size=4, max_sequences=3, max_tokens=64, max_blocks=8, max_decode_rows=12
-    )
+    planner = StepPlanner(StepLimits(64, 3, longest=32, block_size=4, max_decode_rows=12))
     one = EngineRequest(
         "one",
         list(range(100, 107)),

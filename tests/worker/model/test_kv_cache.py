@@ -12,8 +12,8 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.memory import reserve_shared
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
-from pdcluster_worker.model.parallel.shared import reserve
 
 GEOMETRY = KVGeometry(num_kv_heads=3, head_dim=8, num_layers=2, block_size=4, dtype="float32")
 
@@ -68,7 +68,7 @@ def test_heads_of_a_block_are_one_run_of_its_bytes():
 
 def test_rank_moves_its_own_heads_of_the_memory_that_all_share():
     geometry = KVGeometry(4, 8, 2, 4, "float32")
-    memory = reserve("KV blocks", 3 * block_num_bytes(geometry))
+    memory = reserve_shared("KV blocks", 3 * block_num_bytes(geometry))
     try:
         first, second = (
             KVCache(geometry, 3, memory, ParallelRank(tensor_size=2, rank=rank))

@@ -1,6 +1,5 @@
 """Small pools of KV blocks: the length that each holds, and the fix where it holds too little."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import block_num_bytes, blocks_that_fit
-from pdcluster_worker.model.kv_length import fit_length
-from pdcluster_worker.model.kv_size_advice import raised
+from pdcluster_worker.model.kv_size import fit_length, raised
 from pdcluster_worker.model.loading.loader import ModelInfo
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=16, num_layers=2, block_size=16, dtype="float32")
@@ -25,11 +23,10 @@ def fitted(
     """Facts of a model of 8192 tokens over so many blocks."""
     length = min(8192, given.get("max_model_len") or 8192)
     info = ModelInfo(GEOMETRY, "w", "float32", length, 100, (window, window))
-    cache: Any = SimpleNamespace(num_blocks=num_blocks)
     if drafts_for is None:
         given["num_blocks"] = num_blocks
     engine = EngineConfig(**given)
-    return fit_length(info, cache, engine, drafts_for)
+    return fit_length(info, num_blocks, engine, drafts_for)
 
 
 def refusal(engine: EngineConfig, drafts_for: EngineConfig | None = None) -> str:

@@ -12,10 +12,9 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
-from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
-from pdcluster_worker.model.step_plan import row_sizes
+from pdcluster_worker.model.step_plan import StepLimits, row_sizes
 from tests.equality import assert_same_tokens
 from tests.worker.model.random_prompts import random_prompt
 

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.model.step_plan import NO_SLOT, StepPlanner, padded_rows, row_sizes
+from pdcluster_worker.model.step_plan import (
+    NO_SLOT,
+    StepLimits,
+    StepPlanner,
+    padded_rows,
+    row_sizes,
+)
 
 SIZE = 4
 
@@ -24,7 +30,7 @@ def scheduled(name, num_tokens, computed, count, table=(7, 3, 5, 1)):
 
 @pytest.fixture
 def planner():
-    return StepPlanner(block_size=SIZE, max_sequences=3, max_tokens=40, max_blocks=6)
+    return StepPlanner(StepLimits(40, 3, longest=6 * SIZE, block_size=SIZE))
 
 
 def table_of(plan, sequence):

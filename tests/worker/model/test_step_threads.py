@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
-from pdcluster_worker.model.step_threads import OwnThreads, SharedThreads, share_threads
+from pdcluster_worker.model.runner import SharedThreads, StepThreads, share_threads
 from pdcluster_worker.system.cpu_cores import CoreShare, SharedCores
 
 
@@ -61,7 +61,7 @@ def test_a_draft_model_has_the_threads_of_its_engine(engines, lent):
 
 def computing(code: str = "decoder") -> SimpleNamespace:
     """A runner."""
-    return SimpleNamespace(threads=OwnThreads(), forward=SimpleNamespace(code=code))
+    return SimpleNamespace(threads=StepThreads(), forward=SimpleNamespace(code=code))
 
 
 def test_threads_stay_without_a_place_or_kernels_or_our_decoder(engines, monkeypatch):
@@ -75,7 +75,7 @@ def test_threads_stay_without_a_place_or_kernels_or_our_decoder(engines, monkeyp
     monkeypatch.setenv("PDCLUSTER_KERNELS", "off")
     found.append(share_threads(engines[0], [computing()]))
     for threads in found:
-        assert isinstance(threads, OwnThreads)
+        assert not isinstance(threads, SharedThreads)
         threads.take()
         threads.rest()
         threads.close()

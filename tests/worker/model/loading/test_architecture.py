@@ -15,16 +15,20 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.assembly import assemble
 from pdcluster_worker.model.generic import Generic
 from pdcluster_worker.model.kv_cache import DTYPES, KVCache
 from pdcluster_worker.model.loading import transformers_loader
-from pdcluster_worker.model.loading.architecture import ACTIVATIONS, FAMILIES, read_architecture
+from pdcluster_worker.model.loading.architecture import (
+    ACTIVATIONS,
+    FAMILIES,
+    Rotary,
+    read_architecture,
+)
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.loading.rotary import Rotary
 from pdcluster_worker.model.loading.support import UnsupportedArchError, read_config
 from pdcluster_worker.model.ops.reference import Reference
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.runner_loader import assemble
+from pdcluster_worker.model.step_plan import StepLimits
 from tests.make_tiny_model import make_config
 from tests.worker.model.step_logits import BLOCK_SIZE, NUM_BLOCKS, step_logits
 
@@ -61,7 +65,9 @@ def load(folder, dtype="float32", **settings):
 
 
 def logits_of(loaded):
-    forward = assemble(loaded, KVCache(loaded.info.geometry, NUM_BLOCKS), LIMITS, invariant=False)
+    forward = assemble(
+        loaded, KVCache(loaded.info.geometry, NUM_BLOCKS).tensor, LIMITS, invariant=False
+    )
     return step_logits(forward, loaded.info.vocab_size)
 
 

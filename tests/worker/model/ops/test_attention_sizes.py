@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pdcluster_worker.model.ops.attention_sizes import MAX_SPLITS, AttentionSizes, power_of_two
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.paged_attention import MAX_SPLITS, AttentionSizes, power_of_two
 
 SMALL, LARGE = AttentionShape(9, 3, 64, 0.125), AttentionShape(64, 2, 256, 0.0625)
 

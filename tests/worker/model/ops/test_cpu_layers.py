@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from pdcluster_worker.model.ops.cpu import CpuOperations
-from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
+from pdcluster_worker.model.ops.kernel_arguments import PackedStack
 from pdcluster_worker.model.ops.operations import Layer, Layers, Norm, Operations
-from pdcluster_worker.model.ops.packed_weights import PackedStack
 from pdcluster_worker.model.ops.reference import Reference
 from tests.worker.model.ops.paged_steps import Heads, Step, make_step
 
@@ -78,7 +77,7 @@ def test_layers_by_one_call_have_the_bits_of_layer_by_layer(
     layers = make_layers(ops, step, dtype)
     assert PackedStack.takes(layers)
     expected = rows_of(step, dtype)
-    layer_by_layer(fine, expected, step.plan, layers, step.rotation)
+    Operations.run_layers(fine, expected, step.plan, layers, step.rotation)
     for _ in each_thread_count():
         hidden = rows_of(step, dtype)
         ops.run_layers(hidden, step.plan, layers, step.rotation)
@@ -183,7 +182,7 @@ def test_layers_whose_rows_need_padding_run_one_by_one(dtype, make_cpu):
     layers = make_layers(ops, step, dtype, depth=40, inner=24)
     assert PackedStack.takes(layers) is False
     hidden, expected = rows_of(step, dtype, 40), rows_of(step, dtype, 40)
-    layer_by_layer(ops, expected, step.plan, layers, step.rotation)
+    Operations.run_layers(ops, expected, step.plan, layers, step.rotation)
     ops.run_layers(hidden, step.plan, layers, step.rotation)
     assert torch.equal(hidden, expected)
 

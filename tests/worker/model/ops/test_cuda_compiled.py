@@ -14,9 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pdcluster_worker.model.ops import triton_kernels
-from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
-from pdcluster_worker.model.ops.device_sampling import BLOCK
+from pdcluster_worker.model.ops.cuda import BLOCK
 from pdcluster_worker.model.ops.operations import AttentionShape
+from pdcluster_worker.model.ops.paged_attention import AttentionSizes
 from pdcluster_worker.model.ops.triton_kernels import attention, rows, sampling
 
 SHARED_MEMORY = 227 << 10

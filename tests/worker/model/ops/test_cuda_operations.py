@@ -24,9 +24,9 @@ if not INTERPRETED and not ON_GPU:
         interpret(__file__)
 
 else:
-    from pdcluster_worker.model.ops import attention_sizes, torch_attention
-    from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
+    from pdcluster_worker.model.ops import paged_attention
     from pdcluster_worker.model.ops.cuda import CudaOperations
+    from pdcluster_worker.model.ops.graphs import PlanCopy, pad_decodes
     from pdcluster_worker.model.ops.operations import (
         AttentionShape,
         Forward,
@@ -34,12 +34,13 @@ else:
         Norm,
         Rotation,
     )
-    from pdcluster_worker.model.ops.paged_attention import TritonAttention
-    from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
+    from pdcluster_worker.model.ops.paged_attention import (
+        AttentionSizes,
+        TorchAttention,
+        TritonAttention,
+    )
     from pdcluster_worker.model.ops.reference import Reference
-    from pdcluster_worker.model.ops.step_limits import StepLimits
-    from pdcluster_worker.model.ops.torch_attention import TorchAttention
-    from pdcluster_worker.model.step_plan import StepPlan
+    from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 
     if INTERPRETED:
         from tests.worker.model.ops.interpreter import widen_dots
@@ -171,7 +172,7 @@ else:
 
     def test_splits_of_long_contexts_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:
         """With one split for each, contexts above 256 take the doubled size."""
-        monkeypatch.setattr(attention_sizes, "MAX_SPLITS", 1)
+        monkeypatch.setattr(paged_attention, "MAX_SPLITS", 1)
         case = cases.Case("one split", ((9, 1), (256, 1), (257, 1), (500, 1)))
         step = cases.make_step(case)
         reference = Reference(step.cache.clone(), case.shape)
@@ -187,7 +188,7 @@ else:
         monkeypatch: pytest.MonkeyPatch, sequences: tuple[tuple[int, int], ...]
     ) -> None:
         """Alone, and beside a decode, a chunk after a context and a short prompt."""
-        monkeypatch.setattr(torch_attention, "MIN_ROWS", 3)
+        monkeypatch.setattr(paged_attention, "MIN_ROWS", 3)
         sequences += ((23, 23),)
         case = cases.Case("long", sequences, padding=4, dtype=torch.bfloat16)
         step = cases.make_step(case)

@@ -21,7 +21,7 @@ if not INTERPRETED and not ON_GPU:
         interpret(__file__)
 
 else:
-    from pdcluster_worker.model.ops.device_sampling import BLOCK, DEVICE_ROW_OPS
+    from pdcluster_worker.model.ops.cuda import BLOCK, DEVICE_ROW_OPS
 
     # of numpy: what the interpreter adds up is beyond float32, as on a GPU
     pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")

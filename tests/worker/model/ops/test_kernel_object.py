@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from pdcluster_worker.errors import ConfigError, ModelError
-from pdcluster_worker.model.ops import choose, kernel_object
-from pdcluster_worker.model.ops.choose import make_operations
+from pdcluster_worker.model import decoder_loader
+from pdcluster_worker.model.decoder_loader import make_operations
+from pdcluster_worker.model.ops import kernel_object
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.kernel_object import (
     LEVELS,
@@ -25,7 +26,7 @@ from pdcluster_worker.model.ops.kernel_object import (
     load_kernels,
 )
 from pdcluster_worker.model.ops.operations import AttentionShape
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.process import keep_freed_memory
 
 ROOT = Path(__file__).parents[4]
@@ -177,7 +178,9 @@ def test_operations_are_the_kernels_or_plain_torch_which_say_why(monkeypatch, ca
     kernels = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
     assert (kernels.name.split()[0], kernels.note) == ("cpu", "")
     assert make_operations(CACHE, SHAPE, LIMITS, invariant=True).name.startswith("cpu ")
-    monkeypatch.setattr(choose, "find_kernels", lambda: NoKernels("the test took them away"))
+    monkeypatch.setattr(
+        decoder_loader, "find_kernels", lambda: NoKernels("the test took them away")
+    )
     found = make_operations(CACHE, SHAPE, LIMITS, invariant=False)
     assert (found.name, found.note) == (
         "reference",

@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from pdcluster_worker.model.ops.graphs import Graphs, example_plan, graph_for, graph_sizes
-from pdcluster_worker.model.ops.plan_copy import PlanCopy, layout, pad_decodes
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.ops.graphs import (
+    Graphs,
+    PlanCopy,
+    example_plan,
+    graph_for,
+    pad_decodes,
+)
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 from tests.worker.model.ops import device_cases as cases
 
 MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2)), padding=2)
@@ -40,15 +44,6 @@ def test_placed_plan_says_what_the_plan_says() -> None:
         plan.num_decodes,
         plan.longest,
     )
-
-
-def test_all_of_a_plan_is_one_run_of_bytes_and_the_tables_are_its_end() -> None:
-    parts = layout(cases.make_step(MIXED).plan, width=10)
-
-    assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
-    assert parts[0].start == 0
-    assert parts[-1].name == "tables"
-    assert parts[-1].count == 4 * 10
 
 
 def test_arrays_of_a_size_stay_where_they_are_whatever_the_contexts() -> None:
@@ -98,10 +93,6 @@ def test_decodes_are_padded_with_sequences_of_no_context() -> None:
     assert padded.firsts.tolist() == padded.sample_at.tolist() == list(range(8))
     assert padded.slots.tolist() == [*plan.slots[:3].tolist(), -1, -1, -1, -1, -1]
     assert len({len(padded.table_rows), len(padded.lengths), 8}) == 1
-
-
-def test_largest_graph_is_captured_first() -> None:
-    assert graph_sizes(20) == [32, 16, 8, 4, 2, 1]
 
 
 def test_graph_computes_decodes_of_its_size_alone() -> None:

@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from pdcluster_worker.model.ops import torch_attention
-from pdcluster_worker.model.ops.attention_sizes import AttentionSizes
-from pdcluster_worker.model.ops.choose import make_operations
-from pdcluster_worker.model.ops.paged_attention import TritonAttention
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.ops.torch_attention import TorchAttention, make_attention
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.decoder_loader import make_operations
+from pdcluster_worker.model.ops import paged_attention
+from pdcluster_worker.model.ops.paged_attention import (
+    AttentionSizes,
+    TorchAttention,
+    TritonAttention,
+    make_attention,
+)
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 from tests.worker.model.ops import device_cases as cases
 
 MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2), (9, 9)), padding=4)
@@ -19,7 +21,7 @@ LIMITS = StepLimits(max_tokens=64, max_sequences=20, longest=100, block_size=16)
 def test_long_prompts_are_noted_and_no_chunk_after_a_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_attention, "MIN_ROWS", 9)
+    monkeypatch.setattr(paged_attention, "MIN_ROWS", 9)
     cache = torch.zeros(20, 2, 1, 2, 4, 16)
     sizes = AttentionSizes.of(MIXED.shape, cache.dtype, 100)
     attention = TorchAttention(cache, MIXED.shape, TritonAttention(cache, MIXED.shape, sizes))

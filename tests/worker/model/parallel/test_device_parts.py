@@ -8,7 +8,7 @@ import torch
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.parallel import rank_layout as place_module
-from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, open_part, rank_cache
+from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache, rank_cache
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 GEOMETRY = KVGeometry(num_kv_heads=4, head_dim=8, num_layers=3, block_size=4, dtype="bfloat16")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def cache_of(tensor: int, pipeline: int, num_blocks: int = 4) -> RanksDeviceCache:
     places = [ParallelRank(tensor, pipeline, rank) for rank in range(tensor * pipeline)]
-    parts = [(place, open_part(GEOMETRY, num_blocks, place, CPU)) for place in places]
+    parts = [(place, rank_cache(GEOMETRY, num_blocks, place, CPU).tensor) for place in places]
     return RanksDeviceCache(GEOMETRY, num_blocks, parts)
 
 

@@ -13,15 +13,20 @@ from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.requests import SamplingParams
+from pdcluster_worker.model.decoder_loader import split_inputs, split_outputs, split_vocabulary
 from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.memory import attach, reserve_shared
 from pdcluster_worker.model.ops.operations import AttentionShape
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.parallel.plan_parts import plan_parts
-from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots, slot_bytes
+from pdcluster_worker.model.parallel.control import PlanSlots
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank, check_divides
-from pdcluster_worker.model.parallel.sharding import split_inputs, split_outputs, split_vocabulary
-from pdcluster_worker.model.parallel.shared import attach, reserve
-from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, StepPlanner, padded_rows
+from pdcluster_worker.model.step_plan import (
+    NO_SLOT,
+    StepLimits,
+    StepPlan,
+    StepPlanner,
+    padded_rows,
+    plan_parts,
+)
 
 SIZES = st.sampled_from([1, 2, 4, 8])
 
@@ -111,6 +116,9 @@ def test_more_stages_than_layers_are_refused_with_the_numbers() -> None:
         check_divides(ParallelRank(1, 4), SHAPE, 64, 3)
 
 
+LIMITS = StepLimits(max_tokens=72, max_sequences=6, longest=64, block_size=4)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
     """A step of up to 6 requests: decodes and chunks at any place of their context."""
@@ -130,9 +138,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         )
         request.num_computed_tokens = computed
         items.append(Scheduled.of(request, count))
-    return StepPlanner(block_size=4, max_sequences=6, max_tokens=72, max_blocks=16).plan(
-        Batch(tuple(items))
-    )
+    return StepPlanner(LIMITS).plan(Batch(tuple(items)))
 
 
 def rows_of(plan: StepPlan) -> list[tuple[int, ...]]:
@@ -177,13 +183,11 @@ def test_micro_batches_compute_the_same_rows_in_order(plan: StepPlan, count: int
 
 @given(plans())
 def test_a_plan_is_read_from_shared_memory_as_it_was_written(plan: StepPlan) -> None:
-    limits = StepLimits(max_tokens=72, max_sequences=6, longest=64, block_size=4)
-    descriptor = reserve("plans", 2 * slot_bytes(limits))
+    descriptor = reserve_shared("plans", 2 * LIMITS.plan_bytes)
     memory = attach(descriptor)
     os.close(descriptor)
-    slots = PlanSlots(memory, limits)
-    sizes = PlanSizes.decode(slots.write(plan, 1).encode())
-    read = slots.read(sizes)
+    slots = PlanSlots(memory, LIMITS)
+    read = slots.read(slots.write(plan, 1))
     assert rows_of(read) == rows_of(plan)
     names = ("token_ids", "positions", "slots", "firsts", "lengths", "contexts", "sample_at")
     assert all(np.array_equal(getattr(read, name), getattr(plan, name)) for name in names)

@@ -16,15 +16,15 @@ from pdcluster_worker.engine.request import Batch, Scheduled
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.ops import device_sampling
+from pdcluster_worker.model.ops import cuda
 from pdcluster_worker.model.ops.cuda import CudaOperations
-from pdcluster_worker.model.ops.step_limits import StepLimits
 from pdcluster_worker.model.runner import Runner
-from pdcluster_worker.model.sampling import picking, row_chunks
+from pdcluster_worker.model.sampling import picking, weights
 from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
+from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.structured_output.masks import Masks
 from tests.worker.model.other_device import OtherDevice
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits, rows_for
@@ -73,7 +73,7 @@ def awaited(monkeypatch):
     found = []
     stream = SimpleNamespace(synchronize=lambda: found.append("awaited"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(device_sampling.sampling, "pick", Launch())
+    monkeypatch.setattr(cuda.sampling, "pick", Launch())
     return found
 
 
@@ -125,7 +125,7 @@ def test_temporaries_of_a_slab_fit_the_memory_that_is_reckoned():
     for logits in (random_logits(1, 24, VOCAB, 0.1), torch.zeros(24, VOCAB)):
         with OtherDevice() as device:
             rank_tokens(device.place(logits), np.arange(24), 20, 8 * VOCAB)
-        assert device.most_bytes <= logits.nbytes + row_chunks.CHUNK_BYTES * 8 * VOCAB
+        assert device.most_bytes <= logits.nbytes + weights.CHUNK_BYTES * 8 * VOCAB
 
 
 @pytest.mark.parametrize("chunk", [1, 5 * VOCAB, 1 << 24])

@@ -11,7 +11,7 @@ import torch
 from pdcluster_worker.engine.ports import Sample, failed_row
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.messages.requests import Constraint, SamplingParams
-from pdcluster_worker.model.ops.cpu import row_ops_of
+from pdcluster_worker.model.ops.kernel_arguments import kernel_operations
 from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
 from pdcluster_worker.structured_output.masks import Masks, bar
@@ -58,7 +58,7 @@ def row_ops(request):
     found = find_kernels()
     if not isinstance(found, Kernels):
         pytest.skip(found.reason)
-    return row_ops_of(found)
+    return kernel_operations(found.library)
 
 
 @pytest.mark.parametrize("options", SETTINGS)

@@ -5,7 +5,8 @@ instructions that this CPU has.
 import ctypes
 import itertools
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,18 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcluster_worker.model.ops.kernel_arguments import (
+    RankArguments,
+    SampleArguments,
+    kernel_operations,
+)
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, cpu_flags, load_kernels
 from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.sample_kernel import (
-    RankArguments,
-    SampleArguments,
-    kernel_operations,
-    row_function,
-)
 from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits, rows_for
+
+ROWS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 KINDS = [
     {"temperature": 0.0},
@@ -50,9 +52,7 @@ def library(request):
 
 @pytest.fixture(scope="module")
 def row_ops(library):
-    return kernel_operations(
-        row_function(library, "sample_rows"), row_function(library, "rank_rows")
-    )
+    return kernel_operations(library)
 
 
 def same(row_ops, logits, rows):
@@ -120,24 +120,22 @@ def test_kernel_ranks_the_tokens_of_the_plain_operations(row_ops, count):
         assert getattr(ours, name).tolist() == getattr(plain, name).tolist()
 
 
+def shared_by(share, **functions):
+    """Operations of functions over rows, run by `share(function, address, first, last)`."""
+
+    def share_rows(pointer, address, first, last):
+        share(ROWS(pointer.value), address, first, last)
+
+    return kernel_operations(SimpleNamespace(share_rows=share_rows, **functions))
+
+
 def test_rows_may_be_shared_between_threads_in_any_way(library, row_ops):
-    def split(name):
-        function = row_function(library, name)
+    def split(function, address, first, last):
+        ends = [first, first + 1, (first + last) // 2, last]
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda pair: function(address, *pair), itertools.pairwise(ends)))
 
-        def run(address, first, last):
-            ends = [first, first + 1, (first + last) // 2, last]
-            threads = [
-                threading.Thread(target=function, args=(address, *pair))
-                for pair in itertools.pairwise(ends)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        return run
-
-    shared = kernel_operations(split("sample_rows"), split("rank_rows"))
+    shared = shared_by(split, sample_rows=library.sample_rows, rank_rows=library.rank_rows)
     kinds = [{**kind, "seed": n} for n, kind in enumerate(KINDS * 3)]
     logits = random_logits(5, len(kinds), 5000)
     rows = rows_for(5000, *kinds)
@@ -174,9 +172,13 @@ def test_no_memory_is_an_error_of_the_step():
                 3 if name == "status" else 0
             ] * (last - first)
 
-        return run
+        return ROWS(run)
 
-    failing = kernel_operations(no_memory("status"), no_memory("total"))
+    failing = shared_by(
+        lambda function, *rows: function(*rows),
+        sample_rows=no_memory("status"),
+        rank_rows=no_memory("total"),
+    )
     with pytest.raises(MemoryError, match="sampling"):
         failing.pick(torch.zeros(2, 9), rows_for(9, *[{"temperature": 1.0}] * 2))
     with pytest.raises(MemoryError, match="log probabilities"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.model.sampling.randomness import _mix, uniform, uniforms
+from pdcluster_worker.model.sampling.rows import _mix, uniform, uniforms
 from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits
 

@@ -1,17 +1,21 @@
 """transformers' own module, with our attention and linear layers, for other types of models."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.decoder import Forward
+from pdcluster_worker.model.loading.probe import probe
 from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.step_plan import StepPlan
 
+logger = logging.getLogger(__name__)
 
-class Generic:
+
+class Generic(Forward):
     code = "transformers"
 
     def __init__(self, module: Any, operations: Operations) -> None:
@@ -29,12 +33,6 @@ class Generic:
         )
         logits: Tensor = out.logits[0].float()
         return logits
-
-    def warm_up(self, num_rows: int) -> None:
-        """Nothing: the first steps compile the module's products."""
-
-    def close(self) -> None:
-        pass
 
 
 class PlannedAttention:
@@ -78,32 +76,23 @@ class PackedLinear(nn.Module):
         return self._operations.linear(rows, self._packed).view(*x.shape[:-1], self._width)
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    parent: nn.Module
-    name: str
-    original: nn.Module
+def pack_linears(module: Any, operations: Operations, num_layers: int, max_model_len: int) -> None:
+    """Replace linear layers by packed ones, unless the module's code then fails.
 
-
-def pack_linears(module: Any, operations: Operations) -> list[Replaced]:
-    """Replace linear layers by packed ones; logits of the head are float32."""
+    Logits of the head are float32.
+    """
     head = module.get_output_embeddings()
     replaced = [
-        Replaced(parent, name, child)
+        (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear
     ]
-    for each in replaced:
-        assert isinstance(each.original, nn.Linear)
-        setattr(
-            each.parent,
-            each.name,
-            PackedLinear(each.original, operations, wide=each.original is head),
-        )
-    return replaced
-
-
-def unpack(replaced: Sequence[Replaced]) -> None:
-    for each in replaced:
-        setattr(each.parent, each.name, each.original)
+    for parent, name, child in replaced:
+        setattr(parent, name, PackedLinear(child, operations, wide=child is head))
+    try:
+        probe(module, num_layers, max_model_len)
+    except ModelError as e:
+        logger.warning("the model's products stay as they are, which is slower: %s", e)
+        for parent, name, child in replaced:
+            setattr(parent, name, child)

@@ -1,41 +1,91 @@
-"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous."""
+"""The KV cache: `[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]`, contiguous.
 
-import contextlib
-import mmap
+On a device copies of blocks use a stream of their own, which waits for no step: a block is sent
+after the step that wrote it, and a received block is in no running step.
+"""
+
+import logging
+from typing import Any
 
 import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.kv_size_advice import check_num_blocks
+from pdcluster_worker.model.kv_size import (
+    DTYPES,
+    block_num_bytes,
+    blocks_that_fit,
+    check_memory,
+    device_blocks,
+    tensor_size,
+)
+from pdcluster_worker.model.memory import attach, reserve_private
 from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
-from pdcluster_worker.model.parallel.shared import attach
+from pdcluster_worker.system.cgroups import memory_limit
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+logger = logging.getLogger(__name__)
+
+_cuda: Any = torch.cuda  # its classes have no types
 
 
-def block_num_bytes(geometry: KVGeometry) -> int:
-    values = (
-        geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
+def open_cache(
+    geometry: KVGeometry,
+    engine: EngineConfig,
+    device: torch.device,
+    vocab_size: int,
+    weight_bytes: int,
+    *,
+    drafts_for: EngineConfig | None = None,
+) -> "KVCache | DeviceKVCache":
+    """Raises ModelError where it does not fit.
+
+    drafts_for: the engine that this draft model is for; None = not a draft model.
+    """
+    cache: KVCache | DeviceKVCache
+    if device.type == "cpu":
+        num_blocks = blocks_that_fit(geometry, engine, drafts_for)
+        check_memory(weight_bytes, num_blocks * block_num_bytes(geometry), engine, memory_limit())
+        cache = KVCache(geometry, num_blocks)
+    else:
+        total, taken = device_memory(engine, device)
+        taken += weight_bytes
+        num_blocks = device_blocks(
+            geometry, engine, vocab_size, total=total, taken=taken, drafts_for=drafts_for
+        )
+        cache = DeviceKVCache(geometry, num_blocks, device)
+    logger.info(
+        "reserved kv cache blocks=%d block_bytes=%d tokens=%d",
+        cache.num_blocks,
+        cache.block_bytes,
+        cache.num_blocks * geometry.block_size,
     )
-    return values * DTYPES[geometry.dtype].itemsize
+    return cache
 
 
-def blocks_that_fit(
-    geometry: KVGeometry, engine: EngineConfig, drafts_for: EngineConfig | None = None
-) -> int:
-    """`numBlocks`, or what `kvCacheMemory` holds.  Raises ModelError for too few."""
-    block_bytes = block_num_bytes(geometry)
-    num_blocks = engine.num_blocks
-    if num_blocks is None:
-        num_blocks = engine.kv_cache_memory // block_bytes
-    check_num_blocks(num_blocks, engine, block_bytes, drafts_for)
-    return num_blocks
+def device_memory(engine: EngineConfig, device: torch.device) -> tuple[int, int]:
+    """Bytes of the device, and those taken; of several engines each counts only its own."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total, 0 if engine.data_parallel_size > 1 else total - free
 
 
-class KVCache:
-    """heads: those that this process transfers; an engine's ranks share one cache of all heads."""
+class CacheSizes:
+    """Sizes of a cache.  heads: those that this process transfers."""
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, heads: range) -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.heads = heads
+        self.block_bytes = block_num_bytes(geometry)
+        self.head_bytes = self.block_bytes // geometry.num_kv_heads
+
+    def check(self, block_id: int) -> None:
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
+
+
+class KVCache(CacheSizes):
+    """In host memory; an engine's ranks share one cache of all heads."""
 
     def __init__(
         self,
@@ -44,22 +94,15 @@ class KVCache:
         descriptor: int | None = None,
         place: ParallelRank = ONE_RANK,
     ) -> None:
-        """descriptor: shared memory of the ranks (`parallel.shared`); None = its own memory."""
-        self.geometry = geometry
-        self.num_blocks = num_blocks
-        self.block_bytes = block_num_bytes(geometry)
-        self.heads = place.moved_heads(geometry.num_kv_heads)
-        self.head_bytes = self.block_bytes // geometry.num_kv_heads
+        """descriptor: of `memory.reserve_shared`; None = its own memory."""
+        super().__init__(geometry, num_blocks, place.moved_heads(geometry.num_kv_heads))
         self._bytes = (
-            _reserve(num_blocks * self.block_bytes) if descriptor is None else attach(descriptor)
+            reserve_private("KV blocks", num_blocks * self.block_bytes)
+            if descriptor is None
+            else attach(descriptor)
         )
         self.tensor = torch.frombuffer(self._bytes, dtype=DTYPES[geometry.dtype]).view(
-            num_blocks,
-            geometry.num_kv_heads,
-            geometry.num_layers,
-            2,
-            geometry.block_size,
-            geometry.head_dim,
+            tensor_size(geometry, num_blocks)
         )
 
     def part(self, place: ParallelRank) -> torch.Tensor:
@@ -69,8 +112,7 @@ class KVCache:
 
     def block(self, block_id: int, heads: range | None = None) -> memoryview:
         """Writable bytes of these heads of one block.  Raises IndexError for an unknown block."""
-        if not 0 <= block_id < self.num_blocks:
-            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
+        self.check(block_id)
         start, part = block_id * self.block_bytes, heads or self.heads
         return memoryview(self._bytes)[
             start + part.start * self.head_bytes : start + part.stop * self.head_bytes
@@ -83,17 +125,94 @@ class KVCache:
         """Nothing to do: the staging memory is the block."""
 
 
-def _reserve(num_bytes: int) -> mmap.mmap:
-    """Zeroed private memory, page-aligned, in huge pages where possible, taken on first use."""
-    try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as e:
-        reason = getattr(e, "strerror", None) or e
-        raise ModelError(
-            f"cannot reserve {num_bytes} bytes for KV blocks ({reason}): lower "
-            "engine.kvCacheMemory or engine.numBlocks"
-        ) from e
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+class DeviceKVCache(CacheSizes):
+    """On a device."""
+
+    def __init__(
+        self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0
+    ) -> None:
+        """geometry: of this part; first_head: its first head in the model.  Raises ModelError."""
+        super().__init__(
+            geometry, num_blocks, range(first_head, first_head + geometry.num_kv_heads)
+        )
+        try:
+            self.tensor = torch.zeros(
+                tensor_size(geometry, num_blocks), dtype=DTYPES[geometry.dtype], device=device
+            )
+        # such as torch.OutOfMemoryError, and the error for an impossible size
+        except RuntimeError as e:
+            raise ModelError(
+                f"{device} has no room for {num_blocks * self.block_bytes} bytes of KV blocks: "
+                "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
+            ) from e
+        self._blocks = self.tensor.view(num_blocks, geometry.num_kv_heads, -1).view(torch.uint8)
+        self._stream = _cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:  # writes come after the zeros
+            self._stream.wait_stream(torch.cuda.default_stream(device))
+
+    def block(self, block_id: int, heads: range | None = None) -> memoryview:
+        """A copy of these heads of one block.  Raises IndexError for an unknown block."""
+        copy = self.staging(block_id, heads)
+        self.copy(torch.frombuffer(copy, dtype=torch.uint8), self.part(block_id, heads))
+        return copy
+
+    def staging(self, block_id: int, heads: range | None = None) -> memoryview:
+        """Pinned memory, not written yet.  Raises IndexError for a block that does not exist."""
+        num_bytes = len(self.part(block_id, heads))
+        host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
+        return host.numpy().data
+
+    def write_block(self, block_id: int, staging: memoryview, heads: range | None = None) -> None:
+        """Copy to the device; complete on return."""
+        self.copy(self.part(block_id, heads), torch.frombuffer(staging, dtype=torch.uint8))
+
+    def slots(self, num_bytes: int) -> "DeviceSlots":
+        with torch.cuda.stream(self._stream):  # torch reuses memory for the stream that had it
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.tensor.device)
+        if self._stream is not None:
+            self._stream.synchronize()  # carriers do not know streams
+        return DeviceSlots(self, memory)
+
+    def part(self, block_id: int, heads: range | None = None) -> torch.Tensor:
+        """Contiguous bytes on the device.  Raises IndexError for a block that does not exist."""
+        self.check(block_id)
+        held, first = heads or self.heads, self.heads.start
+        return self._blocks[block_id, held.start - first : held.stop - first].view(-1)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """To, from or on the device, without waiting for steps; complete on return."""
+        if self._stream is None:
+            target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            done = _cuda.Event()
+            done.record()
+        done.synchronize()  # of this copy only, not of those of other threads
+
+
+class DeviceSlots:
+    """A `SlotMemory` on the device of a cache."""
+
+    def __init__(self, cache: DeviceKVCache, memory: torch.Tensor) -> None:
+        self._cache = cache
+        self.array = memory
+        self.address = memory.data_ptr()
+        self.device: int | None = memory.device.index
+
+    def write(self, start: int, data: bytes) -> None:
+        source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._cache.copy(self.array[start : start + len(data)], source)
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        target = torch.empty(num_bytes, dtype=torch.uint8)
+        self._cache.copy(target, self.array[start : start + num_bytes])
+        return target.numpy().tobytes()
+
+    def load(self, start: int, block_id: int, heads: range) -> None:
+        part = self._cache.part(block_id, heads)
+        self._cache.copy(self.array[start : start + len(part)], part)
+
+    def write_block(self, start: int, block_id: int, heads: range) -> None:
+        part = self._cache.part(block_id, heads)
+        self._cache.copy(part, self.array[start : start + len(part)])

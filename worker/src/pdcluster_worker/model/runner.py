@@ -3,11 +3,13 @@
 Running the same items again gives the same keys, values and tokens.
 """
 
+import ctypes
+import logging
 import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
@@ -25,21 +27,60 @@ from pdcluster_worker.engine.request import (
 )
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import SamplingParams
-from pdcluster_worker.model.device_cache import DeviceKVCache
-from pdcluster_worker.model.forward import Forward
-from pdcluster_worker.model.forward_executor import ForwardExecutor, InlineExecutor
-from pdcluster_worker.model.kv_cache import KVCache
+from pdcluster_worker.model.decoder import Decoder, Forward
+from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels
 from pdcluster_worker.model.parallel.device_parts import RanksDeviceCache
 from pdcluster_worker.model.prompt_logprobs import PromptLogprobs, PromptRow, prompt_rows
 from pdcluster_worker.model.sampling.sampler import Sampler
-from pdcluster_worker.model.step_plan import StepPlan, StepPlanner, row_sizes
-from pdcluster_worker.model.step_threads import OwnThreads, StepThreads
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan, StepPlanner, row_sizes
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.structured_output.masks import MaskMaker, Masks
+from pdcluster_worker.system.cpu_cores import SharedCores
+
+logger = logging.getLogger(__name__)
 
 Cache = KVCache | DeviceKVCache | RanksDeviceCache
+
+
+class StepThreads:
+    """CPU threads of steps: a runner's own."""
+
+    def take(self) -> None:
+        """Called before each step."""
+
+    def rest(self) -> None:
+        """Until the next step."""
+
+    def close(self) -> None:
+        pass
+
+
+class SharedThreads(StepThreads):
+    """Own threads plus those of idle cores of other engines of the machine.
+
+    The kernels check the number after each layer, so a lender waits for a layer and not for a step.
+    """
+
+    def __init__(self, cores: SharedCores, kernels: Kernels) -> None:
+        self._cores = cores
+        self._threads = torch.get_num_threads()
+        self._bound = kernels.library.bound
+        self._bound(ctypes.c_void_p(cores.address))
+
+    def take(self) -> None:
+        threads = self._cores.take()
+        if threads != self._threads:
+            torch.set_num_threads(threads)
+            self._threads = threads
+
+    def rest(self) -> None:
+        self._cores.rest()
+
+    def close(self) -> None:
+        self._bound(None)
+        self._cores.rest()
 
 
 @dataclass(slots=True)
@@ -55,7 +96,10 @@ class PreparedStep:
 
 
 class Runner:
-    """longest_warm_up_seconds: of a step.  kv_channels: to other ranks that transfer KV."""
+    """longest_warm_up_seconds: of a step.  kv_channels: to other ranks that transfer KV.
+
+    depth: batches that are submitted at a time; a pass on a GPU is only launched.
+    """
 
     def __init__(
         self,
@@ -63,16 +107,23 @@ class Runner:
         forward: Forward,
         cache: Cache,
         limits: StepLimits,
-        beginning: ForwardExecutor | None = None,
+        *,
+        depth: int = 1,
+        in_thread: bool = False,
     ) -> None:
+        """in_thread: passes run in a thread, so that the next batch is planned meanwhile."""
         self.info = info
         self.seconds = StepSeconds()
         self.longest_warm_up_seconds = 0.0
         self.forward = forward
         self.kv_channels: Sequence[socket.socket] = ()
-        self.threads: StepThreads = OwnThreads()
-        self._beginning: ForwardExecutor = beginning or InlineExecutor()
-        self.depth = self._beginning.depth
+        self.threads = StepThreads()
+        self.depth = depth
+        self._pool: ThreadPoolExecutor | None = None
+        if in_thread:  # OpenMP and torch keep a number for each thread that begins products
+            self._pool = ThreadPoolExecutor(
+                1, "forward", torch.set_num_threads, (torch.get_num_threads(),)
+            )
         self._cache = cache
         self._max_tokens = limits.max_tokens
         # A plan is read until its step has ended: each step in flight has a planner's arrays.
@@ -103,19 +154,27 @@ class Runner:
         chosen = {request: sampled[request] for _, request in step.unknown if request in sampled}
         step.masks = self._masks.begin(step.places, chosen)
 
-        def forward() -> tuple[Tensor, float]:
-            started = time.monotonic()
-            self.threads.take()
-            with torch.inference_mode():
-                rows = step.prompt_rows
-                logits = (
-                    self._prompts.logits(self.forward, step.plan, rows)
-                    if rows
-                    else self.forward.logits(step.plan)
-                )
-            return logits, time.monotonic() - started
+        if self._pool is not None:
+            step.logits = self._pool.submit(self._forward, step)
+            return
+        step.logits = Future()
+        try:
+            step.logits.set_result(self._forward(step))
+        except Exception as e:
+            step.logits.set_exception(e)
 
-        step.logits = self._beginning.begin(forward)
+    def _forward(self, step: PreparedStep) -> tuple[Tensor, float]:
+        """Logits, and the seconds that they took."""
+        started = time.monotonic()
+        self.threads.take()
+        with torch.inference_mode():
+            rows = step.prompt_rows
+            logits = (
+                self._prompts.logits(self.forward, step.plan, rows)
+                if rows
+                else self.forward.logits(step.plan)
+            )
+        return logits, time.monotonic() - started
 
     def wait(self, step: PreparedStep) -> list[RowOutcome]:
         """Wait for the logits, and choose tokens.
@@ -166,7 +225,8 @@ class Runner:
 
     def close(self) -> None:
         """Waits for the running step; ends other ranks."""
-        self._beginning.close()
+        if self._pool is not None:
+            self._pool.shutdown()
         self._masks.close()
         self.grammars.close()
         self.forward.close()
@@ -208,17 +268,23 @@ class Runner:
         self.forget(request.request_id)
 
 
+def share_threads(cores: SharedCores | None, runners: Sequence[Runner]) -> StepThreads:
+    """Only our decoder's kernels give threads back within a step; other engines keep their own."""
+    kernels = find_kernels()
+    threads = StepThreads()
+    is_ours = all(runner.forward.code == Decoder.code for runner in runners)
+    if cores is not None and is_ours and isinstance(kernels, Kernels):
+        threads = SharedThreads(cores, kernels)
+        logger.info("shares cores own=%d most=%d", cores.own, cores.most)
+    for runner in runners:
+        runner.threads = threads
+    return threads
+
+
 def _planner(limits: StepLimits, *, pads: bool) -> StepPlanner:
     """Raises ModelError where its arrays do not fit into memory."""
     try:
-        return StepPlanner(
-            block_size=limits.block_size,
-            max_sequences=limits.max_sequences,
-            max_tokens=limits.max_tokens,
-            max_decode_rows=limits.max_decode_rows,
-            max_blocks=limits.blocks,
-            pads=pads,
-        )
+        return StepPlanner(limits, pads=pads)
     except MemoryError as e:
         raise ModelError(
             f"no memory for the arrays of a step ({e}): engine.maxBatchedTokens is "

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.assembly import assemble
-from pdcluster_worker.model.device_cache import DeviceKVCache, open_cache
-from pdcluster_worker.model.forward_executor import InlineExecutor, ThreadExecutor
-from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.kv_length import fit_length
+from pdcluster_worker.model.decoder import Forward
+from pdcluster_worker.model.decoder_loader import make_operations, open_decoder
+from pdcluster_worker.model.generic import Generic, pack_linears
+from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache, open_cache
+from pdcluster_worker.model.kv_size import fit_length
 from pdcluster_worker.model.loading.loader import LoadedModel, ModelInfo, load_model
-from pdcluster_worker.model.ops.library_pages import release_library_pages
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.memory import release_library_pages
 from pdcluster_worker.model.parallel.ranks import OnDeath, RankProcesses, rank_threads
 from pdcluster_worker.model.parallel.ranks_loader import open_ranks
 from pdcluster_worker.model.runner import Cache, Runner
+from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.native_dtype import dtype_of_device
 from pdcluster_worker.system.process import trim_memory
 
@@ -33,21 +34,32 @@ def make_runner(
     loaded: LoadedModel, cache: KVCache | DeviceKVCache, engine: EngineConfig
 ) -> Runner:
     """On a GPU steps are planned ahead; on a CPU that would take a core from the kernels."""
-    limits = _limits(loaded, engine)
-    forward = assemble(loaded, cache, limits, invariant=engine.batch_invariant)
-    return Runner(
-        loaded.info, forward, cache, limits, InlineExecutor(depth=2 if cache.tensor.is_cuda else 1)
-    )
+    limits = StepLimits.of(engine, loaded.info.max_model_len)
+    forward = assemble(loaded, cache.tensor, limits, invariant=engine.batch_invariant)
+    logger.info("computes with operations=%s code=%s", forward.operations.name, forward.code)
+    return Runner(loaded.info, forward, cache, limits, depth=2 if cache.tensor.is_cuda else 1)
 
 
-def _limits(loaded: LoadedModel, engine: EngineConfig) -> StepLimits:
-    return StepLimits(
-        engine.max_batched_tokens,
-        engine.max_sequences,
-        loaded.info.max_model_len,
-        engine.block_size,
-        engine.max_decode_rows,
-    )
+def assemble(loaded: LoadedModel, cache: Tensor, limits: StepLimits, *, invariant: bool) -> Forward:
+    """invariant: a row's bits do not depend on the batch.
+
+    Raises ModelError where neither our decoder nor transformers' code can run so on the device.
+    """
+    if loaded.checkpoint is not None:
+        return open_decoder(loaded.checkpoint, cache, limits, invariant=invariant)
+    if invariant:
+        raise ModelError(
+            f"engine.batchInvariant needs our own decoder: {loaded.reason}; leave it out"
+        )
+    if cache.device.type != "cpu":
+        raise ModelError(
+            f"{loaded.reason}; other models run by transformers' code, on CPUs only: set "
+            "engine.device: cpu"
+        )
+    operations = make_operations(cache, loaded.attention, limits, invariant=False)
+    info = loaded.info
+    pack_linears(loaded.module, operations, info.geometry.num_layers, info.max_model_len)
+    return Generic(loaded.module, operations)
 
 
 def open_runner(
@@ -124,7 +136,7 @@ def _make(
         weight_bytes=loaded.weight_bytes,
         drafts_for=drafts_for,
     )
-    info = fit_length(loaded.info, cache, engine, drafts_for)
+    info = fit_length(loaded.info, cache.num_blocks, engine, drafts_for)
     return make_runner(replace(loaded, info=info), cache, engine), cache
 
 
@@ -132,10 +144,9 @@ def _make_over(
     ranks: RankProcesses, loaded: LoadedModel, engine: EngineConfig, device: str
 ) -> tuple[Runner, Cache]:
     """A runner over several ranks, whose steps run in a thread."""
-    limits = _limits(loaded, engine)
+    limits = StepLimits.of(engine, loaded.info.max_model_len)
     shared, forward = open_ranks(loaded, engine, limits, ranks, device)
-    runner = Runner(
-        fit_length(loaded.info, shared, engine), forward, shared, limits, ThreadExecutor()
-    )
+    info = fit_length(loaded.info, shared.num_blocks, engine)
+    runner = Runner(info, forward, shared, limits, depth=2, in_thread=True)
     runner.kv_channels = ranks.kv_channels
     return runner, shared

@@ -4,12 +4,17 @@ One scheduled token is a decode, more are a prefill chunk, each draft is a decod
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.request import Batch, Scheduled
 
 NO_SLOT = -1  # of a padding row
@@ -46,6 +51,106 @@ def row_sizes(max_tokens: int) -> list[int]:
     return sorted({padded_rows(num_tokens) for num_tokens in range(1, max_tokens + 1)})
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that a device must be ready for."""
+
+    max_tokens: int
+    max_sequences: int
+    longest: int  # tokens of the longest context
+    block_size: int
+    max_decode_rows: int = 0  # with drafts, each a sequence to the kernels; 0 = max_sequences
+
+    @classmethod
+    def of(cls, engine: EngineConfig, max_model_len: int) -> "StepLimits":
+        return cls(
+            engine.max_batched_tokens,
+            engine.max_sequences,
+            max_model_len,
+            engine.block_size,
+            engine.max_decode_rows,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest step, padded."""
+        return padded_rows(max(self.max_tokens, self.max_sequences, self.max_decode_rows))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the largest decode step, padded."""
+        return padded_rows(max(self.max_sequences, self.max_decode_rows))
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.longest // self.block_size)
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of the largest plan in one piece of memory; each row may be sampled."""
+        return PlanSizes(0, 0, 0, self.rows, self.sequences, self.rows, self.blocks).num_bytes
+
+
+class PlanSizes(NamedTuple):
+    """Sizes of a plan in one piece of memory: int64 and int32 arrays, then block tables."""
+
+    num_tokens: int
+    num_decodes: int
+    longest: int
+    num_rows: int  # with padding
+    num_sequences: int
+    num_samples: int
+    width: int  # blocks of each table
+
+    @property
+    def num_bytes(self) -> int:
+        """Whole 8-byte words, so that another plan may follow."""
+        narrow = (4 + self.width) * self.num_sequences
+        return 8 * (3 * self.num_rows + self.num_samples + (narrow + 1) // 2)
+
+    def arrays(self, memory: Tensor) -> dict[str, Tensor]:
+        """Views by name.  memory: `num_bytes` uint8."""
+        rows, sequences = self.num_rows, self.num_sequences
+        wide = dict.fromkeys(("token_ids", "positions", "slots"), rows)
+        narrow = dict.fromkeys(("firsts", "lengths", "contexts", "table_rows"), sequences)
+        found, start = dict[str, Tensor](), 0
+        for dtype, counts in (
+            (torch.int64, {**wide, "sample_at": self.num_samples}),
+            (torch.int32, {**narrow, "tables": sequences * self.width}),
+        ):
+            for name, count in counts.items():
+                end = start + count * dtype.itemsize
+                found[name] = memory[start:end].view(dtype)
+                start = end
+        return found
+
+
+def write_plan(plan: StepPlan, memory: Tensor, block_size: int) -> PlanSizes:
+    """Copy a plan on the host into `memory`, uint8, also on the host."""
+    width = -(-plan.longest // block_size)
+    counts = len(plan.token_ids), len(plan.firsts), len(plan.sample_at)
+    sizes = PlanSizes(plan.num_tokens, plan.num_decodes, plan.longest, *counts, width)
+    arrays = {name: array.numpy() for name, array in sizes.arrays(memory).items()}
+    tables = arrays.pop("tables").reshape(-1, width)
+    rows = plan.table_rows.numpy()
+    np.take(plan.tables[:, :width].numpy(), rows, axis=0, out=tables, mode="clip")
+    arrays.pop("table_rows")[:] = np.arange(len(rows), dtype=np.int32) * width
+    for name, array in arrays.items():
+        array[:] = getattr(plan, name).numpy()
+    return sizes
+
+
+def read_plan(memory: Tensor, sizes: PlanSizes) -> StepPlan:
+    """A plan of views; in `tables[table_row]` blocks of other sequences follow.
+
+    The strides do not depend on the plan: there is a table for each place where one may begin.
+    """
+    arrays = sizes.arrays(memory)
+    num_tables = (sizes.num_sequences - 1) * sizes.width + 1
+    arrays["tables"] = arrays["tables"].as_strided((num_tables, sizes.width), (1, 1))
+    return StepPlan(sizes.num_tokens, sizes.num_decodes, sizes.longest, **arrays)
+
+
 @dataclass(slots=True)
 class _TableRow:
     """table: the list whose first `num_copied` ids were copied."""
@@ -58,61 +163,39 @@ class _TableRow:
 class StepPlanner:
     """Keeps its arrays and the block tables of recent requests."""
 
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        max_sequences: int,
-        max_tokens: int,
-        max_blocks: int,
-        max_decode_rows: int = 0,
-        pads: bool = True,
-    ) -> None:
-        """max_decode_rows: decodes with drafts, which may exceed max_sequences."""
-        self._size = block_size
+    def __init__(self, limits: StepLimits, *, pads: bool = True) -> None:
+        self._size = limits.block_size
         self._pads = pads
-        rows = padded_rows(max_tokens)
+        rows, sequences = padded_rows(limits.max_tokens), limits.max_sequences
         self._rows = np.zeros((3, rows), np.int64)
-        self._sequences = np.zeros((4, max(max_sequences, max_decode_rows)), np.int32)
-        self._tables = np.zeros((max_sequences, max_blocks), np.int32)
+        self._sequences = np.zeros((4, max(sequences, limits.max_decode_rows)), np.int32)
+        self._tables = np.zeros((sequences, limits.blocks), np.int32)
         self._entries: dict[str, _TableRow] = {}
-        self._free = list(range(max_sequences))
+        self._free = list(range(sequences))
 
     def plan(self, batch: Batch) -> StepPlan:
         """Rows are in the batch's order."""
-        items = batch.items
+        items, size = batch.items, self._size
         token_ids, positions, slots = self._rows
         table_rows = self._entries_of(items)
         firsts: list[int] = []
         row = 0
-        for item, entry in zip(items, table_rows, strict=True):
+        for item in items:
             start, end = item.start, item.end
             firsts.append(row)
             last = row + end - start
-            if item.drafts:
-                token_ids[row:last] = item.token_ids
-                positions[row:last] = range(start, end)
-                slots[row:last] = [
-                    item.request.block_table[at // self._size] * self._size + at % self._size
-                    for at in range(start, end)
-                ]
-            elif last == row + 1:
+            if last == row + 1:
                 known = item.request.tokens
                 # the step before samples it
                 token_ids[row] = known[start] if start < len(known) else 0
                 positions[row] = start
-                slots[row] = (
-                    item.request.block_table[start // self._size] * self._size + start % self._size
-                )
             else:
-                token_ids[row:last] = item.request.tokens[start:end]
+                token_ids[row:last] = item.token_ids
                 positions[row:last] = np.arange(start, end)
-                places = positions[row:last]
-                slots[row:last] = (
-                    self._tables[entry, places // self._size].astype(np.int64) * self._size
-                    + places % self._size
-                )
             row = last
+        entries = np.repeat(table_rows, [item.num_tokens for item in items])
+        blocks, offsets = np.divmod(positions[:row], size)
+        slots[:row] = self._tables[entries, blocks].astype(np.int64) * size + offsets
         padded = padded_rows(row) if self._pads else row
         token_ids[row:padded], positions[row:padded], slots[row:padded] = 0, 0, NO_SLOT
         return self._finish(items, table_rows, firsts, row, padded)
@@ -147,12 +230,11 @@ class StepPlanner:
         sequences_of.sort(key=lambda sequence: sequence[1] > 1)
         count = len(sequences_of)
         self._sequences[:, :count] = np.array(sequences_of, np.int32).T
-        lengths = [sequence[1] for sequence in sequences_of]
         rows = torch.from_numpy(self._rows[:, :padded])
         sequences = torch.from_numpy(self._sequences[:, :count])
         return StepPlan(
             num_tokens=num_tokens,
-            num_decodes=lengths.count(1),
+            num_decodes=[sequence[1] for sequence in sequences_of].count(1),
             longest=max(item.end for item in items),
             token_ids=rows[0],
             positions=rows[1],
@@ -189,8 +271,49 @@ class StepPlanner:
     def _free_row(self, items: Sequence[Scheduled]) -> int:
         if not self._free:
             scheduled = {item.request.request_id for item in items}
-            for request_id in [
-                request_id for request_id in self._entries if request_id not in scheduled
-            ]:
+            for request_id in self._entries.keys() - scheduled:
                 self.forget(request_id)
         return self._free.pop()
+
+
+def plan_parts(plan: StepPlan, count: int) -> list[StepPlan]:
+    """At most `count` plans, of about equally many rows each; a cut may split a sequence."""
+    count = min(count, plan.num_tokens)
+    if count <= 1:
+        return [plan]
+    edges = [plan.num_tokens * index // count for index in range(count + 1)]
+    return [_part(plan, first, last) for first, last in pairwise(edges)]
+
+
+def _part(plan: StepPlan, first: int, last: int) -> StepPlan:
+    """Rows [first, last) of a plan."""
+    firsts, ends = plan.firsts.numpy(), plan.firsts.numpy() + plan.lengths.numpy()
+    starts, stops = np.maximum(firsts, first), np.minimum(ends, last)
+    lengths = stops - starts
+    contexts = plan.contexts.numpy() - (ends - stops)  # up to and with its last row here
+    inside = np.flatnonzero(lengths > 0)
+    order = inside[np.argsort(lengths[inside] > 1, kind="stable")]  # decodes first
+    samples = plan.sample_at[(plan.sample_at >= first) & (plan.sample_at < last)] - first
+    rows = padded_rows(last - first)
+    return replace(
+        plan,
+        num_tokens=last - first,
+        num_decodes=int((lengths[inside] == 1).sum()),
+        longest=int(contexts[inside].max()),
+        token_ids=_rows(plan.token_ids[first:last], rows, 0),
+        positions=_rows(plan.positions[first:last], rows, 0),
+        slots=_rows(plan.slots[first:last], rows, NO_SLOT),
+        firsts=_narrow((starts - first)[order]),
+        lengths=_narrow(lengths[order]),
+        contexts=_narrow(contexts[order]),
+        table_rows=_narrow(plan.table_rows.numpy()[order]),
+        sample_at=samples,
+    )
+
+
+def _rows(values: Tensor, num_rows: int, padding: int) -> Tensor:
+    return functional.pad(values, (0, num_rows - len(values)), value=padding)
+
+
+def _narrow(values: NDArray[np.int32]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))

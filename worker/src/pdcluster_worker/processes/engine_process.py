@@ -40,9 +40,8 @@ from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device
 from pdcluster_worker.model.drafter_loader import divide, make_drafter, open_draft_runner
 from pdcluster_worker.model.loading.loader import ModelInfo
-from pdcluster_worker.model.runner import Runner
+from pdcluster_worker.model.runner import Runner, share_threads
 from pdcluster_worker.model.runner_loader import open_runner
-from pdcluster_worker.model.step_threads import share_threads
 from pdcluster_worker.processes.dp_board import DpBoard
 from pdcluster_worker.processes.head_client import HeadClient
 from pdcluster_worker.system.cpu_cores import open_cores

@@ -1,13 +1,13 @@
 """Loads a model by transformers' code, for architectures that our decoder does not have."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model import attention
 from pdcluster_worker.model.loading.probe import Probed, probe
 from pdcluster_worker.model.loading.support import (
     OTHER_MODEL,
@@ -17,6 +17,35 @@ from pdcluster_worker.model.loading.support import (
     check_windows,
     context_limit,
 )
+
+# there is no mask function of that name on purpose: transformers then builds no mask
+ATTENTION_NAME = "pdcluster_paged"
+
+
+class Attend(Protocol):
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Tensor:
+        """query: [1, Hq, T, D]; key, value: [1, Hkv, T, D], rotated; returns [1, T, Hq, D]."""
+        ...
+
+
+def paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface; the model passes `attend` on as a keyword argument."""
+    attend: Attend | None = options.pop("attend", None)
+    if attend is None:
+        raise ModelError(
+            "the model's code does not hand keyword arguments on to its attention, which is how "
+            "ours is reached"
+        )
+    return attend(module, query, key, value, attention_mask=attention_mask, **options), None
 
 
 def load_module(
@@ -67,16 +96,16 @@ def _complete_config(path: Path, raw: Config) -> Config:
 
 
 def _read_weights(path: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    attention.register()
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
     transformers_logging.disable_progress_bar()
     try:
         module, loading = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
-            attn_implementation=attention.ATTENTION_NAME,
+            attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,

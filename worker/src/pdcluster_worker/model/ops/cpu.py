@@ -11,37 +11,35 @@ from torch.nn import functional
 
 from pdcluster_worker.model.ops.kernel_arguments import (
     KINDS,
+    HugePages,
     NormArguments,
+    PackedStack,
+    PackedWeights,
     PlanArguments,
     RotationArguments,
-    declare,
     head_norm_arguments,
+    kernel_operations,
     model_arguments,
     norm_fields,
     plan_arguments,
     rotation_arguments,
-    shared_rows,
 )
 from pdcluster_worker.model.ops.kernel_object import Kernels
-from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
     AttentionShape,
-    Forward,
     Group,
     HeadNorms,
     Layers,
     Norm,
+    Operations,
     Rotation,
 )
-from pdcluster_worker.model.ops.packed_weights import HugePages, PackedStack, PackedWeights
-from pdcluster_worker.model.sampling.sample_kernel import kernel_operations
-from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
 
-class CpuOperations:
+class CpuOperations(Operations):
     """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous from the layers on."""
 
     pads_rows = False
@@ -51,13 +49,11 @@ class CpuOperations:
     ) -> None:
         if not cache[0, 0].is_contiguous():
             raise ValueError("the KV cache is not contiguous within a head")
-        self.group = group
+        super().__init__(cache, shape, group)
         self.name = f"cpu {kernels.level}"
-        self.note = ""
         if kernels.skipped:
             self.note = f"computes by kernels of a lower level: {kernels.skipped}"
         self._library = library = kernels.library
-        declare(library)
         self._add_rms_norm, self._gate_mul = library.add_rms_norm, library.gate_mul
         self._rope_store, self._attend, self._product, self._run_layers = (
             library.rope_store,
@@ -65,8 +61,7 @@ class CpuOperations:
             library.product,
             library.layers,
         )
-        self.row_ops = row_ops_of(kernels)
-        self._cache = cache
+        self.row_ops = kernel_operations(library)
         self._kind = KINDS[cache.dtype]
         self._model = model_arguments(cache, shape)
         self._model_at = ctypes.addressof(self._model)
@@ -79,12 +74,6 @@ class CpuOperations:
         self._head_norms: dict[int, tuple[HeadNorms, ctypes.Array[NormArguments]]] = {}
         self._layers: Layers | None = None
         self._stack: PackedStack | None = None
-
-    def place(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def prepare(self, forward: Forward) -> Forward:
-        return forward
 
     def pack(
         self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False
@@ -170,7 +159,7 @@ class CpuOperations:
         """One call, but layer by layer with ranks or padded products.  Raises MemoryError."""
         stack = self._stack_of(layers)
         if stack is None:
-            layer_by_layer(self, hidden, plan, layers, rotation)
+            super().run_layers(hidden, plan, layers, rotation)
             return
         self._take_rotation(rotation)
         memory = torch.empty((len(hidden), stack.row_elements), dtype=hidden.dtype)
@@ -212,8 +201,3 @@ def _out_of_memory() -> MemoryError:
     return MemoryError(
         "no memory for the attention of this step: lower max_batched_tokens or the context length"
     )
-
-
-def row_ops_of(kernels: Kernels) -> RowOperations:
-    library = kernels.library
-    return kernel_operations(shared_rows(library, "sample_rows"), shared_rows(library, "rank_rows"))

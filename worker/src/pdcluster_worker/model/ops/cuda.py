@@ -1,16 +1,15 @@
 """Operations on an NVIDIA GPU: Triton kernels, cuBLAS products, torch's attention."""
 
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.attention_sizes import power_of_two
-from pdcluster_worker.model.ops.device_sampling import DEVICE_ROW_OPS
-from pdcluster_worker.model.ops.graphs import Graphs
-from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
+from pdcluster_worker.model.ops.graphs import Graphs, PlanCopy
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
@@ -18,16 +17,62 @@ from pdcluster_worker.model.ops.operations import (
     Forward,
     Group,
     HeadNorms,
-    Layers,
     Norm,
+    Operations,
     Rotation,
 )
-from pdcluster_worker.model.ops.paged_attention import strides
-from pdcluster_worker.model.ops.plan_copy import PlanCopy
-from pdcluster_worker.model.ops.step_limits import StepLimits
-from pdcluster_worker.model.ops.torch_attention import make_attention
-from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.ops.paged_attention import make_attention, power_of_two, strides
+from pdcluster_worker.model.ops.triton_kernels import NO_FUSION, rows, sampling
+from pdcluster_worker.model.sampling.logprobs import rank_tokens
+from pdcluster_worker.model.sampling.picking import Picks, pick_tokens
+from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.sampler import RowOperations
+from pdcluster_worker.model.sampling.weights import DEVICE_CHUNK
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
+
+BLOCK = 4096  # tokens that a program looks at together: 8 for each thread
+WARPS = 16
+
+
+def receive(logits: Tensor) -> Tensor:
+    """Wait until the logits are computed."""
+    if logits.is_cuda:
+        torch.cuda.current_stream(logits.device).synchronize()
+    return logits
+
+
+def pick_on_device(logits: Tensor, rows: Rows) -> Picks:
+    """`pick_tokens` for a small vocabulary: Triton 3.6 fails to compile rows of one block."""
+    if logits.shape[1] <= BLOCK:
+        return pick_tokens(logits, rows)
+    assert logits.is_contiguous(), "the kernel finds a row by the size of the vocabulary"
+    columns = (rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.u)
+    settings = torch.from_numpy(np.stack(columns, axis=1, dtype=np.float64))
+    is_cuda = logits.device.type == "cuda"
+    if is_cuda:
+        settings = settings.pin_memory()
+    found = torch.empty(len(rows), 2, dtype=torch.int64, device=logits.device)
+    workspaces = torch.empty(len(rows), BLOCK, dtype=torch.float32, device=logits.device)
+    sampling.pick[(len(rows),)](
+        logits,
+        settings.to(logits.device, non_blocking=True),
+        found,
+        workspaces,
+        vocab_size=logits.shape[1],
+        block=BLOCK,
+        num_warps=WARPS,
+        **NO_FUSION,
+    )
+    # of a GPU: into pinned memory, which torch keeps for the next call
+    picked = found.to("cpu", non_blocking=True)
+    if is_cuda:
+        torch.cuda.current_stream(logits.device).synchronize()
+    token_ids, status = np.ascontiguousarray(picked.numpy().T)
+    return Picks(token_ids, status)
+
+
+DEVICE_ROW_OPS = RowOperations(pick_on_device, partial(rank_tokens, chunk=DEVICE_CHUNK), receive)
+
 
 GATE_BLOCK = 1024  # columns of one program of `gate_mul`
 
@@ -41,11 +86,9 @@ class DeviceProduct:
     wide: bool
 
 
-class CudaOperations:
+class CudaOperations(Operations):
     """cache: `[blocks, Hkv, layers, 2, block_size, D]`, contiguous; plans: on the device."""
 
-    note = ""
-    pads_rows = True
     row_ops = DEVICE_ROW_OPS
 
     def __init__(
@@ -53,9 +96,7 @@ class CudaOperations:
     ) -> None:
         if not cache.is_contiguous():
             raise ValueError("the KV cache must be contiguous")
-        self.group = group
-        self._cache = cache
-        self._shape = shape
+        super().__init__(cache, shape, group)
         self._limits = limits
         self._attention = make_attention(cache, shape, limits)
         self._copy = PlanCopy(cache.device, limits)
@@ -122,7 +163,7 @@ class CudaOperations:
     ) -> None:
         if norms is not None and norms.query.rounds_first != norms.key.rounds_first:
             raise ValueError("the norms of queries and of keys must round alike")
-        shape = self._shape
+        shape = self.shape
         half = shape.head_dim // 2 if rotation is None else rotation.cosine.shape[-1]
         rows.rope_store[(len(qkv), shape.num_heads + 2 * shape.num_kv_heads)](
             qkv,
@@ -152,11 +193,6 @@ class CudaOperations:
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         return self._attention.attend(qkv, plan, layer, window)
-
-    def run_layers(
-        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
-    ) -> None:
-        layer_by_layer(self, hidden, plan, layers, rotation)
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

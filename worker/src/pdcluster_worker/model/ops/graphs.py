@@ -2,24 +2,69 @@
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pdcluster_worker.model.ops.operations import Forward
-from pdcluster_worker.model.ops.plan_copy import PlanCopy, pad_decodes
-from pdcluster_worker.model.step_plan import NO_SLOT, StepPlan, row_sizes
+from pdcluster_worker.model.step_plan import (
+    NO_SLOT,
+    StepLimits,
+    StepPlan,
+    read_plan,
+    row_sizes,
+    write_plan,
+)
 
 logger = logging.getLogger(__name__)
 
 _cuda: Any = torch.cuda  # its classes have no types
 
 
-def graph_sizes(max_sequences: int) -> list[int]:
-    """Largest first: the smaller graphs reuse its memory pool."""
-    return row_sizes(max_sequences)[::-1]
+class PlanCopy:
+    """A host buffer is reused after its transfer, which waits for the step with the old plan."""
+
+    def __init__(self, device: torch.device, limits: StepLimits) -> None:
+        num_bytes = limits.plan_bytes
+        self._block_size = limits.block_size
+        self._is_cuda = device.type == "cuda"
+        self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._hosts = [
+            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(2)
+        ]
+        self._copied = [_cuda.Event() for _ in range(2)] if self._is_cuda else []
+        self._turn = 0
+
+    def place(self, plan: StepPlan) -> StepPlan:
+        """One transfer, to fixed addresses for CUDA graphs; valid until the next call."""
+        self._turn = 1 - self._turn
+        host = self._hosts[self._turn]
+        if self._is_cuda:
+            self._copied[self._turn].synchronize()
+        sizes = write_plan(plan, host, self._block_size)
+        self._device[: sizes.num_bytes].copy_(host[: sizes.num_bytes], non_blocking=True)
+        if self._is_cuda:
+            self._copied[self._turn].record()
+        return read_plan(self._device, sizes)
+
+
+def pad_decodes(plan: StepPlan) -> StepPlan:
+    """A plan of decodes, each padding row a sequence with context 0, every row sampled."""
+    size = len(plan.token_ids)
+    more = size - plan.num_tokens
+    every_row = torch.arange(size)
+    return replace(
+        plan,
+        num_tokens=size,
+        num_decodes=size,
+        firsts=torch.cat((plan.firsts, every_row[plan.num_tokens :].int())),
+        lengths=torch.cat((plan.lengths, torch.ones(more, dtype=torch.int32))),
+        contexts=torch.cat((plan.contexts, torch.zeros(more, dtype=torch.int32))),
+        table_rows=torch.cat((plan.table_rows, plan.table_rows[:1].expand(more))),
+        sample_at=every_row,
+    )
 
 
 def graph_for(plan: StepPlan, captured: Collection[int]) -> int | None:
@@ -74,7 +119,7 @@ class Graphs:
         """Raises what torch raises where an operation cannot be captured."""
         pool = torch.cuda.graph_pool_handle()
         side = _cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream
-        for size in graph_sizes(max_sequences):
+        for size in reversed(row_sizes(max_sequences)):  # smaller ones reuse the pool
             plan = self._copy.place(example_plan(size, self._longest))
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):

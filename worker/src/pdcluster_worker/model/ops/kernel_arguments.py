@@ -1,65 +1,75 @@
-"""ctypes structures and signatures of the C kernels (kernels/model.h, product.h)."""
+"""Arguments of the C kernels (kernels/model.h, product.h, sample.c), and what they point at."""
 
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.model.ops.operations import AttentionShape, HeadNorms, Norm, Rotation
-from pdcluster_worker.model.sampling.sample_kernel import RowFunction
+from pdcluster_worker.model.memory import reserve_private
+from pdcluster_worker.model.ops.operations import (
+    AttentionShape,
+    HeadNorms,
+    Layer,
+    Layers,
+    Norm,
+    Rotation,
+)
+from pdcluster_worker.model.sampling.logprobs import TokenRanks
+from pdcluster_worker.model.sampling.picking import Picks
+from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.sampler import RowOperations
 from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}  # numbers in the kernels
 
+_NO_MEMORY = 3  # status of a sampled row
+
+_STEP_BYTES = 64  # rows of x are read in pieces of this many bytes
+_MAP_BYTES = 64 << 20
+_CACHE_LINE_BYTES = 64
+
+
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names]
+
+
+def _integers(*names: str) -> list[tuple[str, type]]:
+    return [(name, c_int64) for name in names]
+
 
 class ModelArguments(ctypes.Structure):
     _fields_: ClassVar = [
-        ("cache", c_void_p),
-        *(
-            (name, c_int64)
-            for name in (
-                "kind",
-                "heads",
-                "kv_heads",
-                "dim",
-                "block_size",
-                "block_bytes",
-                "head_bytes",
-            )
-        ),
+        *_pointers("cache"),
+        *_integers("kind", "heads", "kv_heads", "dim", "block_size", "block_bytes", "head_bytes"),
         ("scaling", c_float),
     ]
 
 
 class PlanArguments(ctypes.Structure):
     _fields_: ClassVar = [
-        *(
-            (name, c_void_p)
-            for name in ("slots", "firsts", "lengths", "contexts", "seats", "tables")
-        ),
-        *(
-            (name, c_int64)
-            for name in ("rows", "num_tokens", "num_sequences", "num_decodes", "table_width")
-        ),
+        *_pointers("slots", "firsts", "lengths", "contexts", "seats", "tables"),
+        *_integers("rows", "num_tokens", "num_sequences", "num_decodes", "table_width"),
     ]
 
 
 class RotationArguments(ctypes.Structure):
-    _fields_: ClassVar = [("cosine", c_void_p), ("sine", c_void_p), ("half", c_int64)]
+    _fields_: ClassVar = [*_pointers("cosine", "sine"), *_integers("half")]
 
 
 class NormArguments(ctypes.Structure):
-    _fields_: ClassVar = [("weight", c_void_p), ("epsilon", c_float), ("rounds_first", c_int64)]
+    _fields_: ClassVar = [*_pointers("weight"), ("epsilon", c_float), *_integers("rounds_first")]
 
 
 class WeightsArguments(ctypes.Structure):
     _fields_: ClassVar = [
-        ("tiles", c_void_p),
-        ("bias", c_void_p),
-        *((name, c_int64) for name in ("kind", "columns", "depth", "is_wide")),
+        *_pointers("tiles", "bias"),
+        *_integers("kind", "columns", "depth", "is_wide"),
     ]
 
 
@@ -67,15 +77,31 @@ class LayerArguments(ctypes.Structure):
     _fields_: ClassVar = [
         ("attention_norm", NormArguments),
         ("mlp_norm", NormArguments),
-        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down", "head_norms")),
-        *((name, c_int64) for name in ("rotates", "window")),
+        *_pointers("qkv", "out", "gate_up", "down", "head_norms"),
+        *_integers("rotates", "window"),
     ]
 
 
 class StackArguments(ctypes.Structure):
     _fields_: ClassVar = [
-        ("layers", c_void_p),
-        *((name, c_int64) for name in ("count", "width", "wide", "half", "is_silu")),
+        *_pointers("layers"),
+        *_integers("count", "width", "wide", "half", "is_silu"),
+    ]
+
+
+class SampleArguments(ctypes.Structure):
+    _fields_: ClassVar = [
+        *_pointers("logits"),
+        *_integers("stride", "vocab_size"),
+        *_pointers("inverse_temperature", "top_k", "top_p", "min_p", "u", "token_ids", "status"),
+    ]
+
+
+class RankArguments(ctypes.Structure):
+    _fields_: ClassVar = [
+        *_pointers("logits"),
+        *_integers("stride", "vocab_size", "count"),
+        *_pointers("rows", "ids", "best", "total"),
     ]
 
 
@@ -95,7 +121,7 @@ def plan_arguments(plan: StepPlan) -> PlanArguments:
         plan.num_tokens,
         len(plan.firsts),
         plan.num_decodes,
-        plan.tables.shape[1],
+        plan.tables.stride(0),
     )
     return PlanArguments(*(array.data_ptr() for array in arrays), *sizes)
 
@@ -119,40 +145,123 @@ def norm_fields(norm: Norm) -> tuple[int, float, int]:
     return norm.weight.data_ptr(), norm.epsilon, int(norm.rounds_first)
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Declare types; without them ctypes would pass 32 bits of an address."""
-    arguments: dict[str, list[type]] = {
-        "add_rms_norm": [
-            c_int64,
-            c_void_p,
-            c_void_p,
-            c_void_p,
-            c_int64,
-            c_int64,
-            c_void_p,
-            c_float,
-            c_int64,
-        ],
-        "gate_mul": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
-        "rope_store": [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p],
-        "attend": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64],
-        "layers": [c_void_p] * 6,
-        "product": [c_void_p, c_void_p, c_void_p, c_int64],
-        "packed_bytes": [c_int64, c_int64, c_int64],
-        "pack": [c_int64, c_void_p, c_void_p, c_int64, c_int64],
-        "unpack": [c_void_p, c_void_p, c_void_p, c_int64, c_int64],
-    }
-    for name, types in arguments.items():
-        function = getattr(library, name)
-        function.argtypes = types
-        function.restype = c_int64 if name in ("attend", "layers", "packed_bytes") else None
+class HugePages:
+    """Allocates from large maps, because a map smaller than a huge page has none."""
+
+    def __init__(self) -> None:
+        self._map = torch.empty(0, dtype=torch.uint8)
+        self._used_bytes = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, aligned to a cache line.  Raises ModelError."""
+        if self._used_bytes + num_bytes > len(self._map):
+            fix = "use a smaller model or a larger machine"
+            memory = reserve_private("packed weights", max(num_bytes, _MAP_BYTES), fix)
+            self._map, self._used_bytes = torch.frombuffer(memory, dtype=torch.uint8), 0
+        piece = self._map[self._used_bytes : self._used_bytes + num_bytes]
+        self._used_bytes += -(-num_bytes // _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES
+        return piece
 
 
-def shared_rows(library: ctypes.CDLL, name: str) -> RowFunction:
-    """The function over rows, run on torch's threads."""
-    function = ctypes.cast(getattr(library, name), ctypes.c_void_p)
-    library.share_rows.argtypes, library.share_rows.restype = (
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
-        None,
+class PackedWeights:
+    """Keeps the tensors that `arguments` points at."""
+
+    __slots__ = ("address", "arguments", "bias", "columns", "depth", "dtype", "missing", "tiles")
+
+    def __init__(self, tiles: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> None:
+        self.tiles = tiles
+        self.columns, self.depth = weight.shape
+        self.missing = -self.depth % (_STEP_BYTES // weight.dtype.itemsize)
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.dtype = torch.float32 if wide else weight.dtype
+        bias_address = None if self.bias is None else self.bias.data_ptr()
+        sizes = self.columns, self.depth + self.missing, int(wide)
+        self.arguments = WeightsArguments(
+            tiles.data_ptr(), bias_address, KINDS[weight.dtype], *sizes
+        )
+        self.address = ctypes.addressof(self.arguments)
+
+
+class PackedStack:
+    """row_elements: of the call's workspace, per row of a step."""
+
+    __slots__ = ("_each", "_layers", "_stack", "address", "row_elements")
+
+    def __init__(self, layers: Layers, norms_address: Callable[[HeadNorms], int]) -> None:
+        """norms_address: of head norms, valid as long as the stack."""
+        self._layers = layers  # what the arguments point at
+        each = layers.each
+        width = each[0].out.columns
+        wide = max(packed.columns for layer in each for packed in (layer.qkv, layer.gate_up))
+        half = max(packed.depth for layer in each for packed in (layer.out, layer.down))
+        self.row_elements = width + wide + half
+        self._each = (LayerArguments * len(each))(
+            *(_layer_arguments(layer, norms_address) for layer in each)
+        )
+        self._stack = StackArguments(
+            ctypes.addressof(self._each),
+            len(each),
+            width,
+            wide,
+            half,
+            int(layers.activation == "silu"),
+        )
+        self.address = ctypes.addressof(self._stack)
+
+    @staticmethod
+    def takes(layers: Layers) -> bool:
+        """Return whether no product of these layers needs padded rows."""
+        return not any(
+            packed.missing
+            for layer in layers.each
+            for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+
+
+def _layer_arguments(layer: Layer, norms_address: Callable[[HeadNorms], int]) -> LayerArguments:
+    return LayerArguments(
+        NormArguments(*norm_fields(layer.attention_norm)),
+        NormArguments(*norm_fields(layer.mlp_norm)),
+        *(packed.address for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+        None if layer.head_norms is None else norms_address(layer.head_norms),
+        int(layer.rotates),
+        layer.window or 0,
     )
-    return functools.partial(library.share_rows, function)
+
+
+def kernel_operations(library: ctypes.CDLL) -> RowOperations:
+    """For logits in host memory, on torch's threads; the same bits as tensor operations."""
+    sample_rows, rank_rows = (
+        functools.partial(library.share_rows, ctypes.cast(getattr(library, name), c_void_p))
+        for name in ("sample_rows", "rank_rows")
+    )
+
+    def pick(logits: Tensor, rows: Rows) -> Picks:
+        picks = Picks(np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64))
+        arrays = (rows.inverse_temperature, rows.top_k, rows.top_p, rows.min_p, rows.u)
+        addresses = (array.ctypes.data for array in (*arrays, picks.token_ids, picks.status))
+        arguments = SampleArguments(*_place_of(logits), *addresses)
+        sample_rows(ctypes.addressof(arguments), 0, len(rows))
+        if (picks.status == _NO_MEMORY).any():
+            raise MemoryError("sampling: no memory for a row's tokens")
+        return picks
+
+    def rank(logits: Tensor, rows: NDArray[np.int64], count: int) -> TokenRanks:
+        ranks = TokenRanks(
+            np.empty((len(rows), count), dtype=np.int64),
+            np.empty(len(rows), dtype=np.float32),
+            np.empty(len(rows), dtype=np.float64),
+        )
+        addresses = (array.ctypes.data for array in (rows, ranks.ids, ranks.best, ranks.total))
+        arguments = RankArguments(*_place_of(logits), count, *addresses)
+        rank_rows(ctypes.addressof(arguments), 0, len(rows))
+        if not ranks.total.all():
+            raise MemoryError("log probabilities: no memory for a row's tokens")
+        return ranks
+
+    return RowOperations(pick, rank)
+
+
+def _place_of(logits: Tensor) -> tuple[int, int, int]:
+    assert logits.is_contiguous(), "a row of logits lies in one piece"
+    return logits.data_ptr(), logits.stride(0), logits.shape[1]

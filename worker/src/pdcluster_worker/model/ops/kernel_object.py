@@ -18,23 +18,12 @@ KERNELS_VARIABLE = "PDCLUSTER_KERNELS"  # environment variable: "off", or the le
 
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+
 LEVELS: dict[str, frozenset[str]] = {
-    "amx": frozenset(
-        {
-            "avx512f",
-            "avx512bw",
-            "avx512cd",
-            "avx512dq",
-            "avx512vl",
-            "avx512_bf16",
-            "amx_tile",
-            "amx_bf16",
-        }
-    ),
-    "avx512_bf16": frozenset(
-        {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}
-    ),
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    "avx512_bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
     "avx2": frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}),
     "plain": frozenset(
         {"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"} if _IS_X86 else ()
@@ -42,22 +31,23 @@ LEVELS: dict[str, frozenset[str]] = {
 }
 """CPU flags of each level, best first; worker/setup.py builds an object for each."""
 
-_FUNCTIONS = (
-    *(
-        "start",
-        "bound",
-        "pack",
-        "packed_bytes",
-        "unpack",
-        "product",
-        "add_rms_norm",
-        "gate_mul",
-        "rope_store",
-        "attend",
-        "layers",
-    ),
-    *("sample_rows", "rank_rows", "share_rows", "sources"),
-)
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+# result and arguments; without them ctypes would pass 32 bits of an address
+_SIGNATURES = {
+    "add_rms_norm": " ipppiipfi",
+    "gate_mul": " ippiii",
+    "rope_store": " pppipp",
+    "attend": "ippppii",
+    "layers": "ipppppp",
+    "product": " pppi",
+    "packed_bytes": "iiii",
+    "pack": " ippii",
+    "unpack": " pppii",
+    "share_rows": " ppii",
+}
+
+_FUNCTIONS = (*_SIGNATURES, "start", "bound", "sample_rows", "rank_rows", "sources")
 
 _BUILD_AGAIN = "install it again with ziglang, or with a compiler that CC names"
 
@@ -175,6 +165,10 @@ def _load(path: Path, level: str, requested: str) -> Kernels | NoKernels:
             f"kernels {path.name} do not run here, as the kernel refuses the tiles of AMX (error "
             f"{error}): use Linux 5.16 or newer{lower}"
         )
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = _TYPES.get(types[0])
+        function.argtypes = [_TYPES[kind] for kind in types[1:]]
     return Kernels(level, library)
 
 
@@ -192,9 +186,7 @@ def _thread_functions() -> list[ctypes.c_void_p] | None:
     """Functions of torch's libgomp; None where it has loaded none."""
     names = (
         "GOMP_parallel",
-        "omp_get_thread_num",
-        "omp_get_num_threads",
-        "omp_get_max_threads",
+        *(f"omp_get_{name}" for name in ("thread_num", "num_threads", "max_threads")),
     )
     for place in _gomp_places():
         try:

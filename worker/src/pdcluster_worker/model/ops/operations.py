@@ -4,9 +4,10 @@ Shapes: T rows of a step with padding, S sequences, W the model's width, Hq and 
 heads, D the head size, qkv `[T, (Hq + 2 * Hkv) * D]`: queries, keys, values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -73,69 +74,74 @@ class Layers:
     activation: Activation
 
 
-class Group(Protocol):
-    """Tensor-parallel ranks, as one of them sees it."""
+class Group:
+    """The ranks of an engine, as one of them sees it: here it is alone."""
+
+    is_first = True  # of the pipeline's stages
+    is_last = True
 
     def reduce(self, x: Tensor) -> Tensor:
-        """All-reduce (sum); x may be overwritten."""
-        ...
-
-    def gather(self, x: Tensor) -> Tensor:
-        """All-gather of columns in rank order: [R, n] of each gives [R, ranks * n]."""
-        ...
-
-
-class _Alone:
-    def reduce(self, x: Tensor) -> Tensor:
+        """All-reduce (sum) over the stage; x may be overwritten."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        """All-gather of the stage's columns in rank order: [R, n] of each gives [R, ranks * n]."""
         return x
 
+    def receive(self, like: Tensor) -> Tensor:
+        """Hidden rows [T, W] of the previous stage, of the shape and dtype of `like`."""
+        raise AssertionError("there is no other stage")
 
-ALONE: Group = _Alone()
+    def send(self, hidden: Tensor) -> None:
+        """Send hidden rows [T, W] to the next stage."""
+        raise AssertionError("there is no other stage")
 
 
-class Operations(Protocol):
+ALONE = Group()
+
+
+class Operations(ABC):
     """One device, one dtype, one KV cache `[blocks, Hkv, layers, 2, block_size, D]`."""
 
-    group: Group  # the tensor-parallel ranks
     name: str  # for the log and /version, such as "cpu avx512_bf16"
-
-    note: str  # warning for users, with the fix; empty = none
-
-    pads_rows: bool  # steps are padded to a few sizes, because code is compiled for each
-
+    note = ""  # warning for users, with the fix; empty = none
+    pads_rows = True  # steps are padded to a few sizes, because code is compiled for each
     row_ops: RowOperations  # sampling; every implementation gives the same bits
+
+    def __init__(self, cache: Tensor, shape: AttentionShape, group: Group) -> None:
+        self.group = group
+        self.shape = shape
+        self._cache = cache
 
     def place(self, tensor: Tensor) -> Tensor:
         """Copy to where these operations read it."""
-        ...
+        return tensor
 
     def prepare(self, forward: Forward) -> Forward:
         """Return the function that runs a step; its logits are valid until the next call."""
-        ...
+        return forward
 
+    @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Packed:
         """Prepare weights [N, K]; `weight` may be dropped.  wide: results are float32 (logits)."""
-        ...
 
+    @abstractmethod
     def rows_of(self, packed: Packed, rows: Tensor) -> Tensor:
         """Unpacked rows [T, K] for a tied embedding; rows: [T] int64.  May raise IndexError."""
-        ...
 
+    @abstractmethod
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """x [T, K] to [T, N], of x's dtype, or float32 for wide weights."""
-        ...
 
+    @abstractmethod
     def add_rms_norm(self, x: Tensor | None, hidden: Tensor, norm: Norm) -> Tensor:
         """Add x to `hidden` in place, both [T, W]; returns the normed `hidden` as a new tensor."""
-        ...
 
+    @abstractmethod
     def gate_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """activation(gate) * up of gate_up [T, 2 * N], gate first; rounds the activation."""
-        ...
 
+    @abstractmethod
     def rope_store(
         self,
         qkv: Tensor,
@@ -148,8 +154,8 @@ class Operations(Protocol):
 
         Slot -1 stores nothing.
         """
-        ...
 
+    @abstractmethod
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """Causal attention of every row over its stored context: [T, Hq * D]; padding rows are 0.
 
@@ -157,10 +163,24 @@ class Operations(Protocol):
         Slots after a row's position or before its window do not affect it, even NaN; blocks before
         the windows of all rows are not read.
         """
-        ...
 
     def run_layers(
         self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
     ) -> None:
-        """Add the layers' result to `hidden` [T, W] in place; same bits as `ops.layer_by_layer`."""
-        ...
+        """Add the layers' result to `hidden` [T, W] in place: here by one operation after another.
+
+        Any other way gives the same bits.
+        """
+        x: Tensor | None = None
+        for index, layer in enumerate(layers.each):
+            qkv = self.linear(self.add_rms_norm(x, hidden, layer.attention_norm), layer.qkv)
+            turn = rotation if layer.rotates else None
+            self.rope_store(qkv, plan, index, turn, layer.head_norms)
+            attended = self.attend(qkv, plan, index, layer.window)
+            x = self.group.reduce(self.linear(attended, layer.out))
+            gate_up = self.linear(self.add_rms_norm(x, hidden, layer.mlp_norm), layer.gate_up)
+            x = self.group.reduce(
+                self.linear(self.gate_mul(gate_up, layers.activation), layer.down)
+            )
+        assert x is not None, "a stage has layers"
+        hidden.add_(x)

@@ -1,15 +1,59 @@
 """Attention by Triton kernels: split-K decodes with a merge, and tiled prefill chunks."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pdcluster_worker.model.ops.attention_sizes import AttentionSizes, power_of_two
 from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.triton_kernels import attention
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
+
+MAX_SPLITS = 32  # of one sequence
+
+_MIN_SPLIT_KEYS = 256
+_MIN_ROWS = 16  # of a product on tensor cores
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    decode_rows: int  # query heads of one KV head, padded
+    chunk_rows: int  # (row, head) pairs of one program
+    dim_block: int  # head_dim, padded
+    key_block: int  # keys of one product
+    split_keys: int  # keys of one split of a short context
+    doublings: int  # of split_keys for the longest context
+    max_splits: int
+    warps: int
+    stages: int = 2  # loads of keys in flight
+
+    @classmethod
+    def of(cls, shape: AttentionShape, dtype: torch.dtype, longest: int) -> "AttentionSizes":
+        """longest: tokens of the longest context."""
+        dim_block = max(_MIN_ROWS, power_of_two(shape.head_dim))
+        row_bytes = dim_block * dtype.itemsize
+        longest_split = max(_MIN_SPLIT_KEYS, power_of_two(-(-longest // MAX_SPLITS)))
+        return cls(
+            decode_rows=max(_MIN_ROWS, power_of_two(shape.num_heads // shape.num_kv_heads)),
+            chunk_rows=64 if dtype == torch.bfloat16 else 32,  # float32 has no tensor cores here
+            dim_block=dim_block,
+            # Keys and values of the stages in flight must fit into shared memory.
+            key_block=64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16,
+            split_keys=_MIN_SPLIT_KEYS,
+            doublings=(longest_split // _MIN_SPLIT_KEYS).bit_length() - 1,
+            max_splits=min(MAX_SPLITS, -(-longest // _MIN_SPLIT_KEYS)),
+            # Without tensor cores a tile of float32 spills from the registers of four.
+            warps=4 if dtype == torch.bfloat16 else 8,
+        )
+
+
+def power_of_two(number: int) -> int:
+    """Smallest power of two >= number >= 1."""
+    return 1 << (number - 1).bit_length()
+
 
 _LOG2_E = math.log2(math.e)  # the kernels' exponentials are of base 2
 
@@ -137,3 +181,60 @@ def strides(cache: Tensor, layer: int) -> dict[str, int]:
         "head_stride": cache.stride(1),
         "block_stride": cache.stride(0),
     }
+
+
+MIN_ROWS = 1024  # shortest prompt that pays for the launches
+
+
+def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> Attention:
+    own = TritonAttention(cache, shape, AttentionSizes.of(shape, cache.dtype, limits.longest))
+    if not cache.is_cuda or cache.dtype == torch.float32:
+        return own
+    return TorchAttention(cache, shape, own)
+
+
+class TorchAttention:
+    name = "torch and triton"
+
+    def __init__(self, cache: Tensor, shape: AttentionShape, own: TritonAttention) -> None:
+        self._cache = cache
+        self._shape = shape
+        self._own = own
+        self._prompts: list[slice] = []
+        self._other_lengths: Tensor | None = None
+
+    def begin(self, plan: StepPlan) -> None:
+        """Find the long prompts of the step."""
+        first = plan.num_decodes
+        is_long = (plan.lengths >= MIN_ROWS) & (plan.lengths == plan.contexts)
+        starts, lengths = plan.firsts[is_long].tolist(), plan.lengths[is_long].tolist()
+        self._prompts = [
+            slice(start, start + length) for start, length in zip(starts, lengths, strict=True)
+        ]
+        self._other_lengths = None
+        if self._prompts and not is_long[first:].all():
+            # Triton's kernel computes no row of a chunk without length.
+            others = plan.lengths.masked_fill(is_long, 0)
+            self._other_lengths = others.to(self._cache.device)
+
+    def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
+        """Layers with a window use Triton."""
+        if window is not None or not self._prompts:
+            return self._own.attend(qkv, plan, layer, window)
+        if self._other_lengths is None:
+            out = self._own.decodes(qkv, plan, layer)
+        else:
+            out = self._own.attend(qkv, replace(plan, lengths=self._other_lengths), layer)
+        for rows in self._prompts:
+            out[rows] = self._attend(qkv[rows])
+        return out
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        shape, length = self._shape, len(qkv)
+        heads = qkv.view(1, length, -1, shape.head_dim).transpose(1, 2)
+        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        query, key, value = torch.split(heads, sizes, dim=1)
+        found = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=True
+        )
+        return found[0].transpose(0, 1).reshape(length, -1)

@@ -1,54 +1,41 @@
 """The operations in plain torch: the oracle of the others, and the fallback without kernels."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdcluster_worker.model.ops.layer_by_layer import layer_by_layer
 from pdcluster_worker.model.ops.operations import (
     ALONE,
     Activation,
     AttentionShape,
-    Forward,
     Group,
     HeadNorms,
-    Layers,
     Norm,
+    Operations,
     Rotation,
 )
 from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS
 from pdcluster_worker.model.step_plan import StepPlan
 
 
-class Weights:
-    """weight: [N, K]; bias: [N] or None."""
-
-    __slots__ = ("bias", "weight")
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
+class Weights(NamedTuple):
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
 
 
-class Reference:
+class Reference(Operations):
     """cache: `[blocks, Hkv, layers, 2, block_size, D]`.  note: why this fallback is used."""
 
     name = "reference"
-    pads_rows = True
     row_ops = PLAIN_TENSORS
 
     def __init__(
         self, cache: Tensor, shape: AttentionShape, group: Group = ALONE, note: str = ""
     ) -> None:
+        super().__init__(cache, shape, group)
         self.note = note
-        self.group = group
-        self._cache = cache
-        self._shape = shape
-
-    def place(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def prepare(self, forward: Forward) -> Forward:
-        return forward
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Weights:
         return (
@@ -84,8 +71,8 @@ class Reference:
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        heads = qkv.view(len(qkv), -1, self._shape.head_dim)
-        num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
+        heads = qkv.view(len(qkv), -1, self.shape.head_dim)
+        num_heads, num_kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         query, both = heads[:, :num_heads], heads[:, num_heads:]
         key, value = both[:, :num_kv_heads], both[:, num_kv_heads:]
         if norms is not None:
@@ -100,7 +87,7 @@ class Reference:
         self._cache[blocks, :, layer, 1, offsets] = value[: plan.num_tokens]
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
-        shape = self._shape
+        shape = self.shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         out = qkv.new_zeros(len(qkv), shape.num_heads, shape.head_dim)
         sequences = torch.stack(
@@ -138,15 +125,10 @@ class Reference:
             key.unsqueeze(0),
             value.unsqueeze(0),
             attn_mask=mask,
-            scale=self._shape.scaling,
-            enable_gqa=self._shape.num_heads != self._shape.num_kv_heads,
+            scale=self.shape.scaling,
+            enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
         )
         return out[0].transpose(0, 1)
-
-    def run_layers(
-        self, hidden: Tensor, plan: StepPlan, layers: Layers, rotation: Rotation
-    ) -> None:
-        layer_by_layer(self, hidden, plan, layers, rotation)
 
     @property
     def _block_size(self) -> int:

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from pdcluster_worker.config.engine import EngineConfig
-from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.device_cache import DeviceKVCache, device_blocks, device_memory
-from pdcluster_worker.model.kv_cache import DTYPES, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.kv_cache import CacheSizes, DeviceKVCache, device_memory
+from pdcluster_worker.model.kv_size import (
+    DTYPES,
+    blocks_that_fit,
+    device_blocks,
+    tensor_size,
+)
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 # as `UntypedStorage._share_cuda_` gives it
@@ -23,11 +27,11 @@ _storage: Any = torch.UntypedStorage  # its calls for other processes have no ty
 
 
 def part_geometry(geometry: KVGeometry, place: ParallelRank) -> KVGeometry:
-    heads, layers = (
-        geometry.num_kv_heads // place.tensor_size,
-        len(place.layers(geometry.num_layers)),
+    return msgspec.structs.replace(
+        geometry,
+        num_kv_heads=geometry.num_kv_heads // place.tensor_size,
+        num_layers=len(place.layers(geometry.num_layers)),
     )
-    return msgspec.structs.replace(geometry, num_kv_heads=heads, num_layers=layers)
 
 
 def blocks_on_devices(
@@ -40,31 +44,18 @@ def blocks_on_devices(
     """`kvCacheMemory` of all GPUs, or what fits beside rank 0's weights."""
     if engine.num_blocks is not None or engine.device_memory_share is None:
         return blocks_that_fit(geometry, engine)
-    memory = device_memory(engine, torch.device("cuda"), weight_bytes // place.num_ranks)
-    return device_blocks(part_geometry(geometry, place), engine, memory, vocab_size)
+    total, taken = device_memory(engine, torch.device("cuda"))
+    taken += weight_bytes // place.num_ranks
+    part = part_geometry(geometry, place)
+    return device_blocks(part, engine, vocab_size, total=total, taken=taken)
 
 
 def rank_cache(
     geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
 ) -> DeviceKVCache:
-    """The heads of one rank, without pipeline stages.  Raises ModelError where they do not fit."""
-    first_head = place.moved_heads(geometry.num_kv_heads).start
+    """The heads and layers of one rank.  Raises ModelError where they do not fit."""
+    first_head = place.share(geometry.num_kv_heads).start
     return DeviceKVCache(part_geometry(geometry, place), num_blocks, device, first_head)
-
-
-def open_part(
-    geometry: KVGeometry, num_blocks: int, place: ParallelRank, device: torch.device
-) -> Tensor:
-    """Raises ModelError where they do not fit."""
-    part = part_geometry(geometry, place)
-    size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
-    try:
-        return torch.zeros(size, dtype=DTYPES[part.dtype], device=device)
-    except RuntimeError as e:  # torch.OutOfMemoryError is one
-        raise ModelError(
-            f"{device} has no room for {num_blocks * block_num_bytes(part)} bytes of KV blocks: "
-            "lower engine.kvCacheMemory, engine.deviceMemoryShare or engine.numBlocks"
-        ) from e
 
 
 def handle_of(part: Tensor) -> bytes:
@@ -78,21 +69,17 @@ def mapped(handle: bytes, geometry: KVGeometry, num_blocks: int, place: Parallel
     arguments = _decode(handle)
     storage = _storage._new_shared_cuda(*arguments)
     part = part_geometry(geometry, place)
-    size = (num_blocks, part.num_kv_heads, part.num_layers, 2, part.block_size, part.head_dim)
-    return torch.empty(0, dtype=DTYPES[part.dtype], device=storage.device).set_(storage).view(size)
+    whole = torch.empty(0, dtype=DTYPES[part.dtype], device=storage.device).set_(storage)
+    return whole.view(tensor_size(part, num_blocks))
 
 
-class RanksDeviceCache:
+class RanksDeviceCache(CacheSizes):
     """parts: of all ranks in order.  A block is read after every rank has answered."""
 
     def __init__(
         self, geometry: KVGeometry, num_blocks: int, parts: Sequence[tuple[ParallelRank, Tensor]]
     ) -> None:
-        self.geometry = geometry
-        self.num_blocks = num_blocks
-        self.block_bytes = block_num_bytes(geometry)
-        self.heads = range(geometry.num_kv_heads)
-        self.head_bytes = self.block_bytes // geometry.num_kv_heads
+        super().__init__(geometry, num_blocks, range(geometry.num_kv_heads))
         self.tensor = parts[0][1]
         self._parts = parts
 
@@ -105,8 +92,7 @@ class RanksDeviceCache:
 
     def staging(self, block_id: int, heads: range | None = None) -> memoryview:
         """Host memory, not written yet.  Raises IndexError for a block that does not exist."""
-        if not 0 <= block_id < self.num_blocks:
-            raise IndexError(f"KV block {block_id} does not exist: there are {self.num_blocks}")
+        self.check(block_id)
         num_bytes = len(heads or self.heads) * self.head_bytes
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.tensor.is_cuda)
         return host.numpy().data

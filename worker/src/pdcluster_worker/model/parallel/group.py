@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pdcluster_schema.text import one_line
 from pdcluster_worker.engine.ports import EngineBrokenError
+from pdcluster_worker.model.ops.operations import Group
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 
 _distributed: Any = distributed  # its classes have few types
@@ -24,8 +25,8 @@ LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(minutes=10)
 
 
-class RankGroup:
-    """One rank's connections; implements `operations.Group` and `decoder.Stages`."""
+class RankGroup(Group):
+    """One rank's connections."""
 
     def __init__(self, place: ParallelRank, store_path: Path, device: torch.device) -> None:
         """Waits for every rank of the engine.  store_path: rendezvous file."""

@@ -13,19 +13,15 @@ from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.decoder import Decoder
-from pdcluster_worker.model.decoder_weights import pack_decoder
+from pdcluster_worker.model.decoder_loader import open_decoder
 from pdcluster_worker.model.kv_cache import KVCache
-from pdcluster_worker.model.loading.checkpoint import Checkpoint
 from pdcluster_worker.model.loading.loader import load_model
-from pdcluster_worker.model.ops.choose import make_operations
-from pdcluster_worker.model.ops.library_pages import release_library_pages
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.memory import attach, release_library_pages
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.device_parts import handle_of, open_part, rank_cache
+from pdcluster_worker.model.parallel.device_parts import handle_of, rank_cache
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
-from pdcluster_worker.model.parallel.plan_slots import PlanSizes, PlanSlots
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
-from pdcluster_worker.model.parallel.shared import attach
+from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.system.process import trim_memory
 
 logger = logging.getLogger(__name__)
@@ -61,21 +57,20 @@ class RankProcess:
         received = wire.receive_cache(self._control)
         if received is None:
             return
-        cache_setup, (plan_memory, *cache_memory) = received
-        limits = StepLimits(
-            setup.engine.max_batched_tokens,
-            setup.engine.max_sequences,
-            loaded.info.max_model_len,
-            setup.engine.block_size,
-            setup.engine.max_decode_rows,
-        )
+        num_blocks, (plan_memory, *cache_memory) = received
+        limits = StepLimits.of(setup.engine, loaded.info.max_model_len)
         device = rank_device(setup.device, setup.rank)
-        cache, handle = self._open_cache(
-            loaded.info.geometry, cache_setup.num_blocks, cache_memory, device
-        )
-        slots = PlanSlots(attach(plan_memory), limits)
+        cache, handle = self._open_cache(loaded.info.geometry, num_blocks, cache_memory, device)
+        slots = wire.PlanSlots(attach(plan_memory), limits)
         group = RankGroup(self._place, Path(setup.store), device)
-        decoder = self._decoder(loaded.checkpoint, cache, limits, group)
+        decoder = open_decoder(
+            loaded.checkpoint,
+            cache,
+            limits,
+            invariant=setup.engine.batch_invariant,
+            rank=self._place,
+            group=group,
+        )
         del loaded
         gc.collect()
         trim_memory()
@@ -100,30 +95,19 @@ class RankProcess:
             if cache.heads:
                 self._on_cache(cache)
             return cache.part(self._place), b""
-        if self._place.pipeline_size == 1:
-            own = rank_cache(geometry, num_blocks, self._place, device)
-            self._on_cache(own)
-            return own.tensor, b""
-        part = open_part(geometry, num_blocks, self._place, device)
-        return part, handle_of(part)
+        own = rank_cache(geometry, num_blocks, self._place, device)
+        if self._place.pipeline_size > 1:
+            return own.tensor, handle_of(own.tensor)
+        self._on_cache(own)
+        return own.tensor, b""
 
-    def _decoder(
-        self, checkpoint: Checkpoint, cache: Tensor, limits: StepLimits, group: RankGroup
-    ) -> Decoder:
-        shape = self._place.shape(checkpoint.architecture.attention)
-        operations = make_operations(
-            cache, shape, limits, invariant=self._setup.engine.batch_invariant, group=group
-        )
-        weights = pack_decoder(checkpoint, limits.longest, operations, self._place)
-        return Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
-
-    def _serve(self, decoder: Decoder, group: RankGroup, slots: PlanSlots) -> None:
+    def _serve(self, decoder: Decoder, group: RankGroup, slots: wire.PlanSlots) -> None:
         while message := self._control.recv(wire.MAX_BYTES):
             kind, data = message[:1], message[1:]
             if kind == wire.WARM_UP:
                 decoder.warm_up(int.from_bytes(data, "big"))
             else:
-                logits = decoder.logits(slots.read(PlanSizes.decode(data)))
+                logits = decoder.logits(slots.read(data))
                 if self._place.is_last and self._place.pipeline_size > 1 and len(logits):
                     group.answer_logits(logits)
                 if logits.is_cuda:

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -22,12 +21,10 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import EngineBrokenError
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.memory import attach, reserve_shared
 from pdcluster_worker.model.parallel import control as wire
-from pdcluster_worker.model.parallel.plan_slots import PlanSlots, slot_bytes
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
-from pdcluster_worker.model.parallel.shared import attach, reserve
-from pdcluster_worker.model.step_plan import StepPlan
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 from pdcluster_worker.system.cgroups import available_threads
 
 logger = logging.getLogger(__name__)
@@ -63,7 +60,7 @@ class RankProcesses:
         self.store = Path(self._folder.name) / "store"
         self._on_death = on_death
         self._is_closing = False
-        self._slots: PlanSlots | None = None
+        self._slots: wire.PlanSlots | None = None
         self._ranks = [self._start(place, model, engine, device) for place in self.place.others()]
         self.kv_channels = [rank.kv_channel for rank in self._ranks if rank.kv_channel is not None]
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
@@ -71,12 +68,12 @@ class RankProcesses:
     def open(self, num_blocks: int, cache_memory: int | None, limits: StepLimits) -> None:
         """cache_memory: descriptor of the cache; None = a part on each GPU.  Raises ModelError."""
         self.expect_done()
-        plans = reserve("plans of steps", self.place.pipeline_size * slot_bytes(limits))
+        plans = reserve_shared("plans of steps", self.place.pipeline_size * limits.plan_bytes)
         try:
-            self._slots = PlanSlots(attach(plans), limits)
+            self._slots = wire.PlanSlots(attach(plans), limits)
             for rank in self._ranks:
                 given = [plans] if cache_memory is None else [plans, cache_memory]
-                wire.send_cache(rank.control, wire.CacheSetup(num_blocks), given)
+                wire.send_cache(rank.control, num_blocks, given)
         finally:
             os.close(plans)
 
@@ -94,7 +91,7 @@ class RankProcesses:
     def step(self, plan: StepPlan, slot: int) -> None:
         """Answers are read by `wait`."""
         assert self._slots is not None, "ranks are opened before a step"
-        self._send(wire.STEP + self._slots.write(plan, slot).encode())
+        self._send(wire.STEP + self._slots.write(plan, slot))
 
     def warm_up(self, num_rows: int) -> None:
         """Answers are read by `wait`."""
@@ -106,16 +103,14 @@ class RankProcesses:
             for _ in range(num_answers):
                 answer = _received(rank.control)
                 if answer != wire.DONE:
-                    self._fail(index, answer)
+                    raise EngineBrokenError(_reason(index, answer))
 
     def explain(self, error: Exception) -> EngineBrokenError:
         """The last message of a rank that ended, else the error of rank 0."""
-        by_descriptor = {
-            rank.control.fileno(): (index, rank) for index, rank in enumerate(self._ranks, 1)
-        }
-        for descriptor, _ in _readable(by_descriptor, LAST_WORDS_SECONDS):
-            index, rank = by_descriptor[descriptor]
-            answer = _received(rank.control)
+        controls = {rank.control.fileno(): index for index, rank in enumerate(self._ranks, 1)}
+        for descriptor in _readable(controls, LAST_WORDS_SECONDS):
+            index = controls[descriptor]
+            answer = _received(self._ranks[index - 1].control)
             if answer.startswith(wire.FAILED):
                 return EngineBrokenError(_reason(index, answer))
         return (
@@ -166,7 +161,7 @@ class RankProcesses:
     def _watch(self) -> None:
         """Returns when the first rank ends."""
         watched = {rank.watched: index for index, rank in enumerate(self._ranks, 1)}
-        ended = [watched[descriptor] for descriptor, _ in _readable(watched, None)]
+        ended = [watched[descriptor] for descriptor in _readable(watched, None)]
         for descriptor in watched:
             os.close(descriptor)
         if not self._is_closing:
@@ -181,18 +176,12 @@ class RankProcesses:
             except OSError as e:
                 raise EngineBrokenError(f"rank {index} of this engine is gone: {e.strerror}") from e
 
-    def _fail(self, index: int, answer: bytes) -> NoReturn:
-        raise EngineBrokenError(_reason(index, answer))
 
-
-def _readable(
-    descriptors: "dict[int, object] | dict[int, int] | dict[int, tuple[int, _Rank]]",
-    seconds: float | None,
-) -> list[tuple[int, int]]:
+def _readable(descriptors: Iterable[int], seconds: float | None) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return poll.poll(None if seconds is None else seconds * 1000)
+    return [descriptor for descriptor, _ in poll.poll(seconds and seconds * 1000)]
 
 
 def _received(control: socket.socket) -> bytes:

@@ -1,38 +1,82 @@
-"""Opens a model over several ranks; only our own decoder can be divided."""
+"""Opens a model over several ranks, and runs its steps from rank 0; only for our own decoder."""
 
 import logging
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.decoder import Decoder
-from pdcluster_worker.model.decoder_weights import pack_decoder
-from pdcluster_worker.model.device_cache import DeviceKVCache, check_memory
-from pdcluster_worker.model.kv_cache import KVCache, block_num_bytes, blocks_that_fit
+from pdcluster_worker.model.decoder import Decoder, Forward
+from pdcluster_worker.model.decoder_loader import open_decoder
+from pdcluster_worker.model.kv_cache import DeviceKVCache, KVCache
+from pdcluster_worker.model.kv_size import block_num_bytes, blocks_that_fit, check_memory
 from pdcluster_worker.model.loading.loader import LoadedModel
-from pdcluster_worker.model.ops.choose import make_operations
-from pdcluster_worker.model.ops.step_limits import StepLimits
+from pdcluster_worker.model.memory import reserve_shared
 from pdcluster_worker.model.parallel.device_parts import (
     RanksDeviceCache,
     blocks_on_devices,
     mapped,
-    open_part,
     rank_cache,
 )
-from pdcluster_worker.model.parallel.forward import ParallelForward
 from pdcluster_worker.model.parallel.group import RankGroup, rank_device
 from pdcluster_worker.model.parallel.rank_layout import PIPELINE_FIELD, TENSOR_FIELD, check_divides
 from pdcluster_worker.model.parallel.ranks import RankProcesses
-from pdcluster_worker.model.parallel.shared import reserve
+from pdcluster_worker.model.step_plan import StepLimits, StepPlan, plan_parts
 from pdcluster_worker.system.cgroups import memory_limit
 
 logger = logging.getLogger(__name__)
 
 # of rank 0's heads, or of all where rank 0 transfers all (`ParallelRank.moved_heads`)
 RanksCache = KVCache | DeviceKVCache | RanksDeviceCache
+
+
+class ParallelForward(Forward):
+    """decoder: rank 0's part.  Pipeline stages work on micro-batches."""
+
+    def __init__(self, decoder: Decoder, ranks: RankProcesses, group: RankGroup) -> None:
+        self.operations = decoder.operations
+        self.code = decoder.code
+        self._decoder = decoder
+        self._ranks = ranks
+        self._group = group
+
+    def logits(self, plan: StepPlan) -> Tensor:
+        """Raises EngineBrokenError for any failure: other ranks have begun, so no retry."""
+        parts = plan_parts(plan, self._ranks.place.pipeline_size)
+        try:
+            made = [self._part(part, slot) for slot, part in enumerate(parts)]
+            logits = [self._arrived(rows, work) for rows, work in made]
+            self._ranks.wait(len(parts))
+        except Exception as e:
+            raise self._ranks.explain(e) from e
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def warm_up(self, num_rows: int) -> None:
+        self._ranks.warm_up(num_rows)
+        self._decoder.warm_up(num_rows)
+        self._ranks.wait()
+
+    def close(self) -> None:
+        self._ranks.close()
+        self._group.close()
+
+    def _part(self, plan: StepPlan, slot: int) -> tuple[Tensor, Any]:
+        """Logits of a micro-batch, or the tensor and the pending receive."""
+        self._ranks.step(plan, slot)
+        if self._ranks.place.is_last:
+            return self._decoder.logits(plan), None
+        rows = self._decoder.empty_logits(len(plan.sample_at))
+        work = self._group.expect_logits(rows) if len(rows) else None
+        self._decoder.logits(plan)
+        return rows, work
+
+    def _arrived(self, rows: Tensor, work: Any) -> Tensor:
+        if work is not None:
+            self._group.wait(work)
+        return rows
 
 
 def open_ranks(
@@ -61,39 +105,53 @@ def open_ranks(
         loaded.checkpoint.architecture.intermediate_size,
         geometry.num_layers,
     )
-    on_device = _on_cpus if device == "cpu" else _on_gpus
-    cache, forward = on_device(loaded, engine, limits, ranks)
+    open_part = _on_cpus if device == "cpu" else _on_gpus
+    cache, part = open_part(loaded, engine, limits, ranks)
+    group = RankGroup(ranks.place, ranks.store, part.device)
+    decoder = open_decoder(
+        loaded.checkpoint,
+        part,
+        limits,
+        invariant=engine.batch_invariant,
+        rank=ranks.place,
+        group=group,
+    )
+    handles = ranks.expect_done()
+    if part.is_cuda and ranks.place.pipeline_size > 1:
+        parts = [(ranks.place, part)]
+        for place, handle in zip(ranks.place.others(), handles, strict=True):
+            parts.append((place, mapped(handle, geometry, cache.num_blocks, place)))
+        cache = RanksDeviceCache(geometry, cache.num_blocks, parts)
     logger.info(
-        "reserved kv cache blocks=%d block_bytes=%d ranks=%d",
+        "reserved kv cache blocks=%d block_bytes=%d ranks=%d operations=%s",
         cache.num_blocks,
         block_num_bytes(geometry),
         ranks.place.num_ranks,
+        decoder.operations.name,
     )
-    return cache, forward
+    return cache, ParallelForward(decoder, ranks, group)
 
 
 def _on_cpus(
     loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: RankProcesses
-) -> tuple[KVCache, ParallelForward]:
-    """All ranks map one cache."""
+) -> tuple[RanksCache, Tensor]:
+    """All ranks map one cache; returns rank 0's part too."""
     geometry = loaded.info.geometry
     num_blocks = blocks_that_fit(geometry, engine)
     num_bytes = num_blocks * block_num_bytes(geometry)
     check_memory(loaded.weight_bytes, num_bytes, engine, memory_limit())
-    memory = reserve("KV blocks", num_bytes)
+    memory = reserve_shared("KV blocks", num_bytes)
     try:
         cache = KVCache(geometry, num_blocks, memory, ranks.place)
         ranks.open(num_blocks, memory, limits)
     finally:
         os.close(memory)
-    decoder, group = _connect(loaded, engine, limits, ranks, cache.part(ranks.place))
-    ranks.expect_done()
-    return cache, ParallelForward(decoder, ranks, group)
+    return cache, cache.part(ranks.place)
 
 
 def _on_gpus(
     loaded: LoadedModel, engine: EngineConfig, limits: StepLimits, ranks: RankProcesses
-) -> tuple[RanksCache, ParallelForward]:
+) -> tuple[RanksCache, Tensor]:
     """Each rank has its part of the cache on its own GPU.  Raises ModelError for too few GPUs."""
     info, place = loaded.info, ranks.place
     if (count := torch.cuda.device_count()) < place.num_ranks:
@@ -101,47 +159,9 @@ def _on_gpus(
             f"{place.num_ranks} ranks need an accelerator each, and this worker sees {count}: "
             "raise the pool's gpusPerReplica"
         )
-    device = rank_device("cuda", place.rank)
     num_blocks = blocks_on_devices(
         info.geometry, engine, place, info.vocab_size, loaded.weight_bytes
     )
-    if place.pipeline_size == 1:
-        cache = rank_cache(info.geometry, num_blocks, place, device)
-        ranks.open(num_blocks, None, limits)
-        decoder, group = _connect(loaded, engine, limits, ranks, cache.tensor)
-        ranks.expect_done()
-        return cache, ParallelForward(decoder, ranks, group)
-    own = open_part(info.geometry, num_blocks, place, device)
+    cache = rank_cache(info.geometry, num_blocks, place, rank_device("cuda", place.rank))
     ranks.open(num_blocks, None, limits)
-    decoder, group = _connect(loaded, engine, limits, ranks, own)
-    others = zip(place.others(), ranks.expect_done(), strict=True)
-    parts = [
-        (place, own),
-        *((other, mapped(handle, info.geometry, num_blocks, other)) for other, handle in others),
-    ]
-    return RanksDeviceCache(info.geometry, num_blocks, parts), ParallelForward(
-        decoder, ranks, group
-    )
-
-
-def _connect(
-    loaded: LoadedModel,
-    engine: EngineConfig,
-    limits: StepLimits,
-    ranks: RankProcesses,
-    part: Tensor,
-) -> tuple[Decoder, RankGroup]:
-    """Rank 0's decoder over its part of the cache."""
-    group = RankGroup(ranks.place, ranks.store, part.device)
-    shape = ranks.place.shape(loaded.attention)
-    operations = make_operations(part, shape, limits, invariant=engine.batch_invariant, group=group)
-    assert loaded.checkpoint is not None
-    weights = pack_decoder(loaded.checkpoint, loaded.info.max_model_len, operations, ranks.place)
-    decoder = Decoder(operations, weights, shape.num_heads * shape.head_dim, group)
-    logger.info(
-        "computes with operations=%s code=%s ranks=%d",
-        operations.name,
-        decoder.code,
-        ranks.place.num_ranks,
-    )
-    return decoder, group
+    return cache, cache.tensor

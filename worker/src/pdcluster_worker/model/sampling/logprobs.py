@@ -9,9 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.row_chunks import CHUNK, row_chunks
-from pdcluster_worker.model.sampling.token_order import first_tokens
-from pdcluster_worker.model.sampling.weights import token_weights
+from pdcluster_worker.model.sampling.weights import CHUNK, first_tokens, row_chunks, token_weights
 
 
 @dataclass(frozen=True, slots=True)

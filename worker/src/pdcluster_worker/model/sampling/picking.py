@@ -10,10 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.row_chunks import CHUNK, row_chunks
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.token_order import first_tokens
-from pdcluster_worker.model.sampling.weights import QUANTUM, token_weights
+from pdcluster_worker.model.sampling.weights import (
+    CHUNK,
+    QUANTUM,
+    first_tokens,
+    row_chunks,
+    token_weights,
+)
 
 FIRST_GUESS = 256  # tokens sorted at first; most of a chat model's mass is on fewer
 WIDER = 8  # factor for rows that need more

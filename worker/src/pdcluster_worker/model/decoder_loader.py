@@ -1,13 +1,22 @@
-"""Packs the weights of a checkpoint for our decoder, or a rank's part of them."""
+"""Makes the operations of a device, and our decoder of a checkpoint or a rank's part of it."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pdcluster_worker.model.decoder import DecoderWeights
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.model.decoder import Decoder, DecoderWeights
 from pdcluster_worker.model.loading.checkpoint import EMBEDDING, NORM, Checkpoint, Linear
+from pdcluster_worker.model.ops.cpu import CpuOperations
+from pdcluster_worker.model.ops.kernel_arguments import KINDS
+from pdcluster_worker.model.ops.kernel_object import Kernels, find_kernels, requested_level
 from pdcluster_worker.model.ops.operations import (
+    ALONE,
+    AttentionShape,
+    Group,
     HeadNorms,
     Layer,
     Layers,
@@ -15,8 +24,66 @@ from pdcluster_worker.model.ops.operations import (
     Operations,
     Packed,
 )
+from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
-from pdcluster_worker.model.parallel.sharding import split_inputs, split_outputs, split_vocabulary
+from pdcluster_worker.model.step_plan import StepLimits
+from pdcluster_worker.system.process import keep_freed_memory
+
+logger = logging.getLogger(__name__)
+
+
+def open_decoder(
+    checkpoint: Checkpoint,
+    cache: Tensor,
+    limits: StepLimits,
+    *,
+    invariant: bool,
+    rank: ParallelRank = ONE_RANK,
+    group: Group = ALONE,
+) -> Decoder:
+    """cache: the rank's part.  Raises ModelError if `invariant` is impossible."""
+    shape = rank.shape(checkpoint.architecture.attention)
+    operations = make_operations(cache, shape, limits, invariant=invariant, group=group)
+    return Decoder(operations, pack_decoder(checkpoint, limits.longest, operations, rank))
+
+
+def make_operations(
+    cache: Tensor,
+    shape: AttentionShape,
+    limits: StepLimits,
+    *,
+    invariant: bool,
+    group: Group = ALONE,
+) -> Operations:
+    """Raises ModelError if `invariant` is impossible, ConfigError for a bad PDCLUSTER_KERNELS."""
+    if cache.is_cuda:
+        requested_level()
+        # needs Triton, which images for CPUs lack
+        from pdcluster_worker.model.ops.cuda import CudaOperations
+
+        if invariant:
+            raise ModelError("engine.batchInvariant is for CPUs so far, not for cuda: leave it out")
+        return CudaOperations(cache, shape, limits, group)
+    kernels = find_kernels()
+    if isinstance(kernels, Kernels) and cache.dtype in KINDS:
+        keep_freed_memory()
+        operations = CpuOperations(cache, shape, kernels, group)
+        if operations.note:
+            logger.warning(operations.note)
+        return operations
+    reason = (
+        f"there are none for {cache.dtype}: set model.dtype to bfloat16 or float32"
+        if isinstance(kernels, Kernels)
+        else kernels.reason
+    )
+    if invariant:
+        raise ModelError(
+            f"engine.batchInvariant needs the compiled kernels: {reason}, or leave "
+            "engine.batchInvariant out"
+        )
+    note = f"computes with plain torch operations, which are slower: {reason}"
+    logger.warning(note)
+    return Reference(cache, shape, group, note)
 
 
 def pack_decoder(
@@ -115,3 +182,27 @@ def _norm(checkpoint: Checkpoint, name: str, operations: Operations) -> Norm:
         checkpoint.architecture.epsilon,
         rounds_first=not has_offset,
     )
+
+
+def split_outputs(linear: Linear, rank: ParallelRank) -> Linear:
+    """The rank's rows, and their biases."""
+    share = rank.share(len(linear.weight))
+    return Linear(linear.weight[share], None if linear.bias is None else linear.bias[share])
+
+
+def split_inputs(linear: Linear, rank: ParallelRank) -> Linear:
+    """The rank's columns.  The results are summed, so the first rank alone adds the bias."""
+    share = rank.share(linear.weight.shape[1])
+    return Linear(linear.weight[:, share], None if rank.part else linear.bias)
+
+
+def split_vocabulary(linear: Linear, rank: ParallelRank) -> Linear:
+    """The rank's rows of the head; all have equally many, the last ones' missing rows are 0."""
+    vocab_size = len(linear.weight)
+    size = -(-vocab_size // rank.tensor_size)
+    weight, bias = linear.weight, linear.bias
+    if missing := size * rank.tensor_size - vocab_size:
+        weight = functional.pad(weight, (0, 0, 0, missing))
+        bias = None if bias is None else functional.pad(bias, (0, missing))
+    rows = slice(rank.part * size, (rank.part + 1) * size)
+    return Linear(weight[rows], None if bias is None else bias[rows])

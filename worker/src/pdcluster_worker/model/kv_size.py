@@ -1,0 +1,196 @@
+"""Number of KV blocks, and the longest request that they hold, or the refusal with the fix.
+
+Messages name the fields and figures of the worker's config file.
+"""
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from pdcluster_worker.config.engine import EngineConfig
+from pdcluster_worker.engine.block_table import most_blocks, most_tokens
+from pdcluster_worker.errors import ModelError
+from pdcluster_worker.messages.engine_settings import EngineSettings
+from pdcluster_worker.messages.facts import KVGeometry
+from pdcluster_worker.model.loading.loader import ModelInfo
+from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
+from pdcluster_worker.model.sampling.weights import device_chunk_bytes
+from pdcluster_worker.model.step_plan import row_sizes
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+# shortest useful request: a chat template takes about 30 tokens, a default completion 16
+LEAST_TOKENS = 64
+LEAST_BLOCKS = 2  # one request needs two to decode past a block
+
+# memory of a step without weights and KV blocks, per token of its budget: an estimate
+STEP_BYTES_PER_TOKEN = 512 << 10
+# of a step's logits, without the graphs': its own, rows with masks, masked rows, all rows, booleans
+SAMPLING_COPIES = 5
+SCORING_COPIES = 3  # of a part's logits: its own, the scored rows, and booleans of the sampled rows
+
+
+def tensor_size(geometry: KVGeometry, num_blocks: int) -> tuple[int, ...]:
+    """Shape of a cache: `[blocks, Hkv, layers, 2, block_size, D]`."""
+    sizes = geometry.num_kv_heads, geometry.num_layers, 2, geometry.block_size, geometry.head_dim
+    return num_blocks, *sizes
+
+
+def block_num_bytes(geometry: KVGeometry) -> int:
+    values = (
+        geometry.num_kv_heads * geometry.num_layers * 2 * geometry.block_size * geometry.head_dim
+    )
+    return values * DTYPES[geometry.dtype].itemsize
+
+
+def blocks_that_fit(
+    geometry: KVGeometry, engine: EngineConfig, drafts_for: EngineConfig | None = None
+) -> int:
+    """`numBlocks`, or what `kvCacheMemory` holds.  Raises ModelError for fewer than `LEAST_BLOCKS`.
+
+    drafts_for: the engine that this draft model is for; None = not a draft model.
+    """
+    block_bytes, num_blocks = block_num_bytes(geometry), engine.num_blocks
+    of_each = " for each engine" if engine.data_parallel_size > 1 else ""
+    found = f"engine.numBlocks leaves {num_blocks} KV blocks{of_each}"
+    if num_blocks is None:
+        num_blocks = engine.kv_cache_memory // block_bytes
+        found = (
+            f"engine.kvCacheMemory leaves {engine.kv_cache_memory} bytes{of_each}, which hold "
+            f"{num_blocks} KV blocks of {block_bytes} bytes"
+        )
+    if num_blocks >= LEAST_BLOCKS:
+        return num_blocks
+    num_tokens = engine.max_model_len or LEAST_TOKENS
+    if drafts_for is not None:  # need not hold the longest request
+        num_tokens = min(drafts_for.max_model_len or LEAST_TOKENS, LEAST_TOKENS)
+    needed = 1 + -(-num_tokens // engine.block_size)  # one to spare, or the null block
+    fix = raised(engine, needed, block_bytes, is_draft=drafts_for is not None)
+    raise ModelError(
+        f"{found}, but {needed} are needed for a request of {num_tokens} tokens: {fix}"
+    )
+
+
+def device_blocks(
+    geometry: KVGeometry,
+    engine: EngineConfig,
+    vocab_size: int,
+    *,
+    total: int,
+    taken: int,
+    drafts_for: EngineConfig | None = None,
+) -> int:
+    """`numBlocks`, or what weights and steps leave of `deviceMemoryShare`, else `kvCacheMemory`.
+
+    total: bytes of the device; taken: of them, with the weights, by all processes.
+    """
+    share = engine.device_memory_share
+    if share is None or engine.num_blocks is not None:
+        return blocks_that_fit(geometry, engine, drafts_for)
+    steps = STEP_BYTES_PER_TOKEN * engine.max_batched_tokens + logits_bytes(engine, vocab_size)
+    left = int(share * total) - taken - steps
+    if left < LEAST_BLOCKS * block_num_bytes(geometry):
+        raise ModelError(
+            f"engine.deviceMemoryShare of {share} is {int(share * total)} bytes of this device, of "
+            f"which {taken} are taken (weights and other processes) and {steps} are for steps, so "
+            "no KV blocks fit: raise it, lower engine.maxBatchedTokens or engine.maxSequences, or "
+            "use a larger device"
+        )
+    return left // block_num_bytes(geometry)
+
+
+def logits_bytes(engine: EngineConfig, vocab_size: int) -> int:
+    """Device memory for float32 logits and sampling: calculated, not measured."""
+    most = engine.max_decode_rows
+    copies = max(SAMPLING_COPIES * most, SCORING_COPIES * MOST_ROWS)
+    num_rows = sum(row_sizes(most)) + copies  # each decode graph keeps its logits
+    return 4 * vocab_size * num_rows + device_chunk_bytes(vocab_size * max(most, MOST_ROWS))
+
+
+def check_memory(weight_bytes: int, kv_bytes: int, engine: EngineConfig, limit: int | None) -> None:
+    """Refuse what the kernel would kill later: pages are only taken when they are used.
+
+    limit: memory of the container or the machine; None = unknown.  Raises ModelError.
+    """
+    needed = (weight_bytes + kv_bytes) * engine.data_parallel_size
+    if limit is not None and needed > limit:
+        each = f" for each of {engine.data_parallel_size} engines"
+        field = "numBlocks" if engine.num_blocks else "kvCacheMemory"
+        raise ModelError(
+            f"{weight_bytes} bytes of weights and {kv_bytes} of KV blocks"
+            f"{each if engine.data_parallel_size > 1 else ''} do not fit into the memory of this "
+            f"worker, {limit} bytes: lower engine.{field}, or give it more (in a cluster: the "
+            "memory limit of its role's resources)"
+        )
+
+
+def fit_length(
+    info: ModelInfo, num_blocks: int, engine: EngineConfig, drafts_for: EngineConfig | None = None
+) -> ModelInfo:
+    """The model's facts with a length that fits; `length_note` explains a lowered one.
+
+    Raises ModelError where engine.maxModelLen, or by default `LEAST_TOKENS`, does not fit.
+    """
+    is_draft = drafts_for is not None
+    requested = engine.max_model_len if drafts_for is None else drafts_for.max_model_len
+    if is_draft and requested is not None:
+        info = replace(info, max_model_len=min(info.max_model_len, requested))
+    longest = info.max_model_len
+    sizes = EngineSettings(
+        block_size=engine.block_size,
+        num_blocks=num_blocks if info.window is None else num_blocks - 1,  # the null block
+        max_batched_tokens=engine.max_batched_tokens,
+        max_sequences=engine.max_sequences,
+        max_model_len=longest,
+        window=info.window,
+    )
+    held = most_tokens(sizes)
+    if held is None or held >= longest:
+        return info
+    # of the prompt and of the output one each
+    least = min(LEAST_TOKENS, longest) if requested is None else 2
+    must_hold = requested is not None and not is_draft
+    num_tokens = least if held < least else longest
+    # one block more than the tokens take, for a transfer or the null block
+    needed, block_bytes = 1 + most_blocks(num_tokens, sizes), block_num_bytes(info.geometry)
+    facts = (
+        f"one request of {num_tokens} tokens takes {needed} KV blocks "
+        f"({needed * block_bytes} bytes), and there are {num_blocks} "
+        f"({num_blocks * block_bytes} bytes, room for {held} tokens)"
+    )
+    fix = raised(engine, needed, block_bytes, is_draft=is_draft)
+    if held < least:
+        shorter = f", or set engine.maxModelLen to {held}" if held >= 2 else ""
+        raise ModelError(f"the KV blocks hold no request of use: {facts}: {fix}{shorter}")
+    if must_hold:
+        raise ModelError(
+            f"engine.maxModelLen={requested} does not fit: {facts}: {fix}, or lower maxModelLen to "
+            f"{held}"
+        )
+    note = (
+        f"the model's length of {longest} tokens is lowered to {held}: {facts}; for longer ones "
+        f"{fix}"
+    )
+    logger.warning(note)
+    return replace(info, max_model_len=held, length_note=note)
+
+
+def raised(
+    engine: EngineConfig, num_blocks: int, block_bytes: int, *, is_draft: bool = False
+) -> str:
+    """is_draft: of a draft model's cache, without a figure: it shares the engine's memory."""
+    size, num_bytes = engine.data_parallel_size, num_blocks * block_bytes
+    of_all = f", which {size} engines share" if size > 1 else ""
+    if engine.num_blocks is not None:
+        return f"raise engine.numBlocks to {size * num_blocks}{of_all}"
+    by_share = engine.device_memory_share is not None
+    field = "engine.deviceMemoryShare" if by_share else "engine.kvCacheMemory"
+    if is_draft or (engine.drafts is not None and engine.drafts.draft_model is not None):
+        return f"raise {field}, which the model and its draft model divide"
+    if by_share:
+        of_each = " of each engine" if size > 1 else ""
+        return f"raise {field}, to leave KV blocks{of_each} {num_bytes} bytes"
+    return f"raise {field} to {size * num_bytes}{of_all}"
