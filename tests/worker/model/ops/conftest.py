@@ -21,7 +21,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 @pytest.fixture
 def make_cpu(kernels: Kernels) -> Callable[[Step], CpuOperations]:
     """Operations over a step's cache."""
-    return lambda step: CpuOperations(step.cache, step.heads.shape, kernels)
+    return lambda step: CpuOperations(step.cache, step.case.shape, kernels)
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "f32"])

@@ -6,14 +6,14 @@ import torch
 
 from pdcluster_worker.model.ops.cpu import CpuOperations
 from pdcluster_worker.model.ops.kernel_object import Kernels, cpu_flags, load_kernels
-from tests.worker.model.ops.paged_steps import Heads, make_step
+from tests.worker.model.ops.paged_steps import Case, stored_step
 
-HEADS = Heads(query=4, kv=2, dim=32, block_size=16, half=16)
+HEADS = Case("", (), num_heads=4, num_kv_heads=2, head_dim=32, block_size=16)
 
 
 def attend(context: int, kernels: Kernels) -> None:
     """Take the memory of this thread, more of it for a longer context."""
-    step = make_step(HEADS, [(context, context // 2)], torch.float32)
+    step = stored_step(HEADS, [(context, context // 2)], torch.float32)
     ops = CpuOperations(step.cache, HEADS.shape, kernels)
     ops.attend(torch.zeros(len(step.plan.slots), HEADS.width), step.plan, 0)
 

@@ -102,8 +102,16 @@ def test_every_kernel_is_listed() -> None:
 
 
 @pytest.mark.parametrize("arch", [90, 100])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in KERNELS
+        for dtype in (torch.bfloat16, torch.float32)
+        if (name, dtype) != ("pick", torch.bfloat16)  # logits are float32
+    ],
+    ids=str,
+)
 def test_kernel_compiles(name: str, dtype: torch.dtype, arch: int) -> None:
     made = compile_kernel(name, dtype, arch, window=0)
     if (name, dtype, arch) == ("chunk", torch.bfloat16, 90):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.model.ops import device_cases as cases
+from tests.worker.model.ops import paged_steps as cases
 from tests.worker.model.ops.interpreted import DEVICE, INTERPRETED, ON_GPU, interpret
 
 TOLERANCE = {
@@ -46,6 +46,8 @@ else:
         from tests.worker.model.ops.interpreter import widen_dots
 
         widen_dots()
+
+    PLAIN = Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0))
 
     def limits_of(block_size: int) -> StepLimits:
         return StepLimits(max_tokens=128, max_sequences=16, longest=512, block_size=block_size)
@@ -123,50 +125,31 @@ else:
         assert torch.equal(qkv.cpu(), step.qkv)
         close(operations._cache, step.cache)
 
-    @pytest.mark.parametrize("window", [None, 11])
+    @pytest.mark.parametrize("window", [None, 6])
     def test_what_is_not_finite_reaches_no_row_that_does_not_see_it(window: int | None) -> None:
         """A later row of the same tile has a bad value: the rows before it, and those whose window
         has left it, are as without it.
         """
-        case = cases.Case("poisoned", ((80, 40),), num_heads=3, num_kv_heads=1, window=window)
-        step, bad = cases.make_step(case), 15
+        case = cases.Case("poisoned", ((60, 20),), num_heads=2, num_kv_heads=1, window=window)
+        step, bad = cases.make_step(case), 7
         operations = operations_of(case, step)
         _, clean = run(operations, step, case)
         step.qkv[bad, -case.head_dim :] = float("inf")
 
         _, found = run(operations, step, case)
 
-        seen = range(bad, 40 if window is None else bad + window)
-        unseen = [row for row in range(40) if row not in seen]
+        seen = range(bad, 20 if window is None else bad + window)
+        unseen = [row for row in range(20) if row not in seen]
         assert torch.equal(found[unseen], clean[unseen])
         assert not found[list(seen), -case.head_dim :].isfinite().any()
 
     def test_row_does_not_depend_on_the_other_sequences() -> None:
-        together = cases.Case("together", ((300, 1), (9, 1), (40, 30)), dtype=torch.bfloat16)
+        together = cases.Case("together", ((300, 1), (9, 1), (20, 9)), dtype=torch.bfloat16)
         step = cases.make_step(together)
         operations = operations_of(together, step)
         _, all_rows = run(operations, step, together)
-        alone = step.plan.__class__(
-            *(1, 1, 300),
-            *(getattr(step.plan, name)[:1] for name in ("token_ids", "positions", "slots")),
-            *(
-                getattr(step.plan, name)[:1]
-                for name in ("firsts", "lengths", "contexts", "table_rows")
-            ),
-            *(step.plan.tables, step.plan.sample_at[:1]),
-        )
 
-        _, row = run(
-            operations,
-            cases.Step(
-                alone,
-                step.cache,
-                step.qkv[:1],
-                Rotation(step.rotation.cosine[:1], step.rotation.sine[:1]),
-                None,
-            ),
-            together,
-        )
+        _, row = run(operations, cases.part_of(step, 0, 0, 1), together)
 
         assert torch.equal(row[0], all_rows[0])
 
@@ -183,13 +166,13 @@ else:
 
         close(found, reference.attend(needed, step.plan, cases.LAYER))
 
-    @pytest.mark.parametrize("sequences", [((23, 23), (30, 30)), ((12, 1), (40, 25), (2, 2))])
+    @pytest.mark.parametrize("sequences", [((5, 5), (9, 9)), ((12, 1), (20, 7), (2, 2))])
     def test_long_prompts_by_torch(
         monkeypatch: pytest.MonkeyPatch, sequences: tuple[tuple[int, int], ...]
     ) -> None:
         """Alone, and beside a decode, a chunk after a context and a short prompt."""
         monkeypatch.setattr(paged_attention, "MIN_ROWS", 3)
-        sequences += ((23, 23),)
+        sequences += ((11, 11),)
         case = cases.Case("long", sequences, padding=4, dtype=torch.bfloat16)
         step = cases.make_step(case)
         operations = operations_of(case, step)
@@ -215,11 +198,7 @@ else:
         operations = operations_of(case, step)
         _, needed = run(operations, step, case)
 
-        _, found = run(
-            operations,
-            cases.Step(pad_decodes(step.plan), step.cache, step.qkv, step.rotation, None),
-            case,
-        )
+        _, found = run(operations, replace(step, plan=pad_decodes(step.plan)), case)
 
         assert torch.equal(found, needed)
         assert not found[3:].any()
@@ -239,9 +218,7 @@ else:
 
         close(
             found,
-            Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).add_rms_norm(
-                x if adds else None, hidden, norm
-            ),
+            PLAIN.add_rms_norm(x if adds else None, hidden, norm),
         )
         same(there, hidden)
 
@@ -255,10 +232,7 @@ else:
 
         found = simple(dtype).gate_mul(gate_up.to(DEVICE), activation)
 
-        close(
-            found,
-            Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)).gate_mul(gate_up, activation),
-        )
+        close(found, PLAIN.gate_mul(gate_up, activation))
 
     @pytest.mark.parametrize("wide", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -268,11 +242,8 @@ else:
             torch.randn(*size, generator=random).to(dtype) for size in ((3, 32), (48, 32), (48,))
         )
         for given in (bias, None):
-            reference, operations = (
-                Reference(torch.zeros(1), AttentionShape(1, 1, 1, 1.0)),
-                simple(dtype),
-            )
-            needed = reference.linear(x, reference.pack(weight, given, wide=wide))
+            needed = PLAIN.linear(x, PLAIN.pack(weight, given, wide=wide))
+            operations = simple(dtype)
 
             found = operations.linear(x.to(DEVICE), operations.pack(weight, given, wide=wide))
 

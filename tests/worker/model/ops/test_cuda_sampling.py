@@ -68,16 +68,16 @@ else:
 
     @pytest.mark.parametrize("vocab_size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17])
     def test_tokens_are_those_of_the_plain_operations(vocab_size: int) -> None:
-        rows = settings()
+        rows = some(settings(), 4)
         logits = random_logits(len(rows), vocab_size, 3.0, 12.0, 0.01, 1.0)
         assert choose(logits, rows) == [PICKED] * len(rows)
 
     @pytest.mark.parametrize("cut", [True, False])
     def test_ties_are_in_the_order_of_ids(cut: bool) -> None:
-        rows = some(settings(cut=cut), 4)
+        rows = some(settings(cut=cut), 8)
         logits = random_logits(len(rows), BLOCK + 300, 2.0).round()
         choose(logits, rows)
-        few = np.arange(0, len(rows), 2)  # a row of equals takes the most passes
+        few = np.arange(0, len(rows), 3)  # a row of equals takes the most passes
         choose(torch.zeros_like(logits)[few], rows.take(few))
 
     CUTS = tuple(itertools.product((0, 7, 300), (1.0, 0.9, 1e-9), (0.0, 0.03), (0.3, 1.0)))
@@ -92,7 +92,7 @@ else:
     def test_cuts_together_are_those_of_the_plain_operations(
         vocab_size: int, temperature: float
     ) -> None:
-        rows = cut_rows(temperature)
+        rows = some(cut_rows(temperature), 5)
         choose(random_logits(len(rows), vocab_size, 3.0, 0.2), rows)
 
     def test_equals_at_both_edges_are_kept_from_the_first() -> None:
@@ -103,7 +103,7 @@ else:
         choose(logits, rows)
 
     def test_more_equals_than_a_block_at_an_edge() -> None:
-        rows = cut_rows(1.0).take(np.arange(1, len(CUTS), 5))
+        rows = cut_rows(1.0).take(np.arange(1, len(CUTS), 11))
         logits = torch.full((len(rows), 2 * BLOCK), 1.0)
         logits[:, 5], logits[::2, BLOCK + 7] = 2.0, -math.inf
         choose(logits, rows)
@@ -116,7 +116,7 @@ else:
 
     def test_edges_between_tiny_and_great_logits() -> None:
         """Logits whose distances say nothing of the number of floats between them."""
-        rows = cut_rows(1e30).take(np.arange(0, len(CUTS), 5))
+        rows = cut_rows(1e30).take(np.arange(0, len(CUTS), 7))
         logits = random_logits(len(rows), BLOCK + 900, 1e30, 1e-40, 1e-30)
         logits[:, 3] = 1e-38
         choose(logits, rows)
@@ -131,7 +131,7 @@ else:
             row[places] = torch.from_numpy(random.choice(ODD, num_tokens)).float()
         choose(logits, rows)
 
-    @pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK, BLOCK + 99])
+    @pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK] if ON_GPU else [BLOCK])
     def test_a_row_without_a_choice_fails_alone(at: int) -> None:
         rows = some(settings(cut=True), 4)
         logits = random_logits(len(rows), BLOCK + 100, 3.0)

@@ -12,7 +12,7 @@ from pdcluster_worker.model.ops.graphs import (
     pad_decodes,
 )
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
-from tests.worker.model.ops import device_cases as cases
+from tests.worker.model.ops import paged_steps as cases
 
 MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2)), padding=2)
 DECODES = cases.Case("decodes", ((9, 1), (30, 1), (2, 1)), padding=5)

@@ -12,7 +12,7 @@ from pdcluster_worker.model.ops.paged_attention import (
     make_attention,
 )
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
-from tests.worker.model.ops import device_cases as cases
+from tests.worker.model.ops import paged_steps as cases
 
 MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2), (9, 9)), padding=4)
 LIMITS = StepLimits(max_tokens=64, max_sequences=20, longest=100, block_size=16)
