@@ -35,7 +35,7 @@ async def test_ingress_keeps_a_request_that_it_can_serve_as_well(
     assert not peer.requested
 
 
-async def test_token_of_a_lone_choice_passes_two_generators(
+async def test_token_of_a_lone_choice_passes_three_generators(
     worker: WorkerContext, engine: ScriptedEngine
 ) -> None:
     begun: list[AsyncGenerator[Any, Any]] = []
@@ -47,7 +47,7 @@ async def test_token_of_a_lone_choice_passes_two_generators(
         passed = [generator.__qualname__ for generator in begun if generator.ag_frame is not None]
     sys.set_asyncgen_hooks(*hooks)
 
-    assert passed == ["Ingress.generate", "DecodeDispatcher.run"]
+    assert passed == ["Ingress.generate", "Migration.run", "DecodeDispatcher.run"]
 
 
 class KeepingReader:

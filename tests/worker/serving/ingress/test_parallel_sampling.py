@@ -9,7 +9,7 @@ import pytest
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.peers import Generated
 from pdcluster_worker.messages.requests import Token
-from pdcluster_worker.serving.ingress.ingress import ParallelSampling
+from pdcluster_worker.serving.ingress.ingress import sample_in_parallel
 
 
 class Script:
@@ -41,8 +41,7 @@ class Script:
 async def test_choices_others_start_after_the_second_token_of_the_first() -> None:
     gate = asyncio.Event()
     first, second = Script("a", 3, gate), Script("b", 2)
-    choices = ParallelSampling({"a": first.stream(), "b": second.stream()})
-    async with aclosing(choices) as tokens:
+    async with aclosing(sample_in_parallel([first.stream(), second.stream()])) as tokens:
         assert (await anext(tokens)).token == Token("a", 0)
         await asyncio.sleep(0)
         assert not second.started
@@ -54,39 +53,25 @@ async def test_choices_others_start_after_the_second_token_of_the_first() -> Non
 
 
 async def test_choices_others_start_when_the_first_ends_at_once() -> None:
-    scripts = [Script("a", 1), Script("b", 2)]
-    choices = ParallelSampling({s.name: s.stream() for s in scripts})
+    choices = sample_in_parallel([Script("a", 1).stream(), Script("b", 2).stream()])
 
     assert [(g.index, g.token.token_id) async for g in choices] == [(0, 0), (1, 0), (1, 1)]
 
 
-async def test_choices_abort_ends_one_and_leaves_its_siblings() -> None:
-    never = asyncio.Event()
-    first, second = Script("a", 2, never), Script("b", 2)
-    choices = ParallelSampling({"a": first.stream(), "b": second.stream()})
-    tokens = choices
+async def test_choices_end_of_one_leaves_its_siblings() -> None:
+    first, second = Script("a", 2, asyncio.Event()), Script("b", 2)
+    tokens = sample_in_parallel([first.stream(), second.stream()])
     await anext(tokens)
-    choices.abort("a")
+    tokens.end(0)
 
     assert [(g.index, g.token.token_id) async for g in tokens] == [(1, 0), (1, 1)]
     assert first.closed
 
 
 async def test_choices_error_of_one_ends_all() -> None:
-    never = asyncio.Event()
-    first, second = Script("a", 2, error=RequestError("broken")), Script("b", 2, never)
-    choices = ParallelSampling({"a": first.stream(), "b": second.stream()})
+    first = Script("a", 2, error=RequestError("broken"))
+    second = Script("b", 2, asyncio.Event())
     with pytest.raises(RequestError, match="broken"):
-        [g async for g in choices]
+        [g async for g in sample_in_parallel([first.stream(), second.stream()])]
 
     assert second.closed or not second.started
-
-
-async def test_choices_closing_closes_every_stream() -> None:
-    never = asyncio.Event()
-    first = Script("a", 2, never)
-    tokens = ParallelSampling({"a": first.stream()})
-    await anext(tokens)
-    await tokens.aclose()
-
-    assert first.closed

@@ -5,8 +5,8 @@ the next attempt gets the prompt and what was made so far.  No position is sent 
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
+from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.attempts import (
     HedgeBudget,
@@ -53,9 +54,8 @@ class RequestProgress:
 
     spec: RequestSpec
     prefill: PrefillMode
-    # Seconds that only go forward; arrival_seconds: of it, from which deadlines count.
-    clock: Callable[[], float] = time.monotonic
-    arrival_seconds: float = 0.0
+    clock: Callable[[], float]
+    arrival_seconds: float  # by the clock; deadlines count from it
     output: list[int] = field(default_factory=list)  # tokens that were passed on
     num_attempts: int = 0  # begun, the present one included
     num_moves: int = 0  # attempts that were begun after the first token
@@ -63,9 +63,8 @@ class RequestProgress:
     failed: set[str] = field(default_factory=set)
     # The worker, if any, that would go on with it but was left; the last resort.
     left: list[Peer | None] = field(default_factory=list)
-    moves_for: MigrationReason | None = (
-        None  # what the present attempt is for, until its first token
-    )
+    # Why the present attempt was begun after the first token, until its own first one.
+    moves_for: MigrationReason | None = None
     # Pod of the worker that was left, for the next attempt; empty = none has its KV.
     kv_holder: str = ""
     is_over: bool = False  # its last token was passed on
@@ -198,21 +197,18 @@ def is_engines(error: Exception) -> bool:
     )
 
 
-HedgeItem = tuple[int, Generated | PeerError | RequestError]
-
-
 @dataclass(slots=True)
 class Hedge:
-    """Two workers, None = this one."""
+    """Two workers, None = this one, that run one attempt each until one makes a token."""
 
-    entrants: tuple[Peer | None, Peer | None]
+    workers: tuple[Peer | None, Peer | None]
     ahead: int = 0  # the one whose attempt goes on, or ended last
     # Keys of those whose attempts ended before, while there was no token.
     failed: set[str] = field(default_factory=set)
 
     @property
     def where(self) -> Peer | None:
-        return self.entrants[self.ahead]
+        return self.workers[self.ahead]
 
 
 class HedgePolicy:
@@ -250,70 +246,45 @@ class HedgePolicy:
         return True
 
 
-class HedgedStream(AsyncIterator[Generated]):
+async def run_hedged(
+    metrics: Metrics,
+    hedge: Hedge,
+    progress: RequestProgress,
+    attempts: Sequence[Stream[Generated]],
+) -> AsyncGenerator[Generated, None]:
     """The tokens of the attempt that makes the first one.  Raises the last one's error."""
-
-    def __init__(
-        self,
-        worker: WorkerContext,
-        hedge: Hedge,
-        progress: RequestProgress,
-        attempts: Sequence[Stream[Generated]],
-    ) -> None:
-        self._metrics = worker.metrics
-        self._hedge = hedge
-        self._progress = progress
-        self._merged = Merged(
-            [_HedgeAttempt(index, attempt) for index, attempt in enumerate(attempts)]
-        )
-        self._has_won = False
-
-    async def __anext__(self) -> Generated:
-        hedge = self._hedge
-        async for index, item in self._merged:
-            if self._has_won and index != hedge.ahead:
+    merged = Merged([_numbered(index, attempt) for index, attempt in enumerate(attempts)])
+    has_won = False
+    async with aclosing(merged):
+        async for index, item in merged:
+            if has_won and index != hedge.ahead:
                 continue  # it came while its attempt was being closed
             if isinstance(item, Generated):
-                if not self._has_won:
-                    self._won(index)
-                return item
-            if self._has_won:
+                if not has_won:
+                    has_won, hedge.ahead = True, index
+                    hedge.failed.clear()
+                    merged.end(1 - index)
+                    metrics.races.labels("rival" if index else "first").inc()
+                    metrics.race_wasted_tokens.inc(len(progress.spec.prompt))
+                    add_event("race_won", by="rival" if index else "first")
+                yield item
+            elif has_won:
                 raise item
-            if hedge.failed:
+            elif hedge.failed:
                 hedge.ahead = index
-                self._metrics.races.labels("none").inc()
+                metrics.races.labels("none").inc()
                 raise item
-            hedge.failed.add(key_of(hedge.entrants[index]))
-        raise StopAsyncIteration
-
-    def _won(self, index: int) -> None:
-        self._has_won, self._hedge.ahead = True, index
-        self._hedge.failed.clear()
-        self._merged.end(1 - index)
-        self._metrics.races.labels("rival" if index else "first").inc()
-        self._metrics.race_wasted_tokens.inc(len(self._progress.spec.prompt))
-        add_event("race_won", by="rival" if index else "first")
-
-    async def aclose(self) -> None:
-        await self._merged.aclose()
+            else:
+                hedge.failed.add(key_of(hedge.workers[index]))
 
 
-class _HedgeAttempt(AsyncIterator[HedgeItem]):
+async def _numbered(
+    index: int, attempt: Stream[Generated]
+) -> AsyncGenerator[tuple[int, Generated | PeerError | RequestError], None]:
     """One attempt of a hedge, whose failure is its last item."""
-
-    def __init__(self, index: int, attempt: Stream[Generated]) -> None:
-        self._index = index
-        self._attempt = attempt
-        self._has_failed = False
-
-    async def __anext__(self) -> HedgeItem:
-        if self._has_failed:
-            raise StopAsyncIteration
+    async with aclosing(attempt):
         try:
-            return self._index, await anext(self._attempt)
+            async for generated in attempt:
+                yield index, generated
         except (PeerError, RequestError) as e:
-            self._has_failed = True
-            return self._index, e
-
-    async def aclose(self) -> None:
-        await self._attempt.aclose()
+            yield index, e

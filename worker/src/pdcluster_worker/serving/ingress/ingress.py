@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -12,60 +14,14 @@ from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.ingress.attempt import HedgePolicy, RequestProgress
+from pdcluster_worker.serving.ingress.attempt import (
+    HedgePolicy,
+    RequestProgress,
+)
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter
-from pdcluster_worker.serving.ingress.migration import AttemptRoute, AttemptStream, Migration
+from pdcluster_worker.serving.ingress.migration import AttemptRoute, Migration
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.streams import Merged, Reader, Stream
-
-
-class ParallelSampling(AsyncIterator[Generated]):
-    """The others start when the first has made its second token, or has ended."""
-
-    def __init__(self, streams: Mapping[str, Stream[Generated]]) -> None:
-        prompt_cached = asyncio.Event()
-        self._positions = {request_id: index for index, request_id in enumerate(streams)}
-        self._merged = Merged(
-            [
-                _ParallelChoice(index, stream, prompt_cached)
-                for index, stream in enumerate(streams.values())
-            ]
-        )
-
-    def abort(self, request_id: str) -> None:
-        """End one choice; its siblings go on.  An ended one is a no-op."""
-        self._merged.end(self._positions[request_id])
-
-    async def __anext__(self) -> Generated:
-        return await anext(self._merged)
-
-    async def aclose(self) -> None:
-        await self._merged.aclose()
-
-
-class _ParallelChoice(AsyncIterator[Generated]):
-    """One choice.  prompt_cached: set by the first one, waited for by the others."""
-
-    def __init__(self, index: int, stream: Stream[Generated], prompt_cached: asyncio.Event) -> None:
-        self._index = index
-        self._stream = stream
-        self._prompt_cached = prompt_cached
-        self._num_tokens = 0
-
-    async def __anext__(self) -> Generated:
-        if self._index > 0:
-            await self._prompt_cached.wait()
-        generated = await anext(self._stream)
-        self._num_tokens += 1
-        if self._index == 0 and self._num_tokens == 2:
-            self._prompt_cached.set()
-        return replace(generated, index=self._index)
-
-    async def aclose(self) -> None:
-        """End it; the others wait no more for the first one."""
-        if self._index == 0:
-            self._prompt_cached.set()
-        await self._stream.aclose()
 
 
 class Ingress:
@@ -85,7 +41,7 @@ class Ingress:
         self._router = DecodeRouter(worker, local, decodes, pod)
         self._hedge_policy = HedgePolicy(worker, local, decodes)
         self._migration = Migration(worker, local, decodes, self._router)
-        self._choices: dict[str, ParallelSampling] = {}
+        self._choices: dict[str, Callable[[], None]] = {}  # ends one of several
 
     async def generate(
         self,
@@ -94,9 +50,11 @@ class Ingress:
         hints: RouteHints = NO_HINTS,
         reader: Reader[Generated] | None = None,
     ) -> AsyncGenerator[Generated, None]:
-        """All choices of one prompt, as they come.  reader: see `Backend.generate`.
+        """All choices of one prompt, as they come.  Raises RequestError.
 
-        Closing the iterator ends every attempt.  Raises RequestError.
+        Closing the iterator ends every attempt.
+        reader: takes later tokens of a lone choice while it is where it began, on this worker, and
+                without a hedge.
         The first choice may be prefilled remotely; the others start from its cached prompt, on the
         same worker.
         """
@@ -109,7 +67,7 @@ class Ingress:
             if peer is None and not may_run_locally:
                 raise self._worker.refusal()
             with self._worker.request():
-                route = AttemptRoute(peer, may_run_locally, reader=reader)
+                route = AttemptRoute(peer, may_run_locally, reader)
                 tokens = self._run(specs, prefill, route, arrival)
                 try:
                     async for generated in tokens:
@@ -128,25 +86,48 @@ class Ingress:
             self._local.admit([aged(spec, self._clock() - arrival) for spec in specs])
         route.hedge = self._hedge_policy.hedge(specs, route.where)
         others: PrefillMode = "local" if prefill == "remote" else prefill
-        progresses = [
-            RequestProgress(spec, others if index else prefill, self._clock, arrival)
+        runs = [
+            self._migration.run(
+                RequestProgress(spec, others if index else prefill, self._clock, arrival), route
+            )
             for index, spec in enumerate(specs)
         ]
-        runs = {
-            progress.spec.request_id: AttemptStream(self._migration, progress, route)
-            for progress in progresses
-        }
         if len(runs) == 1:
-            return runs.popitem()[1]
-        choices = ParallelSampling(runs)
-        self._choices.update(dict.fromkeys(runs, choices))
-        return choices
+            return runs[0]
+        merged = sample_in_parallel(runs)
+        for index, spec in enumerate(specs):
+            self._choices[spec.request_id] = partial(merged.end, index)
+        return merged
 
     def abort(self, request_id: str) -> None:
-        """End one of several choices early; a no-op for others."""
-        if (choices := self._choices.get(request_id)) is not None:
-            choices.abort(request_id)
+        """End one of several choices early, its siblings go on; a no-op for others."""
+        if (end := self._choices.get(request_id)) is not None:
+            end()
 
     def on_change(self) -> None:
         """A peer's state changed: what runs on one that drains goes on elsewhere."""
         self._migration.on_change()
+
+
+def sample_in_parallel(choices: Sequence[AsyncGenerator[Generated, None]]) -> Merged[Generated]:
+    """The others start when the first has made its second token, or has ended."""
+    prompt_cached = asyncio.Event()
+    return Merged([_choice(index, each, prompt_cached) for index, each in enumerate(choices)])
+
+
+async def _choice(
+    index: int, tokens: AsyncGenerator[Generated, None], prompt_cached: asyncio.Event
+) -> AsyncGenerator[Generated, None]:
+    num_tokens = 0
+    async with aclosing(tokens):
+        try:
+            if index > 0:
+                await prompt_cached.wait()
+            async for generated in tokens:
+                num_tokens += 1
+                if index == 0 and num_tokens == 2:
+                    prompt_cached.set()
+                yield replace(generated, index=index)
+        finally:
+            if index == 0:
+                prompt_cached.set()

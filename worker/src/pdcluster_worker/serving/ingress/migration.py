@@ -1,7 +1,8 @@
-"""Runs the attempts of the choices of this worker, and decides what follows a failed one."""
+"""Runs the attempts of a choice, one after another, and decides what follows a failed one."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from pdcluster_worker.errors import PeerError, RequestError
@@ -19,10 +20,10 @@ from pdcluster_worker.serving.ingress.attempt import (
     Attempt,
     AttemptCancelledError,
     Hedge,
-    HedgedStream,
     RequestProgress,
     is_engines,
     reason_of,
+    run_hedged,
 )
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter, key_of, name_of
 from pdcluster_worker.serving.worker_context import WorkerContext
@@ -39,11 +40,9 @@ class AttemptRoute:
     # The worker of the last attempt that began, where the prompt is cached; None = this one.
     where: Peer | None
     may_run_locally: bool  # a drain that begins later lets the request go on
+    reader: Reader[Generated] | None  # see `Ingress.generate`
     # That the first choice runs, of `where` and another worker; None = there is none.
     hedge: Hedge | None = None
-    # Takes later tokens of a lone choice while it is where it began, without a hedge and on this
-    # worker.
-    reader: Reader[Generated] | None = None
 
 
 class Migration:
@@ -82,40 +81,51 @@ class Migration:
         facts = self._worker.engine_ready if where is None else where
         return facts.restarts_grammar
 
-    # --- an attempt ---
+    async def run(
+        self, progress: RequestProgress, route: AttemptRoute
+    ) -> AsyncGenerator[Generated, None]:
+        """All tokens of one choice, on as many workers as it takes.  Raises RequestError."""
+        where = route.where
+        while True:
+            hedge, route.hedge = route.hedge, None
+            attempt = self._begin(progress, where, hedge, route.reader)
+            try:
+                async with aclosing(attempt):
+                    async for generated in attempt:
+                        if hedge is not None:
+                            route.where = hedge.where
+                        if progress.moves_for is not None:
+                            self._count(progress.moves_for, "moved")
+                            progress.moves_for = None
+                        yield progress.take(generated)
+                return
+            except (PeerError, RequestError) as e:
+                if progress.is_over:
+                    return  # the client has all of it
+                error = e
+            if hedge is not None:
+                where = hedge.where
+                progress.failed |= hedge.failed
+            where = route.where = self._next_worker(progress, route, where, error)
 
-    def begin(
+    def _begin(
         self,
         progress: RequestProgress,
         where: Peer | None,
         hedge: Hedge | None,
-        reader: Reader[Generated] | None = None,
+        reader: Reader[Generated] | None,
     ) -> Stream[Generated]:
         """Begin an attempt; with a hedge both of its attempts, of which one goes on."""
-        if hedge is None:
-            return self._attempt(progress, where, reader)
-        return HedgedStream(
-            self._worker,
-            hedge,
-            progress,
-            [self._attempt(progress, entrant) for entrant in hedge.entrants],
-        )
-
-    def _attempt(
-        self,
-        progress: RequestProgress,
-        peer: Peer | None,
-        reader: Reader[Generated] | None = None,
-    ) -> Stream[Generated]:
-        if peer is not None:
-            return Attempt(progress, peer, self._at_peers)
+        if hedge is not None:
+            attempts = [self._begin(progress, worker, None, None) for worker in hedge.workers]
+            return run_hedged(self._worker.metrics, hedge, progress, attempts)
+        if where is not None:
+            return Attempt(progress, where, self._at_peers)
         is_first = progress.num_attempts == 0
         pushed = Mapped(progress.take, reader) if reader is not None and is_first else None
         return self._local.run(*progress.next_attempt(), pushed)
 
-    # --- the one after it ---
-
-    def next_worker(
+    def _next_worker(
         self,
         progress: RequestProgress,
         route: AttemptRoute,
@@ -162,8 +172,8 @@ class Migration:
         peer = self._choose(progress, may_be_local=False, full=full)
         if peer is not None:
             return peer
-        for left in self._last_resort(progress):
-            return left
+        if last := self._last_resort(progress):
+            return last[0]
         raise error if isinstance(error, RequestError) else self._worker.refusal() from error
 
     def _move(
@@ -176,7 +186,7 @@ class Migration:
         if where is None and isinstance(error, EngineDiedError) and self._worker.engines.problem:
             raise error  # this process is about to end
         if self._is_bound(progress, where):
-            self.count(reason, "refused")
+            self._count(reason, "refused")
             raise _lost(where, error, _BOUND) from error
         reason = progress.moves_for or reason
         is_allowed = may_migrate(self._worker.policy.moving, progress.num_moves)
@@ -186,7 +196,7 @@ class Migration:
         if target is not None or may_be_local:
             progress.moves_for = reason
         else:
-            self.count(reason, "nowhere" if is_allowed else "refused")
+            self._count(reason, "nowhere" if is_allowed else "refused")
             last = self._last_resort(progress)
             if not last and not (is_allowed and self._is_up(progress)):
                 raise _lost(where, error) from error
@@ -195,8 +205,7 @@ class Migration:
         return target
 
     def _full(self, progress: RequestProgress, where: Peer | None) -> frozenset[str]:
-        num_tokens = len(progress.spec.prompt) + len(progress.spec.output) + len(progress.output)
-        needed = self._worker.num_blocks(num_tokens)
+        needed = self._worker.num_blocks(progress.spec.num_tokens + len(progress.output))
         peers = [
             peer for peer in self._decodes() if not has_capacity(peer.load.free_blocks, needed)
         ]
@@ -225,62 +234,8 @@ class Migration:
         is_up = self._worker.engines.problem is None and not self._worker.has_ended
         return is_up and LOCAL not in progress.failed
 
-    def count(self, reason: MigrationReason, outcome: MigrationOutcome) -> None:
+    def _count(self, reason: MigrationReason, outcome: MigrationOutcome) -> None:
         self._worker.metrics.request_moves.labels(reason, outcome).inc()
-
-
-class AttemptStream(AsyncIterator[Generated]):
-    """All tokens of one choice, on as many workers as it takes.  Raises RequestError."""
-
-    def __init__(
-        self, migration: Migration, progress: RequestProgress, route: AttemptRoute
-    ) -> None:
-        self._migration = migration
-        self._progress = progress
-        self._route = route
-        self._attempt: Stream[Generated] | None = None
-        self._where: Peer | None = None
-        self._hedge: Hedge | None = None
-
-    async def __anext__(self) -> Generated:
-        if self._attempt is None:
-            self._begin(self._route.where)
-        while True:
-            assert self._attempt is not None
-            try:
-                return self._taken(await anext(self._attempt))
-            except (PeerError, RequestError) as e:
-                await self._attempt.aclose()
-                if self._progress.is_over:
-                    raise StopAsyncIteration from None  # the client has all of it
-                self._begin(self._next(e))
-
-    async def aclose(self) -> None:
-        if self._attempt is not None:
-            await self._attempt.aclose()
-
-    def _begin(self, where: Peer | None) -> None:
-        route = self._route
-        self._where = where
-        self._hedge, route.hedge = route.hedge, None
-        self._attempt = self._migration.begin(self._progress, where, self._hedge, route.reader)
-
-    def _taken(self, generated: Generated) -> Generated:
-        progress = self._progress
-        if self._hedge is not None:
-            self._route.where = self._hedge.where
-        if progress.moves_for is not None:
-            self._migration.count(progress.moves_for, "moved")
-            progress.moves_for = None
-        return progress.take(generated)
-
-    def _next(self, error: PeerError | RequestError) -> Peer | None:
-        where = self._where
-        if self._hedge is not None:
-            where = self._hedge.where
-            self._progress.failed |= self._hedge.failed
-        self._route.where = self._migration.next_worker(self._progress, self._route, where, error)
-        return self._route.where
 
 
 _BOUND = (
