@@ -117,22 +117,18 @@ def _pools(
             low, high, source = bounds_of(role, each, spec.autoscale.schedules, clock.wall)
             gpus = spec.gpus_per_replica(role, each)
             new = PoolFacts(role, each.name, each.gpu, each.replicas, 0, 0, gpus_per_replica=gpus)
-            price = spec.autoscale.cost.get(each.gpu, 1.0)
-            facts_of = known.get((role, each.name)) or new
-            weight = worker_weight(spec, role, each)
-            found.append(
-                Pool(
-                    facts_of,
-                    order,
-                    price,
-                    weight,
-                    low=min(low, high),
-                    high=high,
-                    source=source,
-                )
+            pool = Pool(
+                known.get((role, each.name)) or new,
+                order,
+                price=spec.autoscale.cost.get(each.gpu, 1.0),
+                weight=worker_weight(spec, role, each),
+                low=min(low, high),
+                high=high,
+                source=source,
             )
-            problem = conflict(f"{role}/{each.name}", low, high)
-            trace.problems += [] if problem is None else [problem]
+            found.append(pool)
+            if (problem := conflict(pool.name, low, high)) is not None:
+                trace.problems.append(problem)
     return [
         pool
         for role in spec.roles.computing()
@@ -167,68 +163,72 @@ def _recommendations(
     recommendations: dict[str, int] = {}
     remembered, sizes, advised = {}, {}, {}
     for name, own in of_role.items():
-        role = _role(name, pools, base)
-        recommended = Recommendation(role.requested)
+        role = _role(spec, name, pools, base, (own, of_role[spec.decode_role]))
+        requested = sizes[name] = role.requested
+        recommended = Recommendation(requested)
         if not is_asleep:
-            recommended = _recommend(spec, role, own, of_role[spec.decode_role], trace)
+            recommended = _recommend(spec, role, own, trace)
         workers = recommended.workers
-        same = is_same(memory, name, role.requested, spec.autoscale, now)
+        same = is_same(memory, name, requested, spec.autoscale, now)
         before = memory if same else Memory()
         if spec.autoscale.mode == "Advise":
             window, past = spec.autoscale.scale_down.window_seconds, before.advised.get(name, ())
             workers, advised[name] = stabilize_advice(
-                name, role.requested, workers, window, past=past, now=now, trace=trace
+                name, requested, workers, window, past=past, now=now, trace=trace
             )
-        past = before.recommendations.get(name, ())
         workers, remembered[name] = stabilize(
             name,
-            role.requested,
+            requested,
             workers,
             spec.autoscale,
-            past=past,
+            past=before.recommendations.get(name, ()),
             now=now,
             trace=trace,
             goes_on=recommended.goes_on,
         )
-        sizes[name] = role.requested
-        least = 0 if is_asleep else 1
+        recommendations[name] = max(workers, 0 if is_asleep else 1)
         why = "no role serves without the other"
-        trace.step(rules.NEVER_ALONE, name, (workers, max(workers, least)), why)
-        recommendations[name] = max(workers, least)
+        trace.step(rules.NEVER_ALONE, name, (workers, recommendations[name]), why)
     return recommendations, Memory(remembered, sizes, at=now, advised=advised)
 
 
-def _role(name: str, pools: Sequence[Pool], base: Vector) -> RoleState:
+def _role(
+    spec: PDClusterSpec,
+    name: str,
+    pools: Sequence[Pool],
+    base: Vector,
+    totals: tuple[Totals, Totals],
+) -> RoleState:
+    """totals: of the role, and of the one that answers HTTP"""
+    own, ingress = totals
     mine = [pool for pool in pools if pool.role == name]
     tops = (
         min(pool.facts.unschedulable_top, base[pool.key] - pool.low) - pool.released
         for pool in mine
     )
-    requested, ready = sum(base[pool.key] for pool in mine), num_ready_left(mine, base)
     return RoleState(
-        name, requested, ready, sum(max(0, top) for top in tops), sum(pool.lost for pool in mine)
+        name,
+        requested=sum(base[pool.key] for pool in mine),
+        ready=num_ready_left(mine, base),
+        top=sum(max(0, top) for top in tops),
+        lost=sum(pool.lost for pool in mine),
+        signals=signals_of(name, own, ingress, spec.autoscale),
+        workers=own.workers,
+        silent=own.missing,
+        missing=own.missing + (0 if ingress is own else ingress.missing),
+        headroom=spec.autoscale.prefill.headroom if name == "prefill" else 0.0,
     )
 
 
 def _recommend(
-    spec: PDClusterSpec, role: RoleState, own: Totals, ingress: Totals, trace: DecisionTrace
+    spec: PDClusterSpec, role: RoleState, own: Totals, trace: DecisionTrace
 ) -> Recommendation:
-    signals = signals_of(role.name, own, ingress, spec.autoscale)
-    trace.inputs += [signal.input(role.name) for signal in signals]
-    if signals:
+    trace.inputs += [signal.input(role.name) for signal in role.signals]
+    if role.signals:
         numbers = {"ready_workers": own.workers, "settled_workers": own.settled}
         trace.inputs += [
             DecisionInput(role.name, name, float(number)) for name, number in numbers.items()
         ]
-    missing = own.missing + (0 if ingress is own else ingress.missing)
-    role = replace(
-        role,
-        signals=signals,
-        workers=own.workers,
-        silent=own.missing,
-        missing=missing,
-        headroom=spec.autoscale.prefill.headroom if role.name == "prefill" else 0.0,
-    )
     recommended = recommend(role, spec.autoscale.tolerance)
     if own.failing:
         message = (

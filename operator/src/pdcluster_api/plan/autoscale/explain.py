@@ -1,8 +1,11 @@
 """A decision as rows of a table, and as a bounded entry of `status.autoscaling.lastDecisions[]`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from pdcluster_api.plan.autoscale.values import short
 from pdcluster_api.plan.observed.state import DecisionInput, DecisionStep, Problem, ScalingDecision
@@ -30,25 +33,14 @@ def explained(decision: ScalingDecision) -> list[tuple[str, ...]]:
 def _of_role(role: str, decision: ScalingDecision) -> Iterator[tuple[str, ...]]:
     for each in decision.inputs:
         if each.subject == role:
-            yield (
-                role,
-                "sees",
-                "",
-                "",
-                f"{each.name} {_number(each.value)}"
-                + ("" if each.limit is None else f", threshold {_number(each.limit)}"),
-            )
+            limit = "" if each.limit is None else f", threshold {_number(each.limit)}"
+            yield role, "sees", "", "", f"{each.name} {_number(each.value)}{limit}"
     for step in decision.steps:
         if step.subject.partition("/")[0] == role:
             yield step.subject, step.rule, str(step.before), str(step.after), step.why
     sizes = {pool: replicas for (each, pool), replicas in decision.replicas.items() if each == role}
-    yield (
-        role,
-        "result",
-        "",
-        str(sum(sizes.values())),
-        ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items()),
-    )
+    why = ", ".join(f"{pool} {replicas}" for pool, replicas in sizes.items())
+    yield role, "result", "", str(sum(sizes.values())), why
 
 
 def _number(value: float | None) -> str:
@@ -80,21 +72,18 @@ def remembered(entries: object, decision: ScalingDecision) -> list[dict[str, Any
 
 def write_record(decision: ScalingDecision) -> dict[str, Any]:
     """As one entry of the status.  The time is kept in whole seconds of UTC."""
+    inputs = map(asdict, decision.inputs[:MAX_INPUTS])
     return {
         "at": decision.at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z",
         "replicas": [
             {"role": role, "pool": pool, "replicas": number}
             for (role, pool), number in decision.replicas.items()
         ],
-        "inputs": [_input(each) for each in decision.inputs[:MAX_INPUTS]],
+        "inputs": [
+            {name: value for name, value in each.items() if value is not None} for each in inputs
+        ],
         "steps": [
-            {
-                "rule": step.rule,
-                "subject": step.subject,
-                "before": step.before,
-                "after": step.after,
-                "why": shortened(step.why, MAX_TEXT),
-            }
+            asdict(replace(step, why=shortened(step.why, MAX_TEXT)))
             for step in decision.steps[:MAX_STEPS]
         ],
         "problems": [
@@ -104,45 +93,20 @@ def write_record(decision: ScalingDecision) -> dict[str, Any]:
     }
 
 
-def _input(each: DecisionInput) -> dict[str, Any]:
-    numbers = {"value": each.value, "limit": each.limit}
-    return {
-        "subject": each.subject,
-        "name": each.name,
-        **{name: value for name, value in numbers.items() if value is not None},
-    }
+_INPUTS = TypeAdapter(tuple[DecisionInput, ...])
+_STEPS = TypeAdapter(tuple[DecisionStep, ...])
 
 
-def read_record(entry: object) -> ScalingDecision | None:
+def read_record(entry: Any) -> ScalingDecision | None:
     """Read what `write_record` wrote; None = another program wrote it."""
     try:
-        return _read(entry)  # type: ignore[arg-type]
+        sizes = entry["replicas"]
+        return ScalingDecision(
+            {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in sizes},
+            _INPUTS.validate_python(entry["inputs"]),
+            _STEPS.validate_python(entry["steps"]),
+            tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
+            datetime.fromisoformat(entry["at"]).astimezone(UTC),
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-
-
-def _read(entry: Mapping[str, Any]) -> ScalingDecision:
-    return ScalingDecision(
-        {
-            (str(each["role"]), str(each["pool"])): int(each["replicas"])
-            for each in entry["replicas"]
-        },
-        tuple(
-            DecisionInput(
-                each["subject"], each["name"], _float(each, "value"), _float(each, "limit")
-            )
-            for each in entry["inputs"]
-        ),
-        tuple(
-            DecisionStep(
-                each["rule"], each["subject"], int(each["before"]), int(each["after"]), each["why"]
-            )
-            for each in entry["steps"]
-        ),
-        tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
-        datetime.fromisoformat(entry["at"]).astimezone(UTC),
-    )
-
-
-def _float(each: Mapping[str, Any], name: str) -> float | None:
-    return None if each.get(name) is None else float(each[name])

@@ -18,23 +18,6 @@ RATIO: Final = "ratio"
 BUDGET: Final = "budget"  # accelerators in all and by type
 POOL: Final = "pool"  # which pool of a role grows or shrinks
 
-RULES: Final = (
-    METRICS,
-    CAPACITY,
-    NEED,
-    HEADROOM,
-    SAFETY,
-    PENDING,
-    TOLERANCE,
-    WINDOW,
-    MAX_STEP,
-    BOUNDS,
-    NEVER_ALONE,
-    RATIO,
-    BUDGET,
-    POOL,
-)
-
 # Rounds of scrapes after which a new worker is thought to carry its part; its source gives a new
 # decode worker as many intervals
 GRACE_ROUNDS: Final = 3

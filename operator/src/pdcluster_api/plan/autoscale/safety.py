@@ -58,31 +58,23 @@ def recommend(role: RoleState, tolerance: float) -> Recommendation:
     if role.ready == 0:
         return _recommend_without_ready(role)
     if role.silent >= role.workers:
-        return _held(
-            role,
-            rules.METRICS,
-            f"none of {role.ready} ready workers gives numbers that can be used",
-        )
+        why = f"none of {role.ready} ready workers gives numbers that can be used"
+        return _held(role, rules.METRICS, why)
     over = [signal for signal in role.signals if signal.is_over(tolerance)]
     counted = [signal for signal in role.signals if signal.is_load or signal in over]
     tight = max(counted, key=lambda signal: signal.need, default=None)
     served = (role.requested - role.lost) * (1.0 + tolerance)
     lifted = role.with_headroom(tight) > served and role.headroom > 0.0
-    if (over or lifted) and (queue := being_worked_off(role.signals, tolerance)) is not None:
-        seconds = (
-            f"it falls by {short(queue.falls)} a second and is under it in "
-            f"{queue.worked_off_seconds():.0f} s"
-        )
-        return replace(_held(role, rules.NEED, f"{queue.describe()}, but {seconds}"), goes_on=True)
     if over or lifted:
-        return _growth(role, over, tight)
+        if (queue := being_worked_off(role.signals, tolerance)) is None:
+            return _growth(role, over, tight)
+        seconds = f"is under it in {queue.worked_off_seconds():.0f} s"
+        why = f"{queue.describe()}, but it falls by {short(queue.falls)} a second and {seconds}"
+        return replace(_held(role, rules.NEED, why), goes_on=True)
     under = all(signal.is_under() for signal in role.signals)
     if under and role.missing:
-        return _held(
-            role,
-            rules.METRICS,
-            f"{role.missing} ready workers give no numbers that can be used: none is taken away",
-        )
+        why = f"{role.missing} ready workers give no numbers that can be used: none is taken away"
+        return _held(role, rules.METRICS, why)
     if under and all(signal.is_under(tolerance) for signal in role.signals):
         return _shrinkage(role, tight)
     near = [
@@ -92,9 +84,8 @@ def recommend(role: RoleState, tolerance: float) -> Recommendation:
     ]
     if not near:
         return Recommendation(role.requested)
-    return _held(
-        role, rules.TOLERANCE, f"{_describe(near)}, but within {tolerance:.0%} of its threshold"
-    )
+    why = f"{_describe(near)}, but within {tolerance:.0%} of its threshold"
+    return _held(role, rules.TOLERANCE, why)
 
 
 def _recommend_without_ready(role: RoleState) -> Recommendation:
@@ -102,57 +93,36 @@ def _recommend_without_ready(role: RoleState) -> Recommendation:
         return Recommendation(0)
     if role.lost < role.requested:
         return _held(role, rules.PENDING, f"none of {role.requested} workers is ready yet")
-    why = f"no worker is ready, and {role.lost} that are asked for will not come"
-    return Recommendation(
-        role.requested + 1,
-        (DecisionStep(rules.NEED, role.name, role.requested, role.requested + 1, why),),
-    )
+    why, more = f"no worker is ready, and {role.lost} that are asked for will not come", 1
+    step = DecisionStep(rules.NEED, role.name, role.requested, role.requested + more, why)
+    return Recommendation(role.requested + more, (step,))
 
 
 def _growth(role: RoleState, over: Sequence[Signal], tight: Signal | None) -> Recommendation:
-    need = _need(tight)
+    need, requested = _need(tight), role.requested
     plain = max(1, ceil_workers(need)) + role.lost
     goal = role.needed(tight) + role.lost
     why = _describe(over) if over else f"{short(need)} workers are busy up to their threshold"
     lost = f", and {role.lost} that are asked for will not come" if role.lost else ""
-    if goal <= role.requested:
-        if goal <= role.ready:
-            return _held(
-                role,
-                rules.PENDING,
-                f"{why}: the workers have not had their part for {rules.GRACE_ROUNDS} "
-                f"scrapes{lost}",
-            )
-        return _held(
-            role,
-            rules.PENDING,
-            f"{why}: {goal} are needed and {role.requested} are asked for, {role.ready} of them "
-            f"ready{lost}",
-        )
+    if goal <= role.ready and goal <= requested:
+        late = f"the workers have not had their part for {rules.GRACE_ROUNDS} scrapes"
+        return _held(role, rules.PENDING, f"{why}: {late}{lost}")
+    if goal <= requested:
+        text = f"{goal} are needed and {requested} are asked for, {role.ready} of them ready"
+        return _held(role, rules.PENDING, f"{why}: {text}{lost}")
     steps = []
-    if plain > role.requested:
-        text = (
-            f"{over[0].describe()}: {over[0].sum}"
-            if over == [tight]
-            else f"{why}; {_need_text(tight)}"
-        )
-        steps.append(
-            DecisionStep(
-                rules.NEED,
-                role.name,
-                role.requested,
-                plain,
-                f"{text} = {short(need)}, needs {ceil_workers(need)}{lost}",
-            )
-        )
+    if plain > requested:
+        is_plain = over == [tight]
+        text = f"{over[0].describe()}: {over[0].sum}" if is_plain else f"{why}; {_need_text(tight)}"
+        text += f" = {short(need)}, needs {ceil_workers(need)}{lost}"
+        steps.append(DecisionStep(rules.NEED, role.name, requested, plain, text))
     if goal > plain:
         text = (
             f"{goal - plain} above the need: {_need_text(tight)}, x {1.0 + role.headroom:g} = "
             f"{short(role.with_headroom(tight))}"
         )
-        steps.append(
-            DecisionStep(rules.HEADROOM, role.name, max(role.requested, plain), goal, text)
-        )
+        before = max(requested, plain)
+        steps.append(DecisionStep(rules.HEADROOM, role.name, before, goal, text))
     return Recommendation(goal, tuple(steps))
 
 
@@ -164,11 +134,9 @@ def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
     if plain >= role.requested:
         return Recommendation(role.requested)
     headroom = f", x {1.0 + role.headroom:g} for headroom" if role.headroom and need else ""
-    unready = (
-        ""
-        if role.ready >= role.requested
-        else f"; {role.ready} of {role.requested} are ready, and any of them could go"
-    )
+    unready = ""
+    if role.ready < role.requested:
+        unready = f"; {role.ready} of {role.requested} are ready, and any of them could go"
     why = (
         f"{_describe(role.signals)}; {_need_text(tight)} = {short(need)}{headroom}, needs "
         f"{needed}{unready}"
@@ -176,19 +144,11 @@ def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
     steps = [DecisionStep(rules.NEED, role.name, role.requested, plain, why)]
     if goal > plain:
         load = busiest.peak * role.workers / (safe - 1)
-        sum_ = (
-            f"{short(busiest.peak)} x {role.workers} / {safe - 1} = {short(load)} is not under "
-            f"{short(busiest.up)}"
+        text = (
+            f"{busiest.name} of the busiest worker with fewer than {safe}: {short(busiest.peak)} x "
+            f"{role.workers} / {safe - 1} = {short(load)} is not under {short(busiest.up)}"
         )
-        steps.append(
-            DecisionStep(
-                rules.SAFETY,
-                role.name,
-                plain,
-                goal,
-                f"{busiest.name} of the busiest worker with fewer than {safe}: {sum_}",
-            )
-        )
+        steps.append(DecisionStep(rules.SAFETY, role.name, plain, goal, text))
     return Recommendation(goal, tuple(steps))
 
 
@@ -208,9 +168,8 @@ def _least(role: RoleState, stay: int) -> int:
 
 
 def _held(role: RoleState, rule: str, why: str) -> Recommendation:
-    return Recommendation(
-        role.requested, (DecisionStep(rule, role.name, role.requested, role.requested, why),)
-    )
+    step = DecisionStep(rule, role.name, role.requested, role.requested, why)
+    return Recommendation(role.requested, (step,))
 
 
 def _describe(signals: Sequence[Signal]) -> str:

@@ -4,7 +4,7 @@ one. Shares add up over workers; queues and latencies ask for twice the settled 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdcluster_api.plan.autoscale.rules import MAX_GROWTH, WORK_OFF_SECONDS
@@ -48,9 +48,8 @@ class Signal:
 
     def worked_off_seconds(self) -> float:
         """Time until a queue is under its threshold; infinite where it does not fall."""
-        return (
-            math.inf if self.falls <= 0.0 else max(0.0, (self.value or 0.0) - self.up) / self.falls
-        )
+        left = max(0.0, (self.value or 0.0) - self.up)
+        return left / self.falls if self.falls > 0.0 else math.inf
 
     def describe(self) -> str:
         word = "over" if self.is_over() else "under"
@@ -58,9 +57,8 @@ class Signal:
         return f"{self.name} {short(self.value)} {word} {short(threshold)}"
 
     def input(self, role: str) -> DecisionInput:
-        return DecisionInput(
-            role, self.name, None if self.value is None else round(self.value, 4), round(self.up, 4)
-        )
+        value = None if self.value is None else round(self.value, 4)
+        return DecisionInput(role, self.name, value, round(self.up, 4))
 
 
 def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
@@ -70,98 +68,61 @@ def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> 
     if own.workers == 0:
         return ()
     if role == "prefill":
-        return (
-            *_prefill(own, ingress, spec.prefill),
-            *_prefill_targets(own, ingress, spec.prefill),
-        )
+        return tuple(_prefill(own, ingress, spec.prefill))
     return tuple(_decode(own, spec.decode))
 
 
-def _prefill(own: Totals, ingress: Totals, thresholds: PrefillScalingSpec) -> Sequence[Signal]:
+def _prefill(own: Totals, ingress: Totals, spec: PrefillScalingSpec) -> Iterator[Signal]:
+    requests = own.prefill_queue_requests + ingress.prefill_queue_requests
+    change = own.prefill_queue_requests_change + ingress.prefill_queue_requests_change
+    queue, limits = (requests, change), (spec.queue_up, spec.queue_down)
+    yield _queue("prefill_queue_requests", queue, limits, own)
     name = "gpu_utilization_ratio" if own.has_gpu else "engine_busy_ratio"
-    queue = (
-        own.prefill_queue_requests + ingress.prefill_queue_requests,
-        own.prefill_queue_requests_change + ingress.prefill_queue_requests_change,
-    )
-    found = [
-        _queue("prefill_queue_requests", queue, (thresholds.queue_up, thresholds.queue_down), own),
-        _share(
-            name,
-            (own.utilization, own.peak_utilization),
-            (thresholds.utilization_up, thresholds.utilization_down),
-            own.workers,
-        ),
-    ]
-    if thresholds.backlog_up_seconds is not None:
-        tokens, speed = own.prefill_queue_tokens + ingress.prefill_queue_tokens, own.prefill_speed
+    measured = own.utilization, own.peak_utilization
+    yield _share(name, measured, (spec.utilization_up, spec.utilization_down), own.workers)
+    speed = own.prefill_speed
+    if spec.backlog_up_seconds is not None:
+        tokens = own.prefill_queue_tokens + ingress.prefill_queue_tokens
         seconds = None if speed is None else tokens / (speed * own.workers)
-        found.append(
-            _latency("prefill_backlog_seconds", seconds, thresholds.backlog_up_seconds, own)
-        )
-    return found
-
-
-def _prefill_targets(
-    own: Totals, ingress: Totals, thresholds: PrefillScalingSpec
-) -> Sequence[Signal]:
-    if thresholds.ttft_seconds is None:
-        return ()
+        yield _latency("prefill_backlog_seconds", seconds, spec.backlog_up_seconds, own)
+    if spec.ttft_seconds is None:
+        return
     ttft = mean_latency(ingress.time_to_first_token)
-    found = [_latency("time_to_first_token_seconds", ttft, thresholds.ttft_seconds, own)]
+    yield _latency("time_to_first_token_seconds", ttft, spec.ttft_seconds, own)
     demand = prefill_demand(own, ingress, ttft)
     if demand is not None:
-        describe = (
-            f"{short(demand)} workers' worth of prompts at {short(own.prefill_speed)} tokens/s"
+        text = f"{short(demand)} workers' worth of prompts at {short(speed)} tokens/s"
+        yield Signal(
+            name="prefill_demand_workers",
+            value=demand,
+            up=float(own.workers),
+            down=None,
+            need=demand,
+            sum=text,
+            peak=demand / own.workers,
+            is_load=True,
         )
-        number = own.workers
-        found.append(
-            Signal(
-                "prefill_demand_workers",
-                demand,
-                float(number),
-                None,
-                demand,
-                describe,
-                demand / number,
-                is_load=True,
-            )
-        )
-    return found
 
 
-def _decode(own: Totals, thresholds: DecodeScalingSpec) -> Sequence[Signal]:
-    workers = own.workers
-    found = [
-        _queue(
-            "num_requests_waiting",
-            (own.num_requests_waiting, own.num_requests_waiting_change),
-            (thresholds.queue_up, thresholds.queue_down),
-            own,
-        ),
-        _share(
-            "kv_cache_usage_ratio",
-            (own.kv_cache_usage, own.peak_kv_cache_usage),
-            (thresholds.kv_usage_up, thresholds.kv_usage_down),
-            workers,
-        ),
-    ]
-    if thresholds.tpot_seconds is not None:
-        tpot, target = mean_latency(own.time_per_output_token), thresholds.tpot_seconds
-        need = 0.0 if tpot is None else decode_need(workers, tpot, target)
-        describe = _times(workers, tpot, target, need)
-        found.append(
-            Signal(
-                "time_per_output_token_seconds",
-                tpot,
-                target,
-                None,
-                need,
-                describe,
-                tpot or 0.0,
-                is_load=True,
-            )
+def _decode(own: Totals, spec: DecodeScalingSpec) -> Iterator[Signal]:
+    queue = own.num_requests_waiting, own.num_requests_waiting_change
+    yield _queue("num_requests_waiting", queue, (spec.queue_up, spec.queue_down), own)
+    usage = own.kv_cache_usage, own.peak_kv_cache_usage
+    limits = spec.kv_usage_up, spec.kv_usage_down
+    yield _share("kv_cache_usage_ratio", usage, limits, own.workers)
+    if spec.tpot_seconds is not None:
+        tpot, target = mean_latency(own.time_per_output_token), spec.tpot_seconds
+        need = 0.0 if tpot is None else decode_need(own.workers, tpot, target)
+        yield Signal(
+            name="time_per_output_token_seconds",
+            value=tpot,
+            up=target,
+            down=None,
+            need=need,
+            sum=_times(own.workers, tpot, target, need),
+            peak=tpot or 0.0,
+            is_load=True,
         )
-    return found
 
 
 def _queue(
@@ -169,27 +130,19 @@ def _queue(
 ) -> Signal:
     """queue: requests, and how many more in a second."""
     (requests, change), (up, down), settled = queue, thresholds, own.settled
-    need, describe = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
+    need, text = settled + requests / up - 1.0, f"{settled} + {short(requests)} / {up} - 1"
     if settled * MAX_GROWTH < need:
-        need, describe = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
+        need, text = settled * MAX_GROWTH, f"{settled} x {MAX_GROWTH:g} at most"
     if change < 0.0 and settled + 1.0 < need:
-        need, describe = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
-    return Signal(
-        name, requests, float(up), float(down), need, describe, requests, falls=max(0.0, -change)
-    )
+        need, text = settled + 1.0, f"{settled} + 1, it falls by {short(-change)} a second"
+    falls = max(0.0, -change)
+    return Signal(name, requests, float(up), float(down), need, text, requests, falls=falls)
 
 
 def _latency(name: str, seconds: float | None, target: float, own: Totals) -> Signal:
     need = 0.0 if seconds is None else own.settled * min(seconds / target, MAX_GROWTH)
-    return Signal(
-        name,
-        seconds,
-        target,
-        None,
-        need,
-        _times(own.settled, seconds, target, need),
-        seconds or 0.0,
-    )
+    text = _times(own.settled, seconds, target, need)
+    return Signal(name, seconds, target, None, need, text, seconds or 0.0)
 
 
 def _times(workers: int, seconds: float | None, target: float, need: float) -> str:
@@ -202,14 +155,12 @@ def _share(
     name: str, measured: tuple[float, float], thresholds: tuple[float, float], workers: int
 ) -> Signal:
     """measured: the sum over the workers, and the greatest of one worker."""
-    total, peak = measured
-    up, down = thresholds
-    need, describe = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
+    (total, peak), (up, down) = measured, thresholds
+    need, text = total / up, f"{workers} x {short(total / workers)} / {short(up)}"
     if _MOST_TIMES * workers < need:
-        need, describe = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
-    return Signal(
-        name, total / workers, up, down, need, describe, peak, is_load=True, is_share=True
-    )
+        need, text = float(_MOST_TIMES * workers), f"{workers} x {_MOST_TIMES} at most"
+    mean = total / workers
+    return Signal(name, mean, up, down, need, text, peak, is_load=True, is_share=True)
 
 
 def being_worked_off(signals: Sequence[Signal], tolerance: float) -> Signal | None:

@@ -3,8 +3,10 @@
 counts.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.values import PoolFacts, PoolSample, WorkerSample
@@ -57,7 +59,8 @@ class Totals:
     @property
     def prefill_speed(self) -> float | None:
         """Prompt tokens per second of a busy worker; None = not measured."""
-        return _over(self.prefill_token_rate, self.prefill_busy_rate)
+        tokens, busy = self.prefill_token_rate or 0.0, self.prefill_busy_rate or 0.0
+        return tokens / busy if min(tokens, busy) > _LEAST else None
 
 
 _MOST = 1e12  # of anything that a worker can count; more is no number of a worker
@@ -72,15 +75,20 @@ _RATES = (
     "prefill_busy_rate",
     "generation_token_rate",
 )
-_SUMS = (
-    "num_requests_waiting",
-    "prefill_queue_requests",
-    "prefill_queue_tokens",
-    "utilization",
-    "kv_cache_usage",
-    "num_requests_waiting_change",
-    "prefill_queue_requests_change",
-)
+
+
+def _sum_known(one: float | None, other: float | None) -> float | None:
+    known = [value for value in (one, other) if value is not None]
+    return sum(known) if known else None
+
+
+# How a field of several pools together is made; the others are added
+_MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "peak_utilization": max,
+    "peak_kv_cache_usage": max,
+    "has_gpu": operator.or_,
+    **dict.fromkeys(_RATES, _sum_known),
+}
 
 
 def fresh_rounds(window: Sequence[PoolSample], now: float, seconds: float) -> Sequence[PoolSample]:
@@ -200,18 +208,16 @@ def _utilization(worker: WorkerSample) -> float:
 
 
 def _is_sane(worker: WorkerSample) -> bool:
-    numbers = (
-        worker.num_requests_waiting,
-        worker.prefill_queue_requests,
-        worker.prefill_queue_tokens,
-        worker.kv_cache_usage_ratio,
-        worker.engine_busy_ratio,
-        worker.gpu_utilization_ratio or 0.0,
-    )
     ratios = (
         worker.kv_cache_usage_ratio,
         worker.engine_busy_ratio,
         worker.gpu_utilization_ratio or 0.0,
+    )
+    numbers = (
+        worker.num_requests_waiting,
+        worker.prefill_queue_requests,
+        worker.prefill_queue_tokens,
+        *ratios,
     )
     return sum(numbers) <= _MOST and min(numbers) >= 0.0 and max(ratios) <= _MOST_RATIO
 
@@ -221,54 +227,30 @@ def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
     totals.num_requests_waiting += worker.num_requests_waiting / num_rounds
     totals.utilization += _utilization(worker) / num_rounds
     totals.kv_cache_usage += worker.kv_cache_usage_ratio / num_rounds
-    weight = worker.request_rate if _is_known(worker.request_rate) else 0.0
-    if _is_known(worker.time_to_first_token_seconds):
-        totals.time_to_first_token.append(
-            (worker.time_to_first_token_seconds or 0.0, weight or 0.0)
-        )
-    if _is_known(worker.time_per_output_token_seconds):
-        totals.time_per_output_token.append(
-            (worker.time_per_output_token_seconds or 0.0, weight or 0.0)
-        )
+    weight = _known(worker.request_rate) or 0.0
+    if (seconds := _known(worker.time_to_first_token_seconds)) is not None:
+        totals.time_to_first_token.append((seconds, weight))
+    if (seconds := _known(worker.time_per_output_token_seconds)) is not None:
+        totals.time_per_output_token.append((seconds, weight))
 
 
 def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
     for name in _RATES:
-        known = [value for worker in workers if _is_known(value := getattr(worker, name))]
+        values = (_known(getattr(worker, name)) for worker in workers)
+        known = [value for value in values if value is not None]
         setattr(totals, name, sum(known) if known else None)
 
 
-def _is_known(value: float | None) -> bool:
-    return value is not None and 0.0 <= value <= _MOST
-
-
-def _over(amount: float | None, time: float | None) -> float | None:
-    return (
-        amount / time
-        if amount is not None and time is not None and amount > _LEAST and time > _LEAST
-        else None
-    )
+def _known(value: float | None) -> float | None:
+    return value if value is not None and 0.0 <= value <= _MOST else None
 
 
 def together(parts: Iterable[Totals]) -> Totals:
     whole = Totals()
     for part in parts:
-        whole.reporting += part.reporting
-        whole.missing += part.missing
-        whole.failing += part.failing
-        whole.settled += part.settled
-        whole.peak_utilization = max(whole.peak_utilization, part.peak_utilization)
-        whole.peak_kv_cache_usage = max(whole.peak_kv_cache_usage, part.peak_kv_cache_usage)
-        whole.has_gpu |= part.has_gpu
-        whole.time_to_first_token += part.time_to_first_token
-        whole.time_per_output_token += part.time_per_output_token
-        for name in _SUMS:
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-        for name in _RATES:
-            known = [
-                value for value in (getattr(whole, name), getattr(part, name)) if value is not None
-            ]
-            setattr(whole, name, sum(known) if known else None)
+        for name in (each.name for each in fields(Totals)):
+            merged = _MERGED.get(name, operator.add)(getattr(whole, name), getattr(part, name))
+            setattr(whole, name, merged)
     return whole
 
 

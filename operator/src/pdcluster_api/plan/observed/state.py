@@ -22,7 +22,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 class DecisionStep:
     """Change of one role or pool by one rule."""
 
-    rule: str  # its name, one word of `rules.RULES`
+    rule: str  # its name, one of `rules`
     subject: str  # `prefill`, `decode`, `mixed` or `prefill/b200`
     before: int  # replicas
     after: int

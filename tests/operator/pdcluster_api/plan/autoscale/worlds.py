@@ -39,6 +39,9 @@ IDLE = WorkerSample(
 CALM = replace(IDLE, kv_cache_usage_ratio=0.5, engine_busy_ratio=0.6)
 """A worker that neither asks for more nor for fewer."""
 
+# Names of the rules, in the order in which they act
+RULES = [each for name, each in vars(rules).items() if name.isupper() and isinstance(each, str)]
+
 
 def pool(replicas: int, name: str = "x", **fields: Any) -> dict[str, Any]:
     return {"name": name, "replicas": replicas, "gpu": "H100", "maxReplicas": 1024, **fields}
@@ -200,7 +203,7 @@ def assert_explained(facts: Sequence[PoolFacts], decision: ScalingDecision) -> N
             )
     for step in decision.steps:
         assert step.why
-        assert step.rule in rules.RULES
+        assert step.rule in RULES
     assert_order(decision)
 
 
@@ -233,7 +236,7 @@ def assert_order(decision: ScalingDecision) -> None:
     """Rules act on a role in their order."""
     for role in {step.subject for step in decision.steps if "/" not in step.subject}:
         found = [
-            rules.RULES.index(step.rule)
+            RULES.index(step.rule)
             for step in decision.steps
             if step.subject == role and step.rule != rules.CAPACITY
         ]
