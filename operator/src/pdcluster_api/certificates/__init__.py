@@ -1,3 +1,1 @@
-"""Certificates of a cluster, its authority and the workers' shared one: made, read, rotated; no
-I/O.
-"""
+"""Certificates of a cluster: made, read, rotated; no I/O."""

@@ -1,5 +1,6 @@
-"""The cluster's certificate authority and the one certificate of its workers: EC P-256, PEM. Peers
-are checked by name, not by address, so one certificate serves all.
+"""The cluster's certificate authority and the one certificate of its workers (EC P-256, PEM), and
+the two Secrets that hold them. Peers are checked by name, not by address. Users edit Secrets: a
+part that cannot be used is a fault as text.
 """
 
 import base64
@@ -159,8 +160,6 @@ class StoredSecret:
 
 @dataclass(frozen=True)
 class HeldPairs:
-    """Usable parts of the two Secrets."""
-
     authority: x509.Certificate | None  # None = `authority_fault` says why there is none
     authority_fault: str
     # the authorities that workers accept, in the order of the file
@@ -173,7 +172,6 @@ class HeldPairs:
 def read_secrets(
     ca: StoredSecret | None, tls: StoredSecret | None, now: datetime.datetime
 ) -> HeldPairs:
-    """Look at both Secrets as they are at `now`; None = it does not exist."""
     authority, authority_fault = _read_pair(ca, now)
     if authority is not None and not _is_authority(authority):
         authority, authority_fault = (
@@ -191,7 +189,6 @@ def read_secrets(
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Return whether the authority's key signed it."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (*_UNREADABLE, InvalidSignature):

@@ -1,8 +1,6 @@
-"""Addresses that users wrote, before the operator dials them.
-
-The operator stands where its users do not: on its own loopback, and beside the services that
-clouds have on link-local addresses.  So a name is resolved first, and the connection goes to the
-addresses that were judged, whatever the name leads to a moment later.
+"""Addresses that users wrote, before the operator dials them. The operator stands where its users
+do not: on its own loopback, and beside services that clouds have on link-local addresses. So the
+connection goes to the addresses that were judged, whatever the name leads to a moment later.
 """
 
 import asyncio
@@ -22,11 +20,7 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 @dataclass(frozen=True)
 class ResolvedEndpoint:
-    """An endpoint with the addresses that it was found to lead to.
-
-    text:   host:port, as the user wrote it
-    target: of gRPC, of these addresses alone
-    """
+    """text: host:port, as the user wrote it; target: of gRPC, of the judged addresses alone"""
 
     text: str
     target: str

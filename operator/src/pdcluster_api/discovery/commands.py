@@ -1,8 +1,5 @@
-"""Drain commands and worker records of one cluster in etcd.
-
-All of it is read at once, so that a record and the command that it follows are
-of one moment.  A command is its key; its value holds its start, for an operator
-that restarts.  A record is removed only as it was read: a worker that has
+"""Drain commands and worker records of one cluster in etcd, all read at one moment. A command is
+its key; its value holds its start. A record is removed only as it was read: a worker that has
 written it since is alive.
 """
 
@@ -31,9 +28,8 @@ from pdcluster_schema import etcd_keys
 
 
 async def is_full(endpoints: Sequence[Endpoint], tls: EtcdTLS | None = None) -> bool:
-    """Return whether the alarm NOSPACE is raised; an etcd that keeps its alarms to itself has none.
-
-    Any member's alarm is known to all of them.
+    """Return whether the alarm NOSPACE is raised, which stops writes alone; an etcd that keeps its
+    alarms to itself has none.
     """
     request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
     try:
@@ -55,7 +51,7 @@ MAX_OPERATIONS = 100
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record where it is kept.  version: etcd's revision of its last change."""
+    """version: etcd's revision of its last change."""
 
     key: str
     version: int
@@ -65,8 +61,7 @@ class StoredRecord:
 @dataclass(frozen=True)
 class Registered:
     """Records by pod, and the start of each pod's drain command; None = its command has no time.
-
-    is_full: etcd takes no writes, since it has no room
+    is_full: etcd takes no writes
     """
 
     records: Mapping[str, StoredRecord] = field(default_factory=dict)
@@ -91,10 +86,7 @@ class Registered:
 async def read_registered(
     endpoints: Sequence[Endpoint], namespace: str, name: str, tls: EtcdTLS | None = None
 ) -> Registered:
-    """All records, of every revision, and all commands of one cluster.
-
-    Raises EtcdUnreachableError.
-    """
+    """All records, of every revision, and all commands. Raises EtcdUnreachableError."""
     prefixes = (
         etcd_keys.commands_prefix(namespace, name),
         etcd_keys.records_prefix(namespace, name),
@@ -138,9 +130,8 @@ async def write_commands(
     serve: Collection[str] = (),
     tls: EtcdTLS | None = None,
 ) -> None:
-    """Write drain commands with their start; remove those of other pods.
-
-    Raises EtcdUnreachableError.
+    """Write drain commands with their start; remove those of other pods. Raises
+    EtcdUnreachableError.
     """
     added = [
         rpc.RequestOp(
@@ -165,9 +156,8 @@ async def write_commands(
 async def remove_records(
     endpoints: Sequence[Endpoint], records: Iterable[StoredRecord], tls: EtcdTLS | None = None
 ) -> list[str]:
-    """Remove records that are still as they were read; returns their pods.
-
-    Raises EtcdUnreachableError.
+    """Remove records that are still as they were read; returns their pods. Raises
+    EtcdUnreachableError.
     """
     removed = []
     for each in records:

@@ -1,9 +1,6 @@
-"""Reading worker records from etcd.
-
-A read asks each endpoint in turn, so one that is down costs its time limit and
-no more.  Users write endpoints and read the error: it says which do not answer, and never how a
-port that is no etcd behaved, nor where its name leads; only an etcd's own words are in it.
-Records are leased: when a worker ends, its record expires.
+"""Reading worker records from etcd. A read asks each endpoint in turn. Users write endpoints and
+read the error: it names those that do not answer, and never how a port that is no etcd behaved;
+only an etcd's own words are in it.
 """
 
 import json
@@ -31,9 +28,7 @@ _MOST = 10**15
 
 
 def read_disaggregation(content: Mapping[str, Any]) -> WorkerDisaggregation | None:
-    """Parts of the section; None where one cannot be read, so that the rest of it counts all
-    the same.
-    """
+    """Parts of the section; None where one cannot be read: the rest of the record counts."""
     found = content.get("disaggregation")
     if not isinstance(found, Mapping):
         return None
@@ -88,13 +83,8 @@ Endpoint = str | ResolvedEndpoint
 
 @dataclass(frozen=True)
 class RegisteredWorker:
-    """The record of one worker.
-
-    engine_id: of this life of its engine, a restart has another; empty until the engine has loaded
-    state:     starting, ready, draining or drained
-    addresses: host:port by `http`, `grpc` and `kv`
-    device:    of its computations; None = not in the record
-    disaggregation: None = not in the record
+    """The record of one worker. engine_id: of this life of its engine, empty until that has loaded;
+    state: starting, ready, draining or drained; addresses: host:port by `http`, `grpc` and `kv`
     """
 
     pod: str
@@ -109,9 +99,7 @@ class RegisteredWorker:
 
 @dataclass(frozen=True)
 class EtcdTLS:
-    """PEM contents for an etcd that speaks TLS; certificate and key only where it asks clients
-    for one.
-    """
+    """PEM contents; certificate and key only where etcd asks clients for them."""
 
     ca: bytes
     certificate: bytes | None = None
@@ -119,9 +107,8 @@ class EtcdTLS:
 
     @classmethod
     def of_secret(cls, name: str, data: Mapping[str, bytes]) -> "EtcdTLS":
-        """From the decoded data of a Secret.
-
-        Raises EtcdUnreachableError that names the key and the fix.
+        """From the decoded data of a Secret. Raises EtcdUnreachableError that names the key and the
+        fix.
         """
         ca, certificate, key = (data.get(file) or None for file in ("ca.crt", "tls.crt", "tls.key"))
         try:
@@ -166,9 +153,8 @@ async def read_workers(
 async def check_reachable(
     endpoints: Sequence[str], prefix: str, tls: EtcdTLS | None = None
 ) -> None:
-    """Raise EtcdUnreachableError when no endpoint answers a read below `etcd_keys.records_prefix`.
-
-    Only the number of keys is read: the rights to the cluster's own keys suffice.
+    """Raise EtcdUnreachableError when no endpoint answers. Only the number of keys is read: the
+    rights to the cluster's own keys suffice.
     """
     await call_each(
         endpoints,
@@ -187,7 +173,7 @@ async def _read_prefix(
 
 
 def below(prefix: str, **options: Any) -> Any:
-    """Request for all keys below a prefix, which ends with a slash.  options: further fields"""
+    """Request for all keys below a prefix, which ends with a slash."""
     # "0" comes after "/"
     return rpc.RangeRequest(key=prefix.encode(), range_end=f"{prefix[:-1]}0".encode(), **options)
 
@@ -198,10 +184,7 @@ async def call_each(
     ask: Callable[[Any], Awaitable[Any]],
     stub: Callable[[grpc.aio.Channel], Any] = rpc.KVStub,
 ) -> Any:
-    """The first answer.
-
-    ask:  a call that may be repeated, on
-    stub: one of etcd's services
+    """The first answer. ask: a call that may be repeated, on a stub of one of etcd's services.
     Raises EtcdFullError where one has no room for it, else EtcdUnreachableError.
     """
     failures, reasons = [], []
@@ -239,9 +222,7 @@ def _reason(error: Any) -> str:
 
 
 def parse_record(relative_key: str, value: bytes) -> RegisteredWorker | None:
-    """One record; None (and a log line) for a value that is none, so that it cannot hide the
-    others.
-    """
+    """None (and a log line) for a value that is no record, so that it cannot hide the others."""
     try:
         role, pool, pod = relative_key.split("/")
         content: dict[str, Any] = json.loads(value)

@@ -1,6 +1,4 @@
-"""Source of a worker pod's model: its image, a claimed volume, or a download before
-the worker starts.
-"""
+"""Source of a worker pod's model: its image, a claimed volume, or a download at start."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +27,8 @@ class ModelSource:
 
 
 def model_source(model: ModelSpec, container: Manifest, *, weights: bool) -> ModelSource:
-    """Source of a pod's model.
-
-    container: base of its init containers: image, resources, security, /tmp
-    weights:   whether the pod reads them; else a download leaves them out
+    """container: base of its init containers; weights: whether the pod reads them, else a download
+    leaves them out
     """
     if model.hugging_face is not None:
         return _downloaded(model.hugging_face, model.node_cache, container, weights=weights)

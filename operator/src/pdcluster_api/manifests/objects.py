@@ -34,8 +34,6 @@ ENGINE_FILE, POLICY_FILE, LOGGING_FILE = "engine.yaml", "policy.yaml", "vllm-log
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """Settings of the operator that rendering depends on."""
-
     # for a revision whose spec names none; resolved by the caller and kept in the record
     worker_image: str
     etcd_image: str  # for a managed etcd whose spec names none
@@ -51,8 +49,6 @@ class RenderSettings:
 
 @dataclass(frozen=True)
 class Owner:
-    """The PDCluster that an object belongs to."""
-
     name: str
     namespace: str
     uid: str
@@ -121,8 +117,6 @@ def etcd_selector(owner: Owner) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ChildNames:
-    """Names of one set of children."""
-
     service_account: str  # of the pods
     authority: str  # Secret with the CA and its key
     certificates: str  # Secret that workers mount

@@ -88,14 +88,12 @@ def render_record(
 
 
 def record_name(workload: WorkloadId, hashed: str) -> str:
-    """Name of the snapshot of a workload; routers of one revision come from one after another.
-    hashed: `template_hash` of what it is made of
-    """
+    """hashed: `template_hash`; routers of one revision come from one snapshot after another"""
     return f"{workload.name}-{hashed}" if workload.role == ROUTER else workload.name
 
 
 def hashed_record(record: Manifest, hashed: str) -> Manifest:
-    """A snapshot with the hash by which it is found, which those of older operators lack."""
+    """With the hash by which it is found, which snapshots of older operators lack."""
     metadata = record["metadata"]
     if metadata["labels"].get(TEMPLATE_HASH) == hashed:
         return record

@@ -1,5 +1,6 @@
-"""vLLM's command line and environment, in a pod or under `pdctl up`. Pure. What PDCluster sets
-comes after the user's own flags, since the last of two counts.
+"""A stock vLLM's command line, environment and container. What PDCluster sets comes after the
+user's own flags, since the last of two counts. The container is a native sidecar, so that it
+outlives the server process, whose streams need it (docs/design/stock-engine.md).
 """
 
 import json
@@ -42,7 +43,7 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Listeners of a stock engine."""
+    """Where a stock engine listens."""
 
     address: str = LOOPBACK
     http: int = 8100  # of this worker's server process alone, on loopback
@@ -236,11 +237,8 @@ def engine_container(
     resources: dict[str, Any],
     mounts: tuple[Manifest, ...],
 ) -> Manifest:
-    """The sidecar of workers of a role.
-
-    engine:    of that role, a stock one
-    resources: of the role, its accelerators included
-    mounts:    of the model
+    """engine: of the role, a stock one; resources: of the role, its accelerators included; mounts:
+    of the model
     """
     environment = {**_HOME, **_LOGGING, **vllm_environment(pool, engine, IN_CONTAINER)}
     return {
@@ -280,7 +278,6 @@ def _probe(pool: PoolSpec) -> str:
 
 
 def engine_volumes() -> list[Manifest]:
-    """Volumes that only the sidecar needs."""
     return [{"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}}]
 
 

@@ -1,5 +1,5 @@
-"""The plan of one cluster: what should run; all else is to be removed. Pure, and without memory but
-the last status: planning again on what a plan led to gives the same plan.
+"""The plan of one cluster: what should run; all else is to be removed. Pure; planning again on what
+a plan led to gives the same plan.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,6 @@ from pdcluster_schema.workload import Workload, WorkloadId
 
 @dataclass(frozen=True)
 class DesiredState:
-    """One reconcile's desired state."""
-
     inputs: PlanInputs
     step: RolloutStep
     kept: tuple[Workload, ...]  # older workloads that stay
@@ -58,7 +56,6 @@ class DesiredState:
 
 
 def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredState:
-    """Decide the revision that serves, and every workload with its size."""
     inputs = plan_inputs(cluster, observed, now)
     step = next_step(
         cluster.spec.rollout.strategy,
@@ -104,7 +101,6 @@ def kept_workloads(inputs: PlanInputs, step: RolloutStep) -> Iterator[Workload]:
 
 
 def size_before(inputs: PlanInputs, workload: WorkloadId) -> int | None:
-    """Size of a workload that stays, as last planned, else as it is; None = unknown."""
     state = inputs.existing.of(workload.role, workload.pool, workload.revision)
     kept_sizes = Previous(inputs.observed.status).kept()
     return kept_sizes.get(workload.name, None if state is None else state.desired)
@@ -207,9 +203,7 @@ def sizes_of(cluster: PDCluster, observed: Observed) -> tuple[PoolSize, ...]:
 
 
 def requested_sizes(cluster: PDCluster, observed: Observed) -> RequestedSizes:
-    """Replicas that are asked for now, by workload.  This includes growth, after which the declared
-    revision is not whole: it cannot take over yet.
-    """
+    """Replicas that are asked for now, as if the declared revision could not take over yet."""
     inputs = plan_inputs(cluster, observed)
     step = next_step(cluster.spec.rollout.strategy, inputs.target, observed, is_target_ready=False)
     workloads = (

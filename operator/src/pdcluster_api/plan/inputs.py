@@ -33,8 +33,6 @@ from pdcluster_schema.workload import PoolKey
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """The object, the observed state, and the size of every declared pool."""
-
     cluster: PDCluster
     observed: Observed
     existing: Workloads
@@ -130,10 +128,8 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
 
 
 def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
-    """Seed of a lost scaler: the size of the last plan, which a StatefulSet that drains may not
-    have yet.  A pool that is not in the status is new, and begins with its `replicas`. Without a
-    status the serving revision counts; of an earlier revision that no longer counts nothing is
-    taken.
+    """Seed of a lost scaler: the size of the last plan, else of the serving revision, else of the
+    declared one.
     """
     desired = {key: desired for key, (_, desired) in Previous(observed.status).pools().items()}
     if desired:

@@ -9,8 +9,6 @@ from pdcluster_schema.workload import PoolPair, Workload, WorkloadId
 
 @dataclass(frozen=True)
 class ScalerPlan:
-    """One scaler as it should be."""
-
     role: str
     pool: str
     seen: int
@@ -41,8 +39,6 @@ class DueVerification:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """Desired state."""
-
     serving: str  # the revision that the ingress Service selects
     serving_role: str  # the role whose workers answer HTTP in that revision: decode or mixed
     # every StatefulSet that should exist, of all revisions, at the size that it may have
@@ -64,8 +60,6 @@ class ClusterPlan:
 
 @dataclass(frozen=True)
 class StatusPlan:
-    """The status that is to be written."""
-
     status: Mapping[str, Any]  # the whole of it, conditions with their transition times included
     events: tuple[PlannedEvent, ...] = ()  # changes against the status before
     # until a change is expected without an event; None = no sooner than the resync

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from pdcluster_api.plan.observed.state import (
     Observed,
     PodState,
@@ -33,16 +35,12 @@ Strategy = Literal["BlueGreen", "Recreate"]
 
 @dataclass(frozen=True)
 class OldPods:
-    """Rest of older revisions."""
-
     num_pods: int  # pods
     first: PodState | None = None  # one of them, always the same; None = none yet
 
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """Step of one reconcile about revisions."""
-
     serving: str  # the revision that the Service should select
     kept: tuple[WorkloadId, ...] = ()  # workloads of an older revision that stay for now
     # what must end before missing workloads of the target are made; None = no waiting
@@ -101,9 +99,7 @@ def next_step(
     is_target_ready: bool,
     lost: Collection[str] = (),
 ) -> RolloutStep:
-    """The next step towards the target.  is_target_ready: its workers can take over; lost: pods of
-    lost nodes, which never end
-    """
+    """lost: pods of lost nodes, which never end"""
     current = current_revision(observed, target, is_target_ready=is_target_ready)
     if current == target:
         return RolloutStep(serving=target)
@@ -157,8 +153,6 @@ FIELD = "rollout"
 
 @dataclass(frozen=True)
 class Rollout:
-    """A roll out that is under way, as the status has it."""
-
     revision: str  # the new one
     deadline: int  # spec.rollout.progressDeadlineSeconds when it began
     ready: int = 0  # most workers of it that were ready at a time
@@ -173,8 +167,6 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutState:
-    """The roll out to the declared revision, in one reconcile."""
-
     revision: str
     deadline: int
     ready: int
@@ -189,44 +181,40 @@ class RolloutState:
     missing: str  # missing parts of the workers, as text
 
 
+# Fields of a roll out, by their names in the status; what is None or False is left out
+_NAMES = {
+    "revision": "revision",
+    "progressDeadlineSeconds": "deadline",
+    "ready": "ready",
+    "left": "left",
+    "progressedAt": "since",
+    "stalled": "stalled",
+    "givenUp": "rolled_back",
+}
+_ROLLOUT = TypeAdapter(Rollout)
+
+
 def read_rollout(status: Mapping[str, Any]) -> Rollout | None:
     """The roll out that the last status speaks of; None = none, or nothing that can be read."""
     found = status.get(FIELD)
     if not isinstance(found, Mapping):
         return None
     try:
-        since = found.get("progressedAt")
-        if since is not None:
-            datetime.fromisoformat(since)
-        deadline, ready, left = (
-            int(found[name]) for name in ("progressDeadlineSeconds", "ready", "left")
-        )
-        stalled, rolled_back = found.get("stalled"), found.get("givenUp") is True
-        return Rollout(str(found["revision"]), deadline, ready, left, since, stalled, rolled_back)
-    except (KeyError, TypeError, ValueError):
+        known = {field: found[name] for name, field in _NAMES.items() if name in found}
+        rollout = _ROLLOUT.validate_python({"ready": None, "left": None, **known})
+        if rollout.since is not None:
+            datetime.fromisoformat(rollout.since)
+        return rollout
+    except ValueError:
         return None
 
 
 def rollout_field(rollout: Rollout | None) -> dict[str, Any]:
     if rollout is None:
         return {}
-    others = {
-        "progressedAt": rollout.since,
-        "stalled": rollout.stalled,
-        "givenUp": rollout.rolled_back or None,
-    }
-    numbers = {
-        "progressDeadlineSeconds": rollout.deadline,
-        "ready": rollout.ready,
-        "left": rollout.left,
-    }
-    return {
-        FIELD: {
-            "revision": rollout.revision,
-            **numbers,
-            **{name: value for name, value in others.items() if value is not None},
-        }
-    }
+    found = {name: getattr(rollout, field) for name, field in _NAMES.items()}
+    left_out = {name for name, each in found.items() if each is None or each is False}
+    return {FIELD: {name: each for name, each in found.items() if name not in left_out}}
 
 
 def is_rolled_back(
@@ -239,27 +227,21 @@ def is_rolled_back(
 
 
 def next_rollout(before: Rollout | None, state: RolloutState, now: str) -> Rollout | None:
-    """The roll out after a reconcile; None = none is under way.  now: RFC 3339"""
-    is_same = before is not None and (before.revision, before.deadline) == (
-        state.revision,
-        state.deadline,
-    )
-    if before is not None and is_rolled_back(
-        before, state.revision, state.deadline, has_fallback=state.has_fallback
-    ):
+    """The roll out after a reconcile; None = none is under way. It progresses when more new workers
+    are ready than ever before in it, or fewer old pods are left. One that stalls beside a revision
+    that answers is rolled back, once, at the deadline. now: RFC 3339
+    """
+    revision, deadline = state.revision, state.deadline
+    if is_rolled_back(before, revision, deadline, has_fallback=state.has_fallback):
         return before
     if state.is_done or not (before or state.is_under_way):
         return None
-    fresh = Rollout(
-        state.revision, state.deadline, state.ready, state.left, None if state.is_blocked else now
-    )
-    if (
-        before is None
-        or not is_same
-        or before.since is None
-        or before.rolled_back
-        or state.is_blocked
-    ):
+    since = None if state.is_blocked else now
+    fresh = Rollout(revision, deadline, state.ready, state.left, since)
+    is_same = before is not None and (before.revision, before.deadline) == (revision, deadline)
+    if before is None or not is_same or before.since is None:
+        return fresh
+    if before.rolled_back or state.is_blocked:
         return fresh
     if state.ready > before.ready or state.left < before.left:
         return replace(

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pdcluster_api.plan.autoscale.values import Holding, PoolFacts
 from pdcluster_api.plan.drain.draining import ordinal_of
@@ -28,8 +27,6 @@ from pdcluster_schema.workload import PoolKey, Workload
 
 @dataclass(frozen=True)
 class PoolSize:
-    """The size of one declared pool."""
-
     role: str
     pool: PoolSpec
     desired: int  # workers that count, within min and max
@@ -62,20 +59,22 @@ class PoolSize:
 def pool_sizes(
     spec: PDClusterSpec, scalers: Iterable[ScalerState], before: Mapping[PoolKey, int]
 ) -> tuple[PoolSize, ...]:
-    """The size of every declared pool, in the spec's order.  before: replicas that were wanted
-    until now, by pool; they seed a scaler that is not there
+    """The size of every declared pool, in the spec's order. A scaler's spec is the request; a
+    pool's `replicas` seeds it, and is a request again only when it changes, so that an unchanged
+    file never undoes a scale.  before: replicas until now; they seed a scaler that is not there
     """
     known = {(scaler.role, scaler.pool): scaler for scaler in scalers}
-    pools = [
-        (role, pool) for role, declared in spec.roles.present().items() for pool in declared.pools
-    ]
     return together(
         [
-            replace(
-                _size(role, pool, known.get((role, pool.name)), before.get((role, pool.name))),
-                gpus_per_replica=spec.gpus_per_replica(role, pool),
+            _size(
+                role,
+                pool,
+                known.get((role, pool.name)),
+                before.get((role, pool.name), pool.replicas),
+                spec.gpus_per_replica(role, pool),
             )
-            for role, pool in pools
+            for role, declared in spec.roles.present().items()
+            for pool in declared.pools
         ]
     )
 
@@ -98,28 +97,20 @@ def together(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
     return tuple(replace(size, desired=cut(size, level)) for size in sizes)
 
 
-def _size(role: str, pool: PoolSpec, scaler: ScalerState | None, before: int | None) -> PoolSize:
+def _size(
+    role: str, pool: PoolSpec, scaler: ScalerState | None, before: int, gpus_per_replica: int
+) -> PoolSize:
+    request: int | None = None
     if scaler is None:
-        seed = clamp(pool.replicas if before is None else before, pool)
-        return PoolSize(role, pool, desired=seed, requested=seed, request=seed)
-    if scaler.seen == pool.replicas:
-        return PoolSize(
-            role,
-            pool,
-            desired=clamp(scaler.replicas, pool),
-            requested=scaler.replicas,
-            request=None,
-        )
-    # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is
-    # written again.
-    requested = scaler.replicas if scaler.seen is None else pool.replicas
-    return PoolSize(
-        role,
-        pool,
-        desired=clamp(requested, pool),
-        requested=requested,
-        request=min(requested, MAX_REPLICAS),
-    )
+        requested = request = clamp(before, pool)
+    elif scaler.seen == pool.replicas:
+        requested = scaler.replicas
+    else:
+        # Without its mark a change of `replicas` cannot be known: the scale stays, and the mark is
+        # written again.
+        requested = scaler.replicas if scaler.seen is None else pool.replicas
+        request = min(requested, MAX_REPLICAS)
+    return PoolSize(role, pool, clamp(requested, pool), requested, request, gpus_per_replica)
 
 
 def clamp(replicas: int, pool: PoolSpec) -> int:
@@ -131,29 +122,18 @@ def plan_scaler(
     cluster: str, size: PoolSize, shown: WorkloadState | None, serving: str
 ) -> ScalerPlan:
     """shown: the workload of its status, else that of the revision `serving`"""
-    revision = serving if shown is None else shown.id.revision
-    status: dict[str, Any] = {
-        "replicas": 0 if shown is None else shown.current,
-        "selector": _selector(cluster, size, revision),
-    }
-    return ScalerPlan(
-        role=size.role,
-        pool=size.pool.name,
-        seen=size.pool.replicas,
-        request=size.request,
-        status=status,
-    )
-
-
-def _selector(cluster: str, size: PoolSize, revision: str) -> str:
-    """A label selector for HPA, of one revision: a rollout counts no worker twice."""
-    desired = {
+    # Labels of one revision, for HPA: a rollout counts no worker twice.
+    selector = {
         labels.CLUSTER: cluster,
         labels.ROLE: size.role,
         labels.POOL: size.pool.name,
-        labels.REVISION: revision,
+        labels.REVISION: serving if shown is None else shown.id.revision,
     }
-    return ",".join(f"{key}={value}" for key, value in desired.items())
+    status = {
+        "replicas": 0 if shown is None else shown.current,
+        "selector": ",".join(f"{key}={value}" for key, value in selector.items()),
+    }
+    return ScalerPlan(size.role, size.pool.name, size.pool.replicas, size.request, status)
 
 
 PoolAccelerator = tuple[PoolKey, str]  # A pool, and a type of accelerator
@@ -161,8 +141,6 @@ PoolAccelerator = tuple[PoolKey, str]  # A pool, and a type of accelerator
 
 @dataclass(frozen=True)
 class RequestedSizes:
-    """Replicas that are asked for now."""
-
     sizes: Sequence[PoolSize]  # of the declared pools
     revision: str  # the declared one
     # all that a reconcile makes or keeps, with sizes; declared pools follow theirs
@@ -192,31 +170,34 @@ def pool_facts(
     requested: RequestedSizes, observed: Observed, scrape_state: ScrapeState
 ) -> list[PoolFacts]:
     """Facts of every declared pool, then of those that are no longer declared and still have pods.
-    Workloads of the declared revision count for pools without any of the serving revision.
+    Numbers are those of the serving revision, or of the declared one for pools without any;
+    accelerators are held by the pods of all revisions, each StatefulSet by itself.
     """
-    existing, kept, holdings = (
-        Workloads(observed),
-        Previous(observed.status).kept(),
-        _holdings(requested, observed),
-    )
-    found = []
+    existing, kept = Workloads(observed), Previous(observed.status).kept()
+    holdings, found = _holdings(requested, observed), []
     for size in requested.sizes:
         state = existing.of(*size.key, observed.service_revision) or existing.of(
             *size.key, requested.revision
         )
-        before = (
-            0
-            if state is None or state.id.revision == requested.revision
-            else kept.get(state.id.name, 0)
+        is_older = state is not None and state.id.revision != requested.revision
+        before = kept.get(state.id.name, 0) if state is not None and is_older else 0
+        num_held = sum(
+            each.num_pods for each in observed.workloads if (each.id.role, each.id.pool) == size.key
         )
-        facts = _facts(
-            size,
-            state,
-            max(size.desired, before),
-            _num_held(observed.workloads, size.key),
-            scrape_state,
+        facts = PoolFacts(
+            size.role,
+            size.pool.name,
+            size.pool.gpu,
+            size.desired,
+            current=num_held,
+            ready=0,
+            ending=num_held,
+            gpus_per_replica=size.gpus_per_replica,
+            holdings=holdings.pop((size.key, size.pool.gpu), ()),
         )
-        found.append(replace(facts, holdings=holdings.pop((size.key, size.pool.gpu), ())))
+        if state is not None:
+            facts = _with_pods(facts, state, max(size.desired, before), scrape_state)
+        found.append(facts)
     return [*found, *_undeclared(holdings)]
 
 
@@ -239,7 +220,7 @@ def _holdings(
     for each in sorted({*planned, *states}):
         key, state, size = (each.role, each.pool), states.get(each), planned.get(each, 0)
         of = (before | declared).get(key, ("", 1))
-        own = _accelerators(state, of)
+        own = (state.gpu or of[0], state.gpus_per_replica or of[1]) if state else of
         grows = (
             each in planned
             and key in declared
@@ -253,12 +234,6 @@ def _holdings(
     return found
 
 
-def _accelerators(state: WorkloadState | None, of: tuple[str, int]) -> tuple[str, int]:
-    if state is None:
-        return of
-    return state.gpu or of[0], state.gpus_per_replica or of[1]
-
-
 def _holding(
     state: WorkloadState | None, planned: int, of: tuple[str, int], *, grows: bool
 ) -> Holding:
@@ -270,52 +245,32 @@ def _holding(
     return Holding(state.current, top, ordinals, grows, gpus)
 
 
-def _facts(
-    size: PoolSize,
-    state: WorkloadState | None,
-    serving: int,
-    num_held: int,
-    scrape_state: ScrapeState,
+def _with_pods(
+    facts: PoolFacts, state: WorkloadState, serving: int, scrape_state: ScrapeState
 ) -> PoolFacts:
-    """Facts of one pool.  serving: ordinals below it serve, `size.desired` or more."""
-    role, pool = size.key
-    if state is None:
-        return PoolFacts(
-            role,
-            pool,
-            size.pool.gpu,
-            size.desired,
-            num_held,
-            0,
-            ending=num_held,
-            gpus_per_replica=size.gpus_per_replica,
-        )
+    """Facts of one pool with those of its workload.  serving: ordinals below it serve, its size or
+    more
+    """
+    size = facts.replicas
     leaving = [pod for pod in state.pods if pod.terminating or ordinal_of(pod) >= serving]
     staying = [pod for pod in state.pods if pod not in leaving]
-    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size.desired]
+    waiting = [pod for pod in staying if is_unschedulable(pod) and ordinal_of(pod) < size]
     ready = [pod for pod in staying if pod.ready and pod.name in scrape_state.scraped]
-    return PoolFacts(
-        role=role,
-        pool=pool,
-        gpu=size.pool.gpu,
-        gpus_per_replica=size.gpus_per_replica,
-        replicas=size.desired,
-        current=num_held,
+    highest = max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size), default=-1)
+    is_short = state.fault is not None and state.current < state.desired
+    return replace(
+        facts,
         ready=len(ready),
-        ending=num_held - len(staying),
+        ending=facts.current - len(staying),
         unschedulable=len(waiting),
-        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size.desired),
+        unschedulable_top=_num_top({ordinal_of(pod) for pod in waiting}, size),
         unschedulable_seconds=max(
             (scrape_state.waits.get(pod.name, 0.0) for pod in waiting), default=0.0
         ),
-        fault=None
-        if state.fault is None or state.current >= state.desired
-        else state.fault.message,
+        fault=state.fault.message if state.fault is not None and is_short else None,
         leaving=frozenset(pod.name for pod in leaving),
         top=state.desired,
-        unready_top=size.desired
-        - 1
-        - max((ordinal_of(pod) for pod in ready if ordinal_of(pod) < size.desired), default=-1),
+        unready_top=size - 1 - highest,
     )
 
 
@@ -324,10 +279,6 @@ def _num_top(ordinals: Collection[int], replicas: int) -> int:
     return next(
         (number for number in range(replicas) if replicas - 1 - number not in ordinals), replicas
     )
-
-
-def _num_held(workloads: Iterable[WorkloadState], key: PoolKey) -> int:
-    return sum(state.num_pods for state in workloads if (state.id.role, state.id.pool) == key)
 
 
 def _undeclared(holdings: Mapping[PoolAccelerator, Sequence[Holding]]) -> Iterable[PoolFacts]:

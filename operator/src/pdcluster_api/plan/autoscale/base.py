@@ -1,4 +1,4 @@
-"""The sizes that a decision begins from: within bounds and budget, whatever the load is. An
+"""Where a decision begins: bounds at a time, the edge of capacity, and sizes within the budget. An
 exceeded budget takes workers away at once, below minReplicas too, but never a role's last ready
 worker.
 """
@@ -106,7 +106,7 @@ _DAY_MINUTES = 24 * 60
 def bounds_of(
     role: str, pool: PoolSpec, schedules: Iterable[ScheduleSpec], wall: datetime
 ) -> tuple[int, int, str]:
-    """(min, max, source of the bounds) of a pool at a time."""
+    """(min, max, source) of a pool at a time."""
     low, high, source = pool.min_replicas or 0, pool.max_replicas, "minReplicas and maxReplicas"
     for schedule in schedules:
         if (schedule.role, schedule.pool) == (role, pool.name) and is_on(schedule, wall):
@@ -155,9 +155,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict[PoolKey, int]:
-    """The vector with at least so much less in a limit, or as much as its pools may give.  excess:
-    as the limit counts; pools: all of the cluster
-    """
+    """The vector with at least `excess` less in a limit, or as much as its pools may give."""
     among = [pool for pool in pools if limit in pool.limits]
     left, roles = dict(vector), by_role(pools)
     workers = {role: sum(left[pool.key] for pool in mine) for role, mine in roles.items()}

@@ -1,6 +1,5 @@
 """Decide for both roles of a cluster: facts, numbers and a clock in, replicas and reasons out.
-Pure. Each rule that changes a size adds a step to the trace; a role without numbers keeps its
-size.
+Pure. A role without numbers keeps its size.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ COLUMNS = ("ROLE", "RULE", "FROM", "TO", "WHY")
 
 
 def explained(decision: ScalingDecision) -> list[tuple[str, ...]]:
-    """Rows below `COLUMNS`: of each role inputs, steps and result; then problems."""
+    """Rows below `COLUMNS`."""
     roles = list(dict.fromkeys(role for role, _ in decision.replicas))
     rows = [row for role in roles for row in _of_role(role, decision)]
     return [

@@ -1,4 +1,6 @@
-"""One declared pool as a decision sees it: what there is of it, its bounds, its price."""
+"""Declared pools as a decision sees them, the budget, and the ratio band: prefill capacity over
+decode capacity, in H100s.
+"""
 
 import math
 from collections import Counter
@@ -29,8 +31,6 @@ def unit_of(limit: str) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """One declared pool beside what there is of it."""
-
     facts: PoolFacts
     order: int  # its place in the role
     price: float = 1.0  # of one accelerator, relative
@@ -186,7 +186,7 @@ class Budget:
         return ", ".join(found) or None
 
     def used(self, pools: Sequence[Pool], vector: Vector) -> str:
-        """Amounts held and asked for, as text: `7 of 8 accelerators ..., 1 by pods that end`."""
+        """As text: `7 of 8 accelerators ..., 1 by pods that end`."""
         held = self.held(pools, vector)
         ending = sum(pool.requested(ALL, pool.facts.ending) for pool in pools)
         limits = ", ".join(

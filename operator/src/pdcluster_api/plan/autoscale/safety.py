@@ -1,6 +1,6 @@
-"""Recommend a size by the need of a role. N/(N-1) as in Dynamo's planner, turned round: how many
-workers must stay, if the busiest one's load is spread. Missing numbers never change a size: idle
-when a role would grow, at the limit when it would shrink.
+"""Recommend a size by the need of a role, and hold it for a window. N/(N-1) as in Dynamo's planner,
+turned round: how many workers must stay, if the busiest one's load is spread. Missing numbers never
+change a size.
 """
 
 import math
@@ -154,8 +154,7 @@ def _shrinkage(role: RoleState, tight: Signal | None) -> Recommendation:
 
 def safe_workers(signal: Signal, workers: int) -> int:
     """The fewest workers that keep the busiest under its scale-up threshold, if load is spread
-    again.  Dynamo's planner checks for a step from N to N-1 whether peak * N / (N-1) is under the
-    threshold.
+    again: Dynamo's planner checks peak * N / (N-1) for a step from N to N-1.
     """
     return min(workers, math.floor(signal.peak * workers / signal.up + 1e-9) + 1)
 
@@ -195,11 +194,10 @@ def stabilize(
     trace: DecisionTrace,
     goes_on: bool = False,
 ) -> tuple[int, Recommendations]:
-    """Apply the stabilization window and the largest step to the recommendation of a role.
-
-    past:    recommendations since the role has this size.
-    goes_on: whether a recommendation of no change keeps a window to scale up.
-    Returns the workers that are allowed now, and the recommendations to remember.
+    """The workers that are allowed now, and the recommendations to remember: a role scales once
+    every recommendation of a window agreed, and by the largest step at most. past: recommendations
+    since the role has this size; goes_on: whether a recommendation of no change keeps a window to
+    scale up
     """
     if recommended == requested:
         return requested, past if goes_on and past and past[-1][1] > requested else ()
@@ -232,9 +230,9 @@ def stabilize_advice(
     now: float,
     trace: DecisionTrace,
 ) -> tuple[int, Recommendations]:
-    """Advise the greatest recommendation to scale up within the scale-down window.  Otherwise
-    advice would follow each swing of the load. past: what the decision before returned to remember
-    Returns the workers to advise, and the recommendations to remember.
+    """The workers to advise, and the recommendations to remember: the greatest recommendation to
+    scale up within the scale-down window, since advice would follow each swing of the load
+    otherwise. past: what the decision before returned to remember
     """
     greater = tuple((at, each) for at, each in past if now - window < at and each > recommended)
     recommendations = (*greater, (now, recommended)) if recommended > requested else greater

@@ -1,6 +1,5 @@
 """The signals of a role: each number beside its thresholds, and the workers that it asks for. A
-role grows when one is over its scale-up threshold, and shrinks when all are under their scale-down
-one. Shares add up over workers; queues and latencies ask for twice the settled workers at most.
+role grows when one is over its scale-up threshold, and shrinks when all are under theirs.
 """
 
 import math
@@ -19,8 +18,6 @@ _DUST = 1e-9  # what rounding may add to a number of workers
 
 @dataclass(frozen=True)
 class Signal:
-    """One number beside its thresholds."""
-
     name: str
     value: float | None
     up: float
@@ -62,9 +59,7 @@ class Signal:
 
 
 def signals_of(role: str, own: Totals, ingress: Totals, spec: AutoscaleSpec) -> tuple[Signal, ...]:
-    """The signals of a role: those of prefill, or of decode and mixed.  ingress: totals of the
-    workers that answer HTTP: `own`, unless the role is prefill
-    """
+    """ingress: totals of the workers that answer HTTP: `own`, unless the role is prefill"""
     if own.workers == 0:
         return ()
     if role == "prefill":
@@ -179,29 +174,15 @@ def ceil_workers(need: float) -> int:
 
 
 def prefill_need(token_rate: float, speed: float, correction: float) -> float:
-    """Prefill workers for a demand, as in Dynamo's SLA planner.
-
-    A correction below 1 is the saving of the prefix cache, above 1 it is queueing.
-
-    token_rate: prompt tokens per second; speed: those of one worker
-    correction: measured time to first token over the expected one
-
-    >>> prefill_need(10.0 * 3000, 20_000.0, 0.5)
-    0.75
-    >>> prefill_need(10.0 * 3000, 20_000.0, 3.0)
-    1.5
+    """Prefill workers for a demand, as in Dynamo's SLA planner. token_rate: prompt tokens per
+    second; speed: those of one worker; correction: measured time to first token over the expected
+    one, below 1 by the prefix cache, above 1 by queueing
     """
     return token_rate * min(1.0, correction) / speed
 
 
 def decode_need(workers: int, seconds: float, target: float) -> float:
-    """Decode workers that bring the time per token to its target.
-
-    Throughput per worker falls by the planner's correction.
-
-    >>> decode_need(8, 0.060, 0.050)
-    9.6
-    """
+    """Decode workers that bring the time per token to its target, by the planner's correction."""
     return workers * min(seconds / target, MAX_GROWTH)
 
 

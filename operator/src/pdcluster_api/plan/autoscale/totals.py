@@ -105,9 +105,7 @@ def fresh_rounds(window: Sequence[PoolSample], now: float, seconds: float) -> Se
 def read_pool(
     facts: PoolFacts, window: Sequence[PoolSample], rounds: Sequence[PoolSample]
 ) -> Totals:
-    """The totals of one pool; without a fresh round all its ready workers are missing.  rounds: the
-    fresh ones of the window, the newest first
-    """
+    """The totals of one pool.  rounds: the fresh ones of the window, the newest first"""
     totals = Totals()
     if not rounds:
         totals.missing = totals.failing = facts.ready

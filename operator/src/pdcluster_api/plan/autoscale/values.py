@@ -1,6 +1,4 @@
-"""Inputs and results of the autoscaler. `at` and `now` are monotonic seconds, ratios 0 to 1; only
-schedules read the wall clock.
-"""
+"""Inputs and results of the autoscaler. `at` and `now` are monotonic seconds, ratios 0 to 1."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -170,8 +168,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one call of `decide`."""
-
     decision: ScalingDecision
     memory: Memory
     changed: bool = False  # whether the replicas differ from those of the facts

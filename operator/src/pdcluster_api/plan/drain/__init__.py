@@ -1,3 +1,1 @@
-"""The way down without a lost request: how far a StatefulSet may shrink, and what a node drain must
-leave.
-"""
+"""How far a StatefulSet may shrink, and what a node drain must leave."""

@@ -1,6 +1,5 @@
 """Disruption budgets: a node drain leaves all ready workers of what serves but one. One that was
-evicted counts until its successor is ready, or `ReadinessDeadline` is over, so that no drain of
-nodes waits without end. The budget itself is the memory. Pure.
+evicted counts until its successor is ready, or its time is over. The budget itself is the memory.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,6 +1,6 @@
-"""All StatefulSets of a cluster as they should be now, each on its way to the desired size. Pure.
-While no worker of a role that stays is ready, surplus ones keep serving. A replaced revision is not
-shrunk: its pods drain by SIGTERM.
+"""StatefulSets on their way to the desired size. Pure. All surplus workers of one drain at once; it
+shrinks to the highest ordinal that still has requests. A replaced revision is not shrunk: its pods
+drain by SIGTERM.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pdcluster_api.plan.observed.state import PodState, WorkerRecords, WorkloadState
+from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import Workload, WorkloadId
 
 # Three leases: a worker without a record for so long receives no commands either, only SIGTERM
@@ -28,8 +29,6 @@ class PodDrain(Enum):
 
 @dataclass(frozen=True)
 class Shrink:
-    """Next step of one StatefulSet."""
-
     replicas: int  # that it should have now
     commands: frozenset[str] = frozenset()  # pods that get a drain command, or keep it
     draining: tuple[str, ...] = ()  # pods that are waited for
@@ -82,19 +81,13 @@ def plan_shrink(
     )
     waiting = [
         (ordinal, pod, drain)
-        for pod, ordinal in sorted(living, key=_highest_first)
+        for pod, ordinal in sorted(living, key=lambda each: -each[1])
         if pod.name not in serving
         and (drain := _pod_drain(pod, worker_records)) is not PodDrain.FREE
     ]
-    holding = [
-        (ordinal, pod, drain)
-        for ordinal, pod, drain in waiting
-        if not _is_over(pod, worker_records, timeout)
-    ]
-    replicas = max(
-        (ordinal + 1 for ordinal in [*(ordinal for ordinal, _, _ in holding), *serving.values()]),
-        default=desired,
-    )
+    holding = [each for each in waiting if not _is_over(each[1], worker_records, timeout)]
+    ordinals = [*(ordinal for ordinal, _, _ in holding), *serving.values()]
+    replicas = max(ordinals, default=desired - 1) + 1
     return Shrink(
         replicas=replicas,
         commands=kept.union(pod.name for _, pod, _ in waiting).difference(serving),
@@ -112,10 +105,6 @@ def _unseen(state: WorkloadState, worker_records: WorkerRecords | None) -> Itera
         pod = PodState(name, state.id, ready=True, terminating=False)
         if name not in seen and ordinal_of(pod) >= 0:
             yield pod
-
-
-def _highest_first(pod: tuple[PodState, int]) -> int:
-    return -pod[1]
 
 
 def ordinal_of(pod: PodState) -> int:
@@ -161,8 +150,6 @@ HELD_POLL_SECONDS = 5.0  # While etcd does not answer
 
 @dataclass(frozen=True)
 class DrainPlan:
-    """Next steps of all StatefulSets of a cluster."""
-
     workloads: tuple[Workload, ...]
     commands: frozenset[str]
     cut: tuple[str, ...]
@@ -179,11 +166,11 @@ def plan_drain(
     worker_records: WorkerRecords | None,
     timeout: int | None,
 ) -> DrainPlan:
-    """All StatefulSets as they should be now.
+    """All StatefulSets as they should be now. While no worker of a role that stays is ready,
+    surplus ones keep serving.
 
     desired:        every workload that should exist, at its full size.
     leaving:        workloads that are to go, but not before they have drained.
-    existing:       what is observed.
     worker_records: None = not known yet, and nothing that serves may go.
     timeout:        seconds after which a pod that drains goes all the same; None = never.
     """
@@ -201,10 +188,18 @@ def plan_drain(
         )
         for each in workloads
     }
-    commands = _commands(shrinks, states, worker_records)
-    waits = any(shrink.waits for shrink in shrinks.values())
-    is_stale = _is_stale(commands, worker_records)
+    commanded = frozenset() if worker_records is None else worker_records.commands
     error = None if worker_records is None else worker_records.error
+    ended = [state for each, state in states.items() if each not in shrinks]
+    kept = commanded.intersection(pod.name for state in ended for pod in state.pods)
+    commands = kept.union(*(shrink.commands for shrink in shrinks.values()))
+    is_stale = worker_records is not None and error is None and commanded != commands
+    is_waiting = is_stale or any(shrink.waits for shrink in shrinks.values())
+    is_shrinking = any(
+        not state.gone and each in shrinks and shrinks[each].replicas < state.desired
+        for each, state in states.items()
+    )
+    poll_seconds = DRAIN_POLL_SECONDS if error is None else HELD_POLL_SECONDS
     return DrainPlan(
         workloads=tuple(
             Workload(each.id, shrinks[each.id].replicas)
@@ -215,40 +210,9 @@ def plan_drain(
         cut=tuple(sorted(pod for shrink in shrinks.values() for pod in shrink.cut)),
         messages=_messages(shrinks, error),
         # An old read is no ground to remove a pod.
-        needs_worker_records=waits or is_stale or _is_shrinking(shrinks, states),
-        requeue_after_seconds=_poll_seconds(error) if waits or is_stale else None,
+        needs_worker_records=is_waiting or is_shrinking,
+        requeue_after_seconds=poll_seconds if is_waiting else None,
     )
-
-
-def _commands(
-    shrinks: Mapping[WorkloadId, Shrink],
-    states: Mapping[WorkloadId, WorkloadState],
-    worker_records: WorkerRecords | None,
-) -> frozenset[str]:
-    ended = [state for each, state in states.items() if each not in shrinks]
-    ending = [pod.name for state in ended for pod in state.pods]
-    commanded = frozenset() if worker_records is None else worker_records.commands
-    kept = commanded.intersection(ending)
-    return kept.union(*(shrink.commands for shrink in shrinks.values()))
-
-
-def _is_stale(commands: frozenset[str], worker_records: WorkerRecords | None) -> bool:
-    if worker_records is None or worker_records.error is not None:
-        return False
-    return worker_records.commands != commands
-
-
-def _is_shrinking(
-    shrinks: Mapping[WorkloadId, Shrink], states: Mapping[WorkloadId, WorkloadState]
-) -> bool:
-    return any(
-        not state.gone and each in shrinks and shrinks[each].replicas < state.desired
-        for each, state in states.items()
-    )
-
-
-def _poll_seconds(error: str | None) -> float:
-    return DRAIN_POLL_SECONDS if error is None else HELD_POLL_SECONDS
 
 
 def _role(identity: WorkloadId) -> tuple[str, str]:
@@ -290,32 +254,29 @@ def _messages(
     shrinks: Mapping[WorkloadId, Shrink], error: str | None
 ) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    waiting = {each: shrink for each, shrink in shrinks.items() if shrink.waits}
-    for identity, shrink in waiting.items():
-        role, pool = identity.role, identity.pool
-        found[role] = (
-            *found.get(role, ()),
-            *(f"pool {pool}: {reported}" for reported in _describe(shrink, error)),
-        )
+    for each, shrink in shrinks.items():
+        texts = (f"pool {each.pool}: {text}" for text in _describe(shrink, error))
+        if shrink.waits:
+            found[each.role] = (*found.get(each.role, ()), *texts)
     return found
 
 
 def _describe(shrink: Shrink, error: str | None) -> Iterator[str]:
     if shrink.draining:
-        yield f"{_workers(shrink.draining)} before the pool shrinks: {_names(shrink.draining)}"
+        drain = _counted(shrink.draining, "drains", "drain")
+        yield f"{drain} before the pool shrinks: {_names(shrink.draining)}"
     if shrink.unknown and error is not None:
         held = f"shrinking is held: etcd does not say whether {_names(shrink.unknown)} still serves"
         yield f"{held}; it goes on when etcd answers, or after rollout.drainTimeoutSeconds"
     if shrink.serving:
-        num_serving = len(shrink.serving)
-        workers = "1 worker keeps" if num_serving == 1 else f"{num_serving} workers keep"
-        until = f"{workers} serving until one of the role that stays is ready"
-        yield f"{until}: {_names(shrink.serving)}"
+        keep = _counted(shrink.serving, "keeps", "keep")
+        until = "serving until one of the role that stays is ready"
+        yield f"{keep} {until}: {_names(shrink.serving)}"
 
 
-def _workers(pods: tuple[str, ...]) -> str:
-    return "1 worker drains" if len(pods) == 1 else f"{len(pods)} workers drain"
+def _counted(pods: tuple[str, ...], one: str, several: str) -> str:
+    return f"1 worker {one}" if len(pods) == 1 else f"{len(pods)} workers {several}"
 
 
 def _names(pods: tuple[str, ...]) -> str:
-    return f"pod {pods[0]}" + (f" (and {len(pods) - 1} more)" if len(pods) > 1 else "")
+    return f"pod {pods[0]}{and_more(len(pods))}"

@@ -27,7 +27,7 @@ def ingress_of(roles: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class DeclaredPool:
-    """Desired size.  wanted: workers; note: remark on that number for a user, None = none."""
+    """desired: workers; note: remark on that number for a user, None = none"""
 
     name: str
     gpu: str
@@ -37,8 +37,6 @@ class DeclaredPool:
 
 @dataclass(frozen=True)
 class PoolView:
-    """One pool."""
-
     declared: DeclaredPool
     current: int  # pods of all revisions
     target: WorkloadState | None
@@ -76,8 +74,6 @@ class PoolView:
 
 @dataclass(frozen=True)
 class RoleView:
-    """One role and its pools."""
-
     name: str
     pools: tuple[PoolView, ...]
 
@@ -103,7 +99,7 @@ class RoleView:
 
 
 class Workloads:
-    """Observed workloads, by role, pool and revision."""
+    """By role, pool and revision."""
 
     def __init__(self, observed: Observed) -> None:
         self._by_place = {

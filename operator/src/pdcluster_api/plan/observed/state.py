@@ -20,8 +20,6 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class DecisionStep:
-    """Change of one role or pool by one rule."""
-
     rule: str  # its name, one of `rules`
     subject: str  # `prefill`, `decode`, `mixed` or `prefill/b200`
     before: int  # replicas
@@ -31,8 +29,6 @@ class DecisionStep:
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """One number that a decision read."""
-
     subject: str
     name: str  # of the metric
     value: float | None  # with its unit in the name
@@ -52,7 +48,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True)
 class PairVerification:
-    """One that has ended, with KV that moved or a fault."""
+    """A verification that has ended, with KV that moved or a fault."""
 
     revision: str  # of its workers
     at: str  # RFC 3339, when it ended
@@ -80,8 +76,6 @@ class PairVerifications:
 
 @dataclass(frozen=True)
 class PodState:
-    """One worker pod."""
-
     name: str
     workload: WorkloadId
     ready: bool
@@ -110,8 +104,6 @@ class PodState:
 
 @dataclass(frozen=True)
 class EndingPod:
-    """A terminating pod."""
-
     name: str
     node: str = ""  # that it is bound to; empty = none
     # RFC 3339, when it has to be gone, its grace period included; None = unknown
@@ -123,8 +115,6 @@ class EndingPod:
 
 @dataclass(frozen=True)
 class WorkloadState:
-    """One StatefulSet as it is."""
-
     id: WorkloadId
     desired: int  # spec.replicas
     current: int  # pods that exist
@@ -147,8 +137,6 @@ class WorkloadState:
 
 @dataclass(frozen=True)
 class ScalerState:
-    """One PDPoolScaler as it is."""
-
     role: str
     pool: str
     replicas: int
@@ -160,8 +148,6 @@ class ScalerState:
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """The etcd of a cluster."""
-
     managed: bool  # run by us, with `ready` of `desired` members
     ready: int = 0
     desired: int = 0
@@ -175,8 +161,6 @@ class DiscoveryState:
 
 @dataclass(frozen=True)
 class WorkerDevice:
-    """Device of one worker, by its record."""
-
     kind: str  # cpu or cuda; of a stock engine also rocm, tpu, xpu, or unknown
     name: str  # of the processor or the accelerator
     # what a user must know of computing on it, or why it is unknown; empty = nothing
@@ -185,8 +169,6 @@ class WorkerDevice:
 
 @dataclass(frozen=True)
 class WorkerDisaggregation:
-    """Disaggregation of one worker, by its record."""
-
     transport: str  # that moves KV blocks
     # prefill workers that it may not use, as (pod, reason), the first few
     refused: tuple[tuple[str, str], ...] = ()
@@ -230,8 +212,6 @@ class WriteFailure:
 
 @dataclass(frozen=True)
 class Observed:
-    """A cluster as it is."""
-
     generation: int  # of the PDCluster
     status: Mapping[str, Any]  # its status as last written; empty at first
     discovery: DiscoveryState

@@ -1,3 +1,1 @@
-"""The status of a PDCluster: conditions, numbers, and the events for changes between
-two of them.
-"""
+"""The status of a PDCluster: conditions, numbers and events."""

@@ -31,8 +31,6 @@ from pdcluster_schema.workload import WorkloadId
 
 @dataclass(frozen=True)
 class StatusInputs:
-    """Inputs of the conditions."""
-
     roles: tuple[RoleView, ...]
     observed: Observed
     existing: Workloads

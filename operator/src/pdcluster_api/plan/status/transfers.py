@@ -115,8 +115,6 @@ def _ready(state: WorkloadState) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class VerificationSettings:
-    """Settings by which transfers are judged, and verified."""
-
     floor: float | None  # placement.minTransferGBps; None = any rate will do
     request: str  # value of the annotation pdcluster.io/verify; empty = none
     now: str  # RFC 3339
