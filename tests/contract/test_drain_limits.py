@@ -1,7 +1,7 @@
 """Time limits of a drain that worker and `pdctl` have to agree on."""
 
 from pdcluster_worker.processes import server_process
-from pdcluster_worker.server.http.unacked_responses import STALLED_SECONDS
+from pdcluster_worker.server.http.run import STALLED_SECONDS
 from pdctl.local import processes
 
 

@@ -8,7 +8,6 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from pdcluster_worker.server.http import unacked_responses
 from pdcluster_worker.server.http.connection import SEND_SECONDS, HttpConnection
 
 KEEP_ALIVE_SECONDS = 75
@@ -143,8 +142,8 @@ def test_nothing_is_watched_once_all_is_sent_or_the_client_is_gone(
 
 
 def test_a_client_that_was_gone_before_it_asked_has_no_name(connection, transport):
-    assert connection.name is None
+    assert connection.addresses is None
     transport.peer = ("10.244.1.11", 49153)
     connection.connection_made(transport)
 
-    assert connection.name == unacked_responses.name(("10.244.1.10", 8000), transport.peer)
+    assert connection.addresses == (("10.244.1.10", 8000), transport.peer)

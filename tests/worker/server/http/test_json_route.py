@@ -10,9 +10,8 @@ from starlette.responses import Response
 
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.errors import error_handlers
-from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import INLINE_BYTES
-from pdcluster_worker.server.http.limits import HttpLimits
+from pdcluster_worker.server.http.limits import BodyReader, HttpLimits
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.schemas.requests import ChatRequest

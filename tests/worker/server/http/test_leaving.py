@@ -11,7 +11,7 @@ import pytest
 
 from pdcluster_worker.processes import lifecycle as process_life
 from pdcluster_worker.processes import server_process
-from pdcluster_worker.server.http import unacked_responses
+from pdcluster_worker.server.http import run
 from pdcluster_worker.server.http.connection import HttpConnection
 from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.serving import draining
@@ -314,7 +314,7 @@ async def test_a_client_that_took_nothing_while_a_request_ran_is_not_waited_for_
     node, slow, server, until, monkeypatch
 ):
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr(unacked_responses, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(run, "STALLED_SECONDS", 0.3)
     node.num_requests = 1
     async with asyncio.timeout(DEADLINE_SECONDS):
         await slow.ask()
@@ -369,7 +369,7 @@ async def test_a_client_that_stopped_reading_is_waited_for_once(
 ):
     """Its connection is aborted, and what the kernel then holds has not moved since before."""
     monkeypatch.setattr(HttpConnection, "send_seconds", 1.0)
-    monkeypatch.setattr(unacked_responses, "STALLED_SECONDS", 2.0)
+    monkeypatch.setattr(run, "STALLED_SECONDS", 2.0)
     rig.backend.max_model_len = 1 << 30
     rig.backend.script = lambda spec: [104] * 2_000
     async with asyncio.timeout(DEADLINE_SECONDS * 3):

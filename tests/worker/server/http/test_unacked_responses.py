@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pdcluster_worker.server.http.unacked_responses import (
+from pdcluster_worker.server.http.run import (
     REMEMBER_SECONDS,
     STALLED_SECONDS,
     TABLES,

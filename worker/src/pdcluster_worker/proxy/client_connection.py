@@ -12,8 +12,7 @@ from pdcluster_worker.proxy.picker import affinity_of
 from pdcluster_worker.proxy.request_head import BEGIN, RequestHead
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.proxy.upstream import Upstream, UpstreamPool
-from pdcluster_worker.server.http import unacked_responses
-from pdcluster_worker.server.http.connection import HttpConnection
+from pdcluster_worker.server.http.connection import Addresses, HttpConnection
 from pdcluster_worker.server.http.raw_http import HalfClosed
 
 logger = logging.getLogger(__name__)
@@ -72,10 +71,10 @@ class ClientConnection(asyncio.Protocol):
         return not (self._raw_head or self.is_answering)
 
     @property
-    def name(self) -> str | None:
+    def addresses(self) -> Addresses | None:
         """See `server.http.connection.HttpConnection`."""
         local, remote = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
-        return unacked_responses.name(local[:2], remote[:2]) if local and remote else None
+        return (local[:2], remote[:2]) if local and remote else None
 
     def shutdown(self) -> None:
         """Take no more requests, as uvicorn asks."""

@@ -27,8 +27,7 @@ from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_fo
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
 from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
-from pdcluster_worker.server.http.body_reader import BodyReader, EarlyResponse
-from pdcluster_worker.server.http.limits import LimitsNow, limits_of
+from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, LimitsNow, limits_of
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes

@@ -13,9 +13,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.server.http import unacked_responses
-from pdcluster_worker.server.http.body_reader import ANSWERED
 from pdcluster_worker.server.http.limits import (
+    ANSWERED,
     TOO_MANY_CONNECTIONS,
     HttpLimits,
     LimitsNow,
@@ -31,6 +30,9 @@ from pdcluster_worker.server.http.raw_http import (
 )
 
 logger = logging.getLogger(__name__)
+
+Addresses = tuple[tuple[str, int], tuple[str, int]]
+"""(host, port) of this end of a connection and of the client's."""
 
 SEND_SECONDS = 30.0
 """Time without progress of a client that reads nothing: its connection is aborted."""
@@ -71,12 +73,12 @@ class HttpConnection(HttpToolsProtocol):
         return bool(cycle and not cycle.more_body and not cycle.response_complete)
 
     @property
-    def name(self) -> str | None:
-        """As the kernel's tables have it; None for a client that had gone before it was known."""
+    def addresses(self) -> Addresses | None:
+        """None for a client that had gone before it was known."""
         if self.server is None or self.client is None:
             return None
         host, port = self.server
-        return unacked_responses.name((host, port or 0), self.client)
+        return (host, port or 0), self.client
 
     @property
     def _max_framing_bytes(self) -> int:

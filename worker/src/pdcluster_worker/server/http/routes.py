@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Route, get_name
 from starlette.types import Receive, Scope, Send
 
 from pdcluster_worker.server.errors import ErrorReply
-from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import checked, off_loop
+from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import note_body
 
 Answers = Mapping[int, type[BaseModel] | type[str] | None]

@@ -15,8 +15,8 @@ from starlette.routing import Route
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import check_model, not_ready
 from pdcluster_worker.server.generation.sampling import check_token_ids
-from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai.conversation import prepare

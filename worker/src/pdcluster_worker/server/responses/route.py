@@ -19,8 +19,8 @@ from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.generation import ServingContext
 from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
-from pdcluster_worker.server.http.body_reader import BodyReader
 from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
 from pdcluster_worker.server.openai.conversation import prepare
