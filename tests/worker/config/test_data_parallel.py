@@ -10,21 +10,12 @@ from pdcluster_worker.config import data_parallel
 from pdcluster_worker.config.data_parallel import has_board, share_of, thread_share
 from pdcluster_worker.config.worker import WorkerConfig, load_worker_config
 from pdcluster_worker.errors import ConfigError
-
-FILE: dict[str, Any] = {
-    "cluster": "c",
-    "revision": "r",
-    "role": "mixed",
-    "pool": "p",
-    "model": {"name": "m", "path": "/m"},
-    "discovery": {"endpoints": ["h:1"]},
-    "tls": {"ca": "a", "certificate": "b", "key": "c"},
-}
+from tests.worker.config.engine_files import MINIMUM, write
 
 
 def loaded(folder: Path, role: str = "mixed", **engine: Any) -> WorkerConfig:
-    (folder / "engine.yaml").write_text(yaml.safe_dump(FILE | {"role": role, "engine": engine}))
-    return load_worker_config(folder / "engine.yaml")
+    file = yaml.safe_load(MINIMUM) | {"role": role, "engine": engine}
+    return load_worker_config(write(folder, yaml.safe_dump(file)))
 
 
 def test_engines_divide_what_is_the_worker_s(tmp_path: Path) -> None:
@@ -105,11 +96,6 @@ def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(
             {"dataParallelSize": 4, "numBlocks": 3},
             r"engine\.yaml: engine\.numBlocks \(3\) must be at least dataParallelSize \(4\), whose "
             r"engines share them: raise it$",
-        ),
-        (
-            "decode",
-            {"prefillDelayer": {}},
-            r"engine\.prefillDelayer is for prefill and mixed workers, not for decode: remove it",
         ),
         ("mixed", {"prefillDelayer": {"maxDelayPasses": 0}}, "`int` >= 1"),
         ("mixed", {"prefillDelayer": {"maxDelayPasses": 10_001}}, "`int` <= 10000"),

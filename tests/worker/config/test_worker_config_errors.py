@@ -56,26 +56,12 @@ def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        "device: cpu",
-        "kvCacheMemory: 1024",
-        "deviceMemoryShare: 0.5",
-        "numBlocks: 64",
-        "threads: 2",
-        "dataParallelSize: 2",
-        "transport: nixl",
-        "transferBandwidth: 1000",
-        "verifyTransfers: true",
-        "fenceTimeoutSeconds: 5",
-        "batchInvariant: true",
-        "scheduler: sarathi",
-        "schedulingPolicy: fcfs",
-        "longPrefillTokenThreshold: 100",
-        "chunkedPrefill: false",
-        "tbtSloMilliseconds: 50",
-        f"chunkSchedule: {CHUNKS}",
-        "admissionWatermark: 0.1",
-        "prefillDelayer: {}",
-        "speculation: {}",
+        *("device: cpu", "kvCacheMemory: 1024", "deviceMemoryShare: 0.5", "numBlocks: 64"),
+        *("threads: 2", "dataParallelSize: 2", "transport: nixl", "transferBandwidth: 1000"),
+        *("verifyTransfers: true", "fenceTimeoutSeconds: 5", "batchInvariant: true"),
+        *("scheduler: sarathi", "schedulingPolicy: fcfs", "longPrefillTokenThreshold: 100"),
+        *("chunkedPrefill: false", "tbtSloMilliseconds: 50", f"chunkSchedule: {CHUNKS}"),
+        *("admissionWatermark: 0.1", "prefillDelayer: {}", "speculation: {}"),
     ],
 )
 def test_worker_config_refuses_a_field_of_our_engine_for_a_stock_one(
@@ -88,15 +74,6 @@ def test_worker_config_refuses_a_field_of_our_engine_for_a_stock_one(
         load_worker_config(write(tmp_path, f"{MINIMUM}engine: {{type: vllm, {field}}}\n"))
 
 
-def test_worker_config_refuses_drafts_of_a_prefill_worker(tmp_path: Path) -> None:
-    prefill = MINIMUM.replace("role: decode", "role: prefill")
-    with pytest.raises(
-        ConfigError,
-        match=r"engine\.speculation is for decode and mixed workers, not for prefill: remove it",
-    ):
-        load_worker_config(write(tmp_path, f"{prefill}engine: {{speculation: {{}}}}\n"))
-
-
 def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     config = load_worker_config(write(tmp_path, MINIMUM))
 
@@ -107,118 +84,49 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
     )
 
 
+SIZE = "engine: {maxBatchedTokens: 8, maxSequences: 16}"
+SHORT = f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}"
+REVERSED = "engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}"
+RANKS = "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}"
+BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: raise"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("engine: {blokSize: 16}", r"unknown field `blokSize` - at `\$\.engine`"),
-        (
-            "engine: {device: gpu}",
-            r"Invalid enum value 'gpu' - at `\$\.engine\.device`: write one of auto, cpu, cuda",
-        ),
-        (
-            "engine: {speculation: {method: guess}}",
-            r"speculation\.method`: write one of Off, draft, ngram",
-        ),
-        (
-            "engine: {threads: 1025}",
-            r"Expected `int` <= 1024 - at `\$\.engine\.threads`: lower it$",
-        ),
-        (
-            "engine: {maxBatchedTokens: 16777217}",
-            r"Expected `int` <= 16777216 - at `\$\.engine\.maxBatchedTokens`",
-        ),
-        (
-            "engine: {maxSequences: 65537}",
-            r"Expected `int` <= 65536 - at `\$\.engine\.maxSequences`",
-        ),
-        ("engine: {blockSize: big}", r"Expected `int`, got `str` - at `\$\.engine\.blockSize`$"),
-        ("engine: {blockSize: 0}", r"Expected `int` >= 1 - at `\$\.engine\.blockSize`: raise it$"),
-        (
-            "discovery: {endpoints: []}",
-            r"Expected `array` of length >= 1 - at `\$\.discovery\.endpoints`$",
-        ),
-        (
-            "engine: {maxBatchedTokens: 8, maxSequences: 16}",
-            r"maxBatchedTokens \(8\) must be at least maxSequences \(16\)",
-        ),
-        (
-            "engine: {speculation: {numTokens: 17}}",
-            r"Expected `int` <= 16 - at `\$\.engine\.speculation\.numTokens`",
-        ),
-        (
-            "engine: {speculation: {method: draft}}",
-            r"method: draft needs speculation\.draftModel: give the folder of a smaller model",
-        ),
-        (
-            "engine: {speculation: {draftModel: /small}}",
-            r"speculation\.draftModel is for method draft, not ngram: leave it out",
-        ),
-        (
-            "engine: {speculation: {promptLookupMin: 6}}",
-            r"promptLookupMin \(6\) must be at most promptLookupMax \(5\): lower the one",
-        ),
-        (
-            "engine: {scheduler: fastest}",
-            r"Invalid enum value 'fastest' - at `\$\.engine\.scheduler`",
-        ),
-        (
-            "engine: {scheduler: orca, maxModelLen: 300}",
-            r"maxBatchedTokens \(256\) is below the longest request of 300 tokens: raise",
-        ),
-        (
-            "engine: {chunkedPrefill: false, maxModelLen: 257}",
-            r"chunkedPrefill: false computes a prompt in one step",
-        ),
-        (
-            "engine: {longPrefillTokenThreshold: 65, maxModelLen: 64}",
-            r"longPrefillTokenThreshold \(65\) is above the longest request",
-        ),
-        (
-            "engine: {longPrefillTokenThreshold: 6, chunkedPrefill: false}",
-            "longPrefillTokenThreshold caps the chunks of scheduler continuous",
-        ),
-        (
-            "engine: {chunkedPrefill: false, scheduler: sarathi}",
-            "chunkedPrefill: false is for scheduler continuous, not sarathi",
-        ),
-        (
-            "engine: {tbtSloMilliseconds: 50}",
-            "tbtSloMilliseconds is for scheduler sarathi, not continuous: leave it out",
-        ),
-        (
-            f"engine: {{chunkSchedule: {CHUNKS}}}",
-            "chunkSchedule is for scheduler sarathi, not continuous: leave it out",
-        ),
-        (
-            f"engine: {{scheduler: sarathi, maxBatchedTokens: 64, chunkSchedule: {CHUNKS}}}",
-            r"chunkSchedule\.high \(128\) must be at most",
-        ),
-        (
-            "engine: {chunkSchedule: {low: 2, high: 1, stages: 1, maxTokens: 9}}",
-            r"low \(2\) must be at most high \(1\)",
-        ),
-        (
-            "engine: {tensorParallelSize: 9}",
-            r"Expected `int` <= 8 - at `\$\.engine\.tensorParallelSize`",
-        ),
-        (
-            "engine: {tensorParallelSize: 4, pipelineParallelSize: 3}",
-            r"tensorParallelSize \(4\) times pipelineParallelSize \(3\) is 12 ranks, over the 8 of "
-            r"one worker",
-        ),
-        (
-            "engine: {fenceTimeoutSeconds: 0}",
-            r"Expected `float` > 0\.0 - at `\$\.engine\.fenceTimeoutSeconds`: raise it$",
-        ),
-        (
-            "engine: {admissionWatermark: 1.5}",
-            r"Expected `float` <= 1\.0 - at `\$\.engine\.admissionWatermark`",
-        ),
-        ("listen: {http: 70000}", r"Expected `int` <= 65535 - at `\$\.listen\.http`"),
+        ("engine: {blokSize: 16}", "unknown field `blokSize` - at `$.engine`"),
+        ("engine: {device: gpu}", "'gpu' - at `$.engine.device`: write one of auto, cpu, cuda"),
+        ("engine: {speculation: {method: guess}}", "method`: write one of Off, draft, ngram"),
+        ("engine: {threads: 1025}", "Expected `int` <= 1024 - at `$.engine.threads`: lower it"),
+        ("engine: {maxBatchedTokens: 16777217}", "`int` <= 16777216 - at `$.engine.maxBatched"),
+        ("engine: {maxSequences: 65537}", "Expected `int` <= 65536 - at `$.engine.maxSequences`"),
+        ("engine: {blockSize: big}", "Expected `int`, got `str` - at `$.engine.blockSize`"),
+        ("engine: {blockSize: 0}", "Expected `int` >= 1 - at `$.engine.blockSize`: raise it"),
+        ("discovery: {endpoints: []}", "`array` of length >= 1 - at `$.discovery.endpoints`"),
+        (SIZE, "maxBatchedTokens (8) must be at least maxSequences (16)"),
+        ("engine: {speculation: {numTokens: 17}}", "<= 16 - at `$.engine.speculation.numTokens`"),
+        ("engine: {speculation: {method: draft}}", "draft needs speculation.draftModel: give"),
+        ("engine: {speculation: {draftModel: /small}}", "draftModel is for method draft, not ngr"),
+        ("engine: {speculation: {promptLookupMin: 6}}", "must be at most promptLookupMax (5): l"),
+        ("engine: {scheduler: fastest}", "Invalid enum value 'fastest' - at `$.engine.scheduler`"),
+        ("engine: {scheduler: orca, maxModelLen: 300}", BELOW),
+        ("engine: {chunkedPrefill: false, maxModelLen: 257}", "computes a prompt in one step"),
+        ("engine: {longPrefillTokenThreshold: 65, maxModelLen: 64}", "(65) is above the longest"),
+        ("engine: {longPrefillTokenThreshold: 6, chunkedPrefill: false}", "Threshold caps the"),
+        ("engine: {chunkedPrefill: false, scheduler: sarathi}", "is for scheduler continuous"),
+        ("engine: {tbtSloMilliseconds: 50}", "is for scheduler sarathi, not continuous: leave it"),
+        (f"engine: {{chunkSchedule: {CHUNKS}}}", "is for scheduler sarathi, not continuous: leav"),
+        (SHORT, "chunkSchedule.high (128) must be at most"),
+        (REVERSED, "low (2) must be at most high (1)"),
+        ("engine: {tensorParallelSize: 9}", "`int` <= 8 - at `$.engine.tensorParallelSize`"),
+        (RANKS, "tensorParallelSize (4) times pipelineParallelSize (3) is 12 ranks, over the 8 of"),
+        ("engine: {fenceTimeoutSeconds: 0}", "> 0.0 - at `$.engine.fenceTimeoutSeconds`: raise"),
+        ("engine: {admissionWatermark: 1.5}", "<= 1.0 - at `$.engine.admissionWatermark`"),
+        ("listen: {http: 70000}", "Expected `int` <= 65535 - at `$.listen.http`"),
         ("tensorParallel: 2", "unknown field `tensorParallel`"),
-        ("engine: {transport: rdma}", r"Invalid enum value 'rdma' - at `\$\.engine\.transport`"),
+        ("engine: {transport: rdma}", "Invalid enum value 'rdma' - at `$.engine.transport`"),
         ("[", "not YAML"),
-        ("gpu: 2020-13-45", r"not YAML: month must be in 1\.\.12"),
+        ("gpu: 2020-13-45", "not YAML: month must be in 1..12"),
         ("gpu: !!bool maybe", "not YAML: 'maybe'"),
         ("gpu: " + "[" * 5000, "not YAML: maximum recursion depth exceeded"),
     ],
@@ -226,10 +134,11 @@ def test_worker_config_minimum_gets_the_defaults(tmp_path: Path) -> None:
 def test_worker_config_refusal_names_field_and_reason(
     tmp_path: Path, line: str, reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=reason) as caught:
+    with pytest.raises(ConfigError) as caught:
         load_worker_config(write(tmp_path, f"{MINIMUM}{line}\n"))
 
     assert str(caught.value).startswith(str(tmp_path / "engine.yaml"))
+    assert reason in str(caught.value)
 
 
 def test_worker_config_of_a_record_may_have_fields_that_had_one_value(tmp_path: Path) -> None:
@@ -365,25 +274,25 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
         Identity.from_env()
 
 
+DELAYER, DRAFTS = "engine: {prefillDelayer: {}}", "engine: {speculation: {}}"
+
+
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("role", "line", "reason"),
     [
-        ("gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
-        (
-            "engine: {prefillDelayer: {}}",
-            "engine.prefillDelayer is for prefill and mixed workers, not for router: remove it",
-        ),
-        (
-            "engine: {speculation: {}}",
-            "engine.speculation is for decode and mixed workers, not for router: remove it",
-        ),
+        ("router", "gpu: h100", "gpu: h100 is not for a router, which has no engine: remove it"),
+        ("router", DELAYER, "engine.prefillDelayer is for prefill and mixed workers, not for rou"),
+        ("decode", DELAYER, "engine.prefillDelayer is for prefill and mixed workers, not for dec"),
+        ("router", DRAFTS, "engine.speculation is for decode and mixed workers, not for router"),
+        ("prefill", DRAFTS, "engine.speculation is for decode and mixed workers, not for prefil"),
     ],
 )
-def test_worker_config_refuses_what_a_router_has_no_engine_for(
-    tmp_path: Path, line: str, reason: str
+def test_worker_config_refuses_what_is_not_for_its_role(
+    tmp_path: Path, role: str, line: str, reason: str
 ) -> None:
-    router = MINIMUM.replace("role: decode", "role: router")
-    assert load_worker_config(write(tmp_path, router)).role == "router"
+    own = MINIMUM.replace("role: decode", f"role: {role}")
+    assert load_worker_config(write(tmp_path, own)).role == role
 
-    with pytest.raises(ConfigError, match=reason):
-        load_worker_config(write(tmp_path, f"{router}{line}\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_worker_config(write(tmp_path, f"{own}{line}\n"))
+    assert reason in str(caught.value)

@@ -1,7 +1,5 @@
 """Engines on the exact stand-ins of `pdcluster_worker.testing`; the core itself is the real one."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from pdcluster_worker.engine.core import EngineCore
@@ -82,6 +80,17 @@ class EngineRig:
         """Ids of them."""
         return [token.token_id for token in self.tokens(request_id)]
 
+    def submit(self, prompts, **options):
+        """Give prompts by request id at once, and take one step."""
+        return self.handle(*(m.Submit(make_spec(*item, **options)) for item in prompts.items()))
+
+    def check(self, prompts, num_tokens):
+        """Each of these requests has so many tokens, the right ones."""
+        assert {name: self.token_ids(name) for name in prompts} == {
+            name: self.runner.reference(list(prompt), num_tokens)
+            for name, prompt in prompts.items()
+        }
+
     @property
     def stats(self):
         """The latest statistics."""
@@ -117,32 +126,47 @@ def engine():
     return lambda **sizes: EngineRig(FakeNetwork(), FakeClock(), "alone", **sizes)
 
 
+class Pair:
+    """A decode and a prefill engine on one network; what their servers would say by request id."""
+
+    def __init__(self, decode, prefill):
+        self.network, self.clock = FakeNetwork(), FakeClock()
+        self.decode = EngineRig(self.network, self.clock, "decode", **(decode or {}))
+        self.prefill = EngineRig(self.network, self.clock, "prefill", **(prefill or {}))
+
+    def start(self, request, prefill_step=True):
+        """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
+        self.decode.handle(m.Receive(request))
+        ready = self.decode.of(m.ReceiveReady)[-1]
+        target = TransferTarget(
+            ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids
+        )
+        self.prefill.core.handle(m.Prefill(request, target))
+        if prefill_step:
+            self.prefill.step()
+        return ready
+
+    def written(self, request_id="a"):
+        """Have the prefill side write everything; the ReceiveDone that its server would send."""
+        self.prefill.run()
+        self.network.deliver_all()
+        self.prefill.step()
+        done, epoch = self.prefill.of(m.PrefillDone)[-1], self.decode.of(m.ReceiveReady)[-1].epoch
+        first = self.prefill.tokens(request_id)[0]
+        return m.ReceiveDone(request_id, epoch, first, done.checksum)
+
+    def finish(self, request_id="a"):
+        """Write everything, and decode to the end."""
+        self.decode.handle(self.written(request_id))
+        self.decode.run()
+
+    def check(self, prompt, num_tokens, request_id="a"):
+        """The tokens of both sides are those of one engine."""
+        both = self.prefill.token_ids(request_id)[:1] + self.decode.token_ids(request_id)
+        assert both == self.decode.runner.reference(list(prompt), num_tokens)
+
+
 @pytest.fixture
 def pair():
-    """Builds a decode and a prefill engine on one network: pair(decode={...}, prefill={...})."""
-
-    def build(decode=None, prefill=None):
-        network, clock = FakeNetwork(), FakeClock()
-        both = SimpleNamespace(
-            network=network,
-            clock=clock,
-            decode=EngineRig(network, clock, "decode", **(decode or {})),
-            prefill=EngineRig(network, clock, "prefill", **(prefill or {})),
-        )
-
-        def start(request, prefill_step=True):
-            """Receive on the decode side, Prefill on the other; returns the ReceiveReady."""
-            both.decode.handle(m.Receive(request))
-            ready = both.decode.of(m.ReceiveReady)[-1]
-            target = TransferTarget(
-                ready.epoch, "decode", ["nowhere"], ready.cached_tokens, ready.block_ids
-            )
-            both.prefill.core.handle(m.Prefill(request, target))
-            if prefill_step:
-                both.prefill.step()
-            return ready
-
-        both.start = start
-        return both
-
-    return build
+    """Builds a pair: pair(decode={...}, prefill={...})."""
+    return lambda decode=None, prefill=None: Pair(decode, prefill)

@@ -71,12 +71,10 @@ def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_les
     prompts = {
         name: [*range(start, start + 15)] for name, start in (("a", 0), ("b", 100), ("c", 200))
     }
-    rig.handle(*(m.Submit(spec(name, prompt, max_tokens=6)) for name, prompt in prompts.items()))
+    rig.submit(prompts, max_tokens=6)
     assert len(rig.runner.executed[0]) == num_together
     rig.run()
-    assert {name: rig.token_ids(name) for name in prompts} == {
-        name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()
-    }
+    rig.check(prompts, 6)
     assert (rig.stats.preemptions > 0) is (watermark == 0.0)
 
 

@@ -160,16 +160,9 @@ def test_received_kv_is_decoded_and_sent_kv_is_sent_by_each(pair, spec, name):
     sizes = {"scheduler": SchedulerSettings(name=name), "max_batched_tokens": 100}
     both = pair(decode=sizes, prefill=sizes)
     request = spec("a", list(range(10)), max_tokens=4)
-    ready = both.start(request)
-    first = both.prefill.tokens("a")[0]
-    for _ in range(4):
-        both.network.deliver_all()
-        both.prefill.step()
-    done = both.prefill.of(m.PrefillDone)[0]
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, first, done.checksum))
-    both.decode.run()
-    expected = both.decode.runner.reference(list(range(10)), 4)
-    assert [first.token_id, *both.decode.token_ids("a")] == expected
+    both.start(request)
+    both.finish()
+    both.check(range(10), 4)
     assert [count for batch in both.decode.runner.executed for _, count in batch] == [1, 1, 1]
 
 
@@ -252,7 +245,7 @@ def test_v4_without_chunks_a_prompt_beyond_the_rest_of_the_budget_waits(engine, 
     own = SchedulerSettings(chunked_prefill=False)
     rig = engine(scheduler=own, max_batched_tokens=100, num_blocks=64, prefix_caching=False)
     prompts = {"a": range(60), "b": range(50), "c": range(10)}
-    rig.handle(*(m.Submit(spec(name, prompt, max_tokens=2)) for name, prompt in prompts.items()))
+    rig.submit(prompts, max_tokens=2)
     rig.step()
     assert rig.runner.executed == [[("a", 60)], [("a", 1), ("b", 50), ("c", 10)]]
 

@@ -4,11 +4,7 @@ sleeps [S6].
 
 import pytest
 
-from pdcluster_worker.engine.prefill_delayer import (
-    PAUSE_SECONDS,
-    PrefillDelayer,
-    RankState,
-)
+from pdcluster_worker.engine.prefill_delayer import PAUSE_SECONDS, PrefillDelayer, RankState
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import DelayerSettings
 from tests.worker.engine.played_board import PlayedBoard

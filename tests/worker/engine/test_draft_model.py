@@ -6,7 +6,6 @@ import pytest
 
 from pdcluster_worker.engine.drafters import DraftSizes, ModelDrafter
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams
 from pdcluster_worker.testing import FakeRunner
@@ -121,10 +120,9 @@ def test_engine_gives_the_same_tokens_whatever_the_draft_model_guesses(weight, d
     settings = SpeculationSettings(adaptive=False)
     rig = engine(drafter=made, speculation=settings, depth=depth, num_blocks=12)
     prompts = {"a": PROMPT, "b": [*PROMPT[:8], 50], "c": list(range(20, 33))}
-    rig.handle(*(m.Submit(spec(key, prompt, max_tokens=12)) for key, prompt in prompts.items()))
+    rig.submit(prompts, max_tokens=12)
     rig.run()
-    for key, prompt in prompts.items():
-        assert rig.token_ids(key) == rig.runner.reference(prompt, 12)
+    rig.check(prompts, 12)
     assert sum(rig.stats.drafted) > 0
     assert (sum(rig.stats.accepted) == sum(rig.stats.drafted)) == (weight == 1)
     assert made.pool.counts()["free"] == 12

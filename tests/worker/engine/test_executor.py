@@ -6,19 +6,30 @@ from pdcluster_worker.engine.ports import EngineBrokenError, StepSeconds, failed
 from pdcluster_worker.messages import engine as m
 
 
-def test_one_bad_request_of_a_batch_fails_alone(engine, spec):
-    rig = engine()
-    rig.runner.failing = {"bad": ValueError("no such position")}
-    rig.handle(
-        *(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c"))
-    )
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "error", "message", "reason"),
+    [
+        ("failing", ValueError("no such position"), "ValueError: no such position", "raised"),
+        ("failing_rows", failed_row("not_finite", "it is NaN"), "it is NaN", "not_finite"),
+    ],
+)
+def test_one_bad_request_of_a_batch_fails_alone_and_once(
+    engine, spec, depth, kind, error, message, reason
+):
+    """depth 2: also with a step behind it, which is run again when its tokens are known."""
+    rig = engine(depth=depth)
+    setattr(rig.runner, kind, {"bad": error})
+    rig.submit({name: [ord(name[0])] for name in ("a", "bad", "c")})
     rig.run()
-    assert rig.of(m.RequestFailed) == [
-        m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")
-    ]
-    for request_id in "ac":
-        assert rig.token_ids(request_id) == rig.runner.reference([ord(request_id)], 3)
+    why = f"the model failed on this request: {message}"
+    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", why)]
+    rig.check({name: [ord(name)] for name in "ac"}, 3)
+    assert rig.stats.failed_rows == {reason: 1}
     assert rig.blocks == {"free": 16}
+    if kind == "failing_rows" and depth == 1:
+        assert rig.runner.executed[0] == [("a", 1), ("bad", 1), ("c", 1)]
+        assert all(len(batch) == 2 for batch in rig.runner.executed[1:])  # nothing ran again
 
 
 def test_lone_bad_requests_never_end_the_engine(engine, spec):
@@ -29,19 +40,24 @@ def test_lone_bad_requests_never_end_the_engine(engine, spec):
     assert len(rig.of(m.RequestFailed)) == 5
 
 
-def test_three_whole_batches_that_fail_alike_end_the_engine(engine, spec):
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("failing", RuntimeError("device lost")),
+        ("failing_rows", failed_row("not_finite", "NaN")),
+    ],
+)
+def test_three_whole_batches_that_fail_alike_end_the_engine(engine, spec, kind, error):
     rig = engine()
 
     def fail_batch(number):
-        rig.runner.failing = {f"{name}{number}": RuntimeError("device lost") for name in "ab"}
-        rig.handle(*(m.Submit(spec(request_id)) for request_id in rig.runner.failing))
+        setattr(rig.runner, kind, {f"{name}{number}": error for name in "ab"})
+        rig.handle(*(m.Submit(spec(f"{name}{number}")) for name in "ab"))
 
     fail_batch(0)
     fail_batch(1)
     assert len(rig.of(m.RequestFailed)) == 4
-    with pytest.raises(
-        EngineBrokenError, match="3 model steps in a row failed for every request: RuntimeError"
-    ):
+    with pytest.raises(EngineBrokenError, match="3 model steps in a row failed for every request"):
         fail_batch(2)
 
 
@@ -73,23 +89,6 @@ def test_a_failing_prefill_is_answered_and_its_send_cancelled(pair, spec):
     assert [failure.request_id for failure in both.prefill.of(m.RequestFailed)] == ["a"]
     assert both.prefill.of(m.PrefillFailed) == []
     assert set(both.prefill.blocks) == {"free", "cached"}
-
-
-def test_a_row_that_fails_by_itself_fails_alone_and_nothing_runs_again(engine, spec):
-    rig = engine()
-    rig.runner.failing_rows = {
-        "bad": failed_row("not_finite", "the logits are not finite after 3 tokens")
-    }
-    rig.handle(
-        *(m.Submit(spec(request_id, [ord(request_id[0])])) for request_id in ("a", "bad", "c"))
-    )
-    assert rig.runner.executed == [[("a", 1), ("bad", 1), ("c", 1)]]
-    rig.run()
-    message = "the model failed on this request: the logits are not finite after 3 tokens"
-    assert rig.of(m.RequestFailed) == [m.RequestFailed("bad", message)]
-    for request_id in "ac":
-        assert rig.token_ids(request_id) == rig.runner.reference([ord(request_id)], 3)
-    assert rig.blocks == {"free": 16}
 
 
 def test_a_row_may_fail_before_its_prompt_is_computed(engine, spec):
@@ -127,20 +126,6 @@ def test_failed_rows_are_counted_by_their_reason(engine, spec):
     rig.handle(m.Submit(spec("raises")))
     rig.run()
     assert rig.stats.failed_rows == {"not_finite": 2, "no_token_left": 1, "raised": 1}
-
-
-def test_three_whole_batches_of_rows_that_are_not_finite_end_the_engine(engine, spec):
-    rig = engine()
-
-    def fail_batch(number):
-        names = [f"{name}{number}" for name in "ab"]
-        rig.runner.failing_rows = {name: failed_row("not_finite", "NaN") for name in names}
-        rig.handle(*(m.Submit(spec(name)) for name in names))
-
-    fail_batch(0)
-    fail_batch(1)
-    with pytest.raises(EngineBrokenError, match="3 model steps in a row failed for every request"):
-        fail_batch(2)
 
 
 def test_requests_at_fault_never_end_the_engine_however_many(engine, spec):

@@ -73,26 +73,19 @@ def test_a_received_request_waits_for_its_kv_and_its_grammar(pair, spec, late):
     both = pair()
     request = constrained(spec, "a")
     both.prefill.runner.grammars.compiled.add("form")
-    ready = both.start(request)
-    first = both.prefill.tokens("a")[0]
+    both.start(request)
     if not late:
         both.decode.runner.grammars.compiled.add("form")
         both.decode.step()
         assert both.decode.token_ids("a") == []
-    both.network.deliver_all()
-    both.prefill.step()
-    done = both.prefill.of(m.PrefillDone)[0]
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, first, done.checksum))
-    both.decode.run()
+    both.finish()
     if late:
         assert both.decode.token_ids("a") == []
         both.decode.runner.grammars.compiled.add("form")
         both.decode.step()
         both.decode.run()
 
-    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(
-        request.prompt, 3
-    )
+    both.check(request.prompt, 3)
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -1,36 +1,10 @@
 """Hashes, hits and block events [V14], [V15], [V19]."""
 
-import pytest
 from msgspec.structs import replace
 
 from pdcluster_worker.engine.block_pool import PrefixCache
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.block_hash import block_hashes
-
-
-def test_match_stops_at_the_first_unknown_hash_and_at_the_limit():
-    cache = PrefixCache()
-    cache.insert(5, b"a")
-    cache.insert(6, b"b")
-    cache.insert(7, b"d")
-    assert cache.match([b"a", b"b", b"c", b"d"], 4) == [5, 6]
-    assert cache.match([b"a", b"b"], 1) == [5]
-
-
-def test_the_first_block_with_a_content_keeps_the_hash():
-    cache = PrefixCache()
-    cache.insert(5, b"a")
-    cache.insert(6, b"a")
-    assert cache.match([b"a"], 1) == [5]
-    assert 6 not in cache
-    cache.check()
-
-
-def test_hashing_a_block_twice_is_an_assertion():
-    cache = PrefixCache()
-    cache.insert(5, b"a")
-    with pytest.raises(AssertionError, match="hashed twice"):
-        cache.insert(5, b"b")
 
 
 def test_events_are_net_changes_in_order():

@@ -10,22 +10,12 @@ from pdcluster_worker.messages.requests import Token
 PROMPT = list(range(10))  # 3 blocks of 4
 
 
-def finish_remote(both, ready, request_id="a"):
-    """Let the prefill side write everything; returns the ReceiveDone that its server would send."""
-    both.network.deliver_all()
-    both.prefill.run()
-    both.prefill.step()
-    done = both.prefill.of(m.PrefillDone)[-1]
-    return m.ReceiveDone(request_id, ready.epoch, both.prefill.tokens(request_id)[0], done.checksum)
-
-
 def test_remote_prefill_gives_the_tokens_of_a_local_one(pair, spec):
     """T6: the first token comes from the prefill side, the decode side says it never again."""
     both = pair()
-    ready = both.start(spec("a", PROMPT, max_tokens=5))
+    both.start(spec("a", PROMPT, max_tokens=5))
     assert both.decode.blocks == {"free": 13, "receiving": 3}
-    both.decode.handle(finish_remote(both, ready))
-    both.decode.run()
+    both.finish()
     first, rest = both.prefill.token_ids("a"), both.decode.token_ids("a")
     assert first + rest == both.decode.runner.reference(PROMPT, 5)
     assert len(first) == 1
@@ -52,19 +42,16 @@ def test_a_prefix_hit_leaves_only_the_missing_blocks_to_write(pair, spec):
     both.decode.handle(m.Submit(spec("before", PROMPT, max_tokens=1)))
     ready = both.start(spec("a", PROMPT, max_tokens=4))
     assert (ready.cached_tokens, len(ready.block_ids)) == (8, 1)
-    both.decode.handle(finish_remote(both, ready))
-    both.decode.run()
+    both.finish()
     assert both.prefill.stats.bytes_sent == both.decode.runner.block_bytes
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
-        PROMPT, 4
-    )
+    both.check(PROMPT, 4)
     assert both.decode.tokens("a")[0].cached_tokens == 8
 
 
 def test_received_blocks_are_prefix_hits_for_the_next_request(pair, spec):
     both = pair()
-    both.decode.handle(finish_remote(both, both.start(spec("a", PROMPT))))
-    both.decode.run()
+    both.start(spec("a", PROMPT))
+    both.finish()
     both.decode.handle(m.Submit(spec("b", PROMPT)))
     assert both.decode.tokens("b")[0].cached_tokens == 8
 
@@ -121,7 +108,7 @@ def test_failed_receive_is_quarantined_until_its_fence_and_prefilled_here(pair, 
     both.decode.transport.settle()
     both.decode.step()
     assert "quarantined" not in both.decode.blocks
-    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(PROMPT, 4)
+    both.check(PROMPT, 4)
 
 
 def test_failed_receive_without_a_first_token_starts_from_the_prompt(pair, spec):
@@ -161,12 +148,12 @@ def test_an_unusable_transfer_is_prefilled_here(pair, spec, loss):
     ready = both.start(spec("a", PROMPT, max_tokens=4))
     first = both.prefill.tokens("a")[0]
     if loss == "checksum":
-        both.decode.handle(finish_remote(both, ready))
+        both.decode.handle(both.written())
     else:
         both.prefill.transport.deliver()
         both.decode.handle(m.ReceiveDone("a", ready.epoch, first))
     both.decode.run()
-    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(PROMPT, 4)
+    both.check(PROMPT, 4)
     assert both.decode.stats.prefill_tokens == len(PROMPT)
 
 
@@ -200,8 +187,8 @@ def test_abort_between_done_and_fence_frees_after_the_fence(pair, spec):
     """[V12] in the state between the peer's word and the fence."""
     both = pair()
     both.decode.transport.holding = True
-    ready = both.start(spec("a", PROMPT))
-    both.decode.handle(finish_remote(both, ready))
+    both.start(spec("a", PROMPT))
+    both.decode.handle(both.written())
     both.decode.handle(m.Abort("a"))
     assert both.decode.blocks == {"free": 13, "quarantined": 3}
     both.decode.transport.settle()
@@ -212,10 +199,10 @@ def test_abort_between_done_and_fence_frees_after_the_fence(pair, spec):
 def test_a_received_request_waits_for_a_seat_with_its_kv(pair, spec):
     """It is first when a seat is free, and nothing is computed twice."""
     both = pair(decode={"max_sequences": 1})
-    ready = both.start(spec("a", PROMPT, max_tokens=4))
+    both.start(spec("a", PROMPT, max_tokens=4))
     both.decode.handle(m.Submit(spec("running", [1], max_tokens=9)), m.Submit(spec("waiting", [2])))
     both.clock.advance(1)
-    both.decode.handle(finish_remote(both, ready))
+    both.decode.handle(both.written())
     assert both.decode.stats.num_waiting == 2
     both.decode.run()
     items = [item for batch in both.decode.runner.executed for item in batch]
@@ -229,14 +216,11 @@ def test_a_received_request_that_waits_for_a_seat_can_be_preempted(pair, spec):
     both = pair(decode={"max_sequences": 1, "num_blocks": 5, "prefix_caching": False})
     both.decode.handle(m.Submit(spec("running", [1], max_tokens=12)))
     both.clock.advance(1)
-    ready = both.start(spec("a", PROMPT, max_tokens=4))
-    both.decode.handle(finish_remote(both, ready))
-    both.decode.run()
+    both.start(spec("a", PROMPT, max_tokens=4))
+    both.finish()
     assert both.decode.stats.preemptions == 1
     assert both.decode.token_ids("running") == both.decode.runner.reference([1], 12)
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
-        PROMPT, 4
-    )
+    both.check(PROMPT, 4)
 
 
 def test_an_overdue_fence_is_counted_and_its_blocks_stay_quarantined(pair, spec):

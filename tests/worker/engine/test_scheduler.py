@@ -110,8 +110,7 @@ def test_the_last_arrived_is_preempted_recomputed_and_keeps_its_tokens(engine, s
     assert [said.request_id for said in rig.outputs if isinstance(said, m.Preempted)] == ["b"]
     # 8 of the prompt, 1 of the output
     assert ("b", 9) in [item for batch in rig.runner.executed for item in batch]
-    for request_id, prompt in prompts.items():
-        assert rig.token_ids(request_id) == rig.runner.reference(prompt, 6)
+    rig.check(prompts, 6)
     assert rig.tokens("b")[-1].cached_tokens == 0
 
 

@@ -164,18 +164,10 @@ def test_a_preempted_prefill_is_recomputed_and_writes_each_block_once(pair, spec
     both.clock.advance(1)
     prompt = list(range(20, 36))
     both.start(spec("a", prompt, max_tokens=4))
-    both.prefill.run()
+    both.finish()
+    both.check(prompt, 4)
     assert both.prefill.stats.preemptions == 1
-    both.network.deliver_all()
-    both.prefill.step()
-    done = both.prefill.of(m.PrefillDone)[0]
-    epoch = both.decode.of(m.ReceiveReady)[0].epoch
-    both.decode.handle(m.ReceiveDone("a", epoch, both.prefill.tokens("a")[0], done.checksum))
-    both.decode.run()
-    assert both.prefill.token_ids("a") + both.decode.token_ids("a") == both.decode.runner.reference(
-        prompt, 4
-    )
-    assert done.num_bytes == 4 * both.prefill.runner.block_bytes
+    assert both.prefill.of(m.PrefillDone)[0].num_bytes == 4 * both.prefill.runner.block_bytes
 
 
 @pytest.mark.parametrize(

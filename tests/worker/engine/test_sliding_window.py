@@ -58,9 +58,7 @@ def test_prefills_never_lack_a_block_that_was_promised(engine, spec):
     for name, prompt in prompts.items():
         rig.handle(m.Submit(spec(name, prompt, max_tokens=25)))
     rig.run(2000)
-    assert {name: rig.token_ids(name) for name in prompts} == {
-        name: rig.runner.reference(prompt, 25) for name, prompt in prompts.items()
-    }
+    rig.check(prompts, 25)
 
 
 def test_hit_needs_the_blocks_of_the_last_window_only():
@@ -123,16 +121,8 @@ def test_transfer_moves_the_last_window_only(pair, spec, length):
     assert ready.cached_tokens == 4 * first
     assert len(ready.block_ids) == -(-length // 4) - first
     assert both.decode.blocks["receiving"] == len(ready.block_ids)
-    for _ in range(20):
-        both.prefill.step()
-        both.network.deliver_all()
-    (done,) = both.prefill.of(m.PrefillDone)
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
-    both.decode.run()
-    assert [
-        *both.prefill.token_ids("a"),
-        *both.decode.token_ids("a"),
-    ] == both.decode.runner.reference(prompt, 12)
+    both.finish()
+    both.check(prompt, 12)
     assert both.decode.blocks.keys() <= {"free", "cached"} >= both.prefill.blocks.keys()
 
 
@@ -160,16 +150,8 @@ def test_prefill_for_a_peer_that_asks_for_more_than_the_window_holds_all_of_it(p
     both.decode.runner._window = WINDOW["window"]
     ready = both.start(spec("a", PROMPT, max_tokens=5))
     assert len(ready.block_ids) == 10
-    for _ in range(20):
-        both.prefill.step()
-        both.network.deliver_all()
-    (done,) = both.prefill.of(m.PrefillDone)
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
-    both.decode.run()
-    assert [
-        *both.prefill.token_ids("a"),
-        *both.decode.token_ids("a"),
-    ] == both.decode.runner.reference(PROMPT, 5)
+    both.finish()
+    both.check(PROMPT, 5)
 
 
 def test_without_a_window_nothing_is_given_back_early(engine, spec):

@@ -204,14 +204,9 @@ def test_prefill_for_a_peer_is_never_drafted_and_its_request_is_at_the_decode_si
         prefill={"drafter": prefill, "speculation": SpeculationSettings()},
     )
     decode.runner, prefill.runner = both.decode.runner, both.prefill.runner
-    ready = both.start(spec("a", PROMPT, max_tokens=9))
-    (first,) = both.prefill.tokens("a")
-    both.network.deliver_all()
-    both.prefill.step()
-    (done,) = both.prefill.of(m.PrefillDone)
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, first, done.checksum))
-    both.decode.run()
-    assert [first.token_id, *both.decode.token_ids("a")] == both.decode.runner.reference(PROMPT, 9)
+    both.start(spec("a", PROMPT, max_tokens=9))
+    both.finish()
+    both.check(PROMPT, 9)
     assert sizes_of(both.prefill) == [10]
     assert sizes_of(both.decode) == [4, 4]
 
@@ -229,10 +224,9 @@ def test_every_scheduler_makes_the_same_tokens_in_few_blocks(name, depth, specul
         scheduler=SchedulerSettings(name=name),
     )
     prompts = {"a": PROMPT, "b": [*PROMPT[:8], 50], "c": list(range(20, 33)), "d": PROMPT}
-    rig.handle(*(m.Submit(spec(key, prompt, max_tokens=12)) for key, prompt in prompts.items()))
+    rig.submit(prompts, max_tokens=12)
     rig.run()
-    for key, prompt in prompts.items():
-        assert rig.token_ids(key) == rig.runner.reference(prompt, 12)
+    rig.check(prompts, 12)
     assert sum(rig.stats.drafted) > sum(rig.stats.accepted) > 0
     assert set(rig.blocks) == {"free", "cached"}
 

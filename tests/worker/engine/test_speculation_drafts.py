@@ -4,11 +4,7 @@ import pytest
 
 from pdcluster_worker.engine.drafters import NgramDrafter
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.engine.speculation import (
-    FIRST_SHARE,
-    AcceptanceRate,
-    DecodeStepTimes,
-)
+from pdcluster_worker.engine.speculation import FIRST_SHARE, AcceptanceRate, DecodeStepTimes
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.requests import SamplingParams
 

@@ -6,7 +6,6 @@ The runner computes a batch as late as it can, so whatever is taken too early is
 
 import pytest
 
-from pdcluster_worker.engine.ports import failed_row
 from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer
 from pdcluster_worker.messages import engine as m
 from pdcluster_worker.messages.engine_settings import (
@@ -136,26 +135,8 @@ def test_every_scheduler_makes_the_same_tokens_where_blocks_run_out(ahead, spec,
     for request_id, prompt in prompts.items():
         rig.core.handle(m.Submit(spec(request_id, prompt, max_tokens=9)))
     rig.run()
-    assert {request_id: rig.token_ids(request_id) for request_id in prompts} == {
-        request_id: rig.runner.reference(prompt, 9) for request_id, prompt in prompts.items()
-    }
+    rig.check(prompts, 9)
     assert (rig.stats.preemptions > 0) == (name not in ("orca", "request-level"))
-
-
-def test_one_bad_request_fails_alone_with_a_step_behind_it(ahead, spec):
-    """The step behind it has tokens of the one that failed: it is run again when they are known."""
-    rig = ahead()
-    names = ("a", "bad", "c")
-    rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=4)) for name in names))
-    rig.runner.failing = {"bad": ValueError("no such position")}
-    rig.run()
-    assert rig.of(m.RequestFailed) == [
-        m.RequestFailed("bad", "the model failed on this request: ValueError: no such position")
-    ]
-    for name in "ac":
-        assert rig.token_ids(name) == rig.runner.reference([ord(name)], 4)
-    assert set(rig.blocks) <= {"free", "cached"}
-    assert rig.stats.failed_rows == {"raised": 1}
 
 
 def test_steps_overlap_again_after_a_failed_one(ahead, spec):
@@ -171,30 +152,12 @@ def test_steps_overlap_again_after_a_failed_one(ahead, spec):
     assert rig.token_ids("a") == rig.runner.reference([ord("a")], 8)
 
 
-def test_row_without_a_token_fails_once_though_a_second_step_has_it(ahead, spec):
-    rig = ahead()
-    rig.runner.failing_rows = {"bad": failed_row("not_finite", "the logits are not finite")}
-    rig.handle(*(m.Submit(spec(name, [ord(name[0])], max_tokens=4)) for name in ("a", "bad")))
-    rig.run()
-    assert [failed.request_id for failed in rig.of(m.RequestFailed)] == ["bad"]
-    assert rig.stats.failed_rows == {"not_finite": 1}
-    assert rig.token_ids("a") == rig.runner.reference([ord("a")], 4)
-    assert set(rig.blocks) <= {"free", "cached"}
-
-
 def test_prefill_for_a_peer_is_in_no_step_after_its_last_chunk(pair, spec):
     both = pair(prefill={"depth": 2, "max_batched_tokens": 4}, decode={"depth": 2})
     both.start(spec("a", PROMPT, max_tokens=4))
-    both.prefill.run()
+    both.finish()
     assert both.prefill.runner.executed == [[("a", 4)], [("a", 4)], [("a", 2)]]
-    both.network.deliver_all()
-    both.prefill.step()
-    (done,) = both.prefill.of(m.PrefillDone)
-    ready = both.decode.of(m.ReceiveReady)[0]
-    both.decode.handle(m.ReceiveDone("a", ready.epoch, both.prefill.tokens("a")[0], done.checksum))
-    both.decode.run()
-    expected = both.decode.runner.reference(PROMPT, 4)
-    assert [*both.prefill.token_ids("a"), *both.decode.token_ids("a")] == expected
+    both.check(PROMPT, 4)
 
 
 def test_held_back_prompts_come_out_right(ahead, spec):
@@ -205,9 +168,7 @@ def test_held_back_prompts_come_out_right(ahead, spec):
         rig.handle(m.Submit(spec(name, prompt, max_tokens=6)))
     for _ in range(60):
         rig.step()
-    assert {name: rig.token_ids(name) for name in prompts} == {
-        name: rig.runner.reference(prompt, 6) for name, prompt in prompts.items()
-    }
+    rig.check(prompts, 6)
 
 
 def test_steps_that_overlap_share_no_second(ahead, spec):

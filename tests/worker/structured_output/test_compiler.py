@@ -3,13 +3,15 @@ where.
 """
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.lark import FormError
-from tests.worker.structured_output.schemas import of_schema, takes
+from tests.worker.structured_output.schemas import of_schema as of
+from tests.worker.structured_output.schemas import takes
 
 
 def of_tag(schema: Any, *, strict: bool) -> Constraint:
@@ -18,6 +20,9 @@ def of_tag(schema: Any, *, strict: bool) -> Constraint:
 
 def of_format(form: Any) -> Constraint:
     return Constraint("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
+
+strict = partial(of, strict=True)
 
 
 ODD = {"type": "string", "pattern": "(a"}
@@ -46,20 +51,16 @@ TAG = {
         (Constraint("grammar", 'root ::= "(" root ")" | "x"'), "((x))", "((x)"),
         (Constraint("grammar", 'start: "x" | "y" start'), "yyx", "y"),
         (Constraint("structural_tag", json.dumps(TAG)), "<f>12</f>", "<f>a</f>"),
-        (of_schema({"type": "integer", "minimum": 3}), "4", "2"),
+        (of({"type": "integer", "minimum": 3}), "4", "2"),
         (
-            of_schema({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}),
+            of({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}),
             "[1]",
             '["a"]',
         ),
-        (of_schema({"type": "array"}), '[1, "a"]', "1"),
+        (of({"type": "array"}), '[1, "a"]', "1"),
+        (of({"properties": {"a": {"type": "integer"}}, "type": "object"}), '{"a": 1}', '{"b": 1}'),
         (
-            of_schema({"properties": {"a": {"type": "integer"}}, "type": "object"}),
-            '{"a": 1}',
-            '{"b": 1}',
-        ),
-        (
-            of_schema(
+            of(
                 {
                     "properties": {"a": {}},
                     "type": "object",
@@ -69,56 +70,46 @@ TAG = {
             '{"b": null}',
             '{"b": 1}',
         ),
-        (of_schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}), "true", "1"),
+        (of({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}), "true", "1"),
         (
-            of_schema({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}),
+            of({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}),
             "true",
             "1",
         ),
         (
-            of_schema({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}),
+            of({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}),
             "true",
             "1",
         ),
         (
-            of_schema({"type": "object", "properties": {"next": {"$ref": "#"}}}),
+            of({"type": "object", "properties": {"next": {"$ref": "#"}}}),
             '{"next": {"next": {}}}',
             '{"next": 1}',
         ),
-        (of_schema({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
-        (of_schema({"type": "string", "enum": [1, "a"]}), '"a"', "1"),
-        (of_schema({"type": ["integer", "null"], "enum": [1.5, 2.0, None]}), "null", "1.5"),
-        (of_schema({"enum": [1, "a", "bcd"], "const": "a"}), '"a"', "1"),
-        (of_schema({"enum": [1, 5, "a", "bcd"], "minimum": 3, "maxLength": 2}), '"a"', "1"),
-        (of_schema({"enum": [1, 5], "exclusiveMaximum": 5, "exclusiveMinimum": 0}), "1", "5"),
-        (of_schema({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "-3", "-4"),
-        (of_schema({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "2", "3"),
+        (of({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
+        (of({"type": "string", "enum": [1, "a"]}), '"a"', "1"),
+        (of({"type": ["integer", "null"], "enum": [1.5, 2.0, None]}), "null", "1.5"),
+        (of({"enum": [1, "a", "bcd"], "const": "a"}), '"a"', "1"),
+        (of({"enum": [1, 5, "a", "bcd"], "minimum": 3, "maxLength": 2}), '"a"', "1"),
+        (of({"enum": [1, 5], "exclusiveMaximum": 5, "exclusiveMinimum": 0}), "1", "5"),
+        (of({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "-3", "-4"),
+        (of({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "2", "3"),
         (
-            of_schema(
-                {
-                    "type": ["integer", "null"],
-                    "exclusiveMinimum": 0.5,
-                    "exclusiveMaximum": 2.5,
-                }
-            ),
+            of({"type": ["integer", "null"], "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}),
             "1",
             "0",
         ),
+        (of({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}), "2", "3"),
+        (of({"type": "number", "minimum": -3.5}), "-3.5", "-4"),
         (
-            of_schema({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}),
-            "2",
-            "3",
-        ),
-        (of_schema({"type": "number", "minimum": -3.5}), "-3.5", "-4"),
-        (
-            of_schema({"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 1}),
+            of({"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 1}),
             "[null]",
             "[null, 1]",
         ),
-        (of_schema({"type": "array", "items": [{}, {}], "maxItems": 0}), "[]", "[1]"),
-        (of_schema({"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
+        (of({"type": "array", "items": [{}, {}], "maxItems": 0}), "[]", "[1]"),
+        (of({"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
         (
-            of_schema(
+            of(
                 {
                     "type": "object",
                     "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
@@ -129,13 +120,9 @@ TAG = {
             "{}",
         ),
         (Constraint("grammar", 'root ::= ("a" root | ("b")){1,2} [x-z]?'), "abbz", "aa"),
+        (of({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}), '"a"', "1"),
         (
-            of_schema({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}),
-            '"a"',
-            "1",
-        ),
-        (
-            of_schema(
+            of(
                 {
                     "type": "object",
                     "patternProperties": {"^x": {"type": "string"}},
@@ -145,14 +132,14 @@ TAG = {
             "{}",
             "1",
         ),
-        (of_schema(True), '{"a": 1}', "a"),
+        (of(True), '{"a": 1}', "a"),
         (
-            of_schema({"type": "string", "pattern": "^(?:[a-z]+ )*[a-z]+$", "minLength": 100}),
+            of({"type": "string", "pattern": "^(?:[a-z]+ )*[a-z]+$", "minLength": 100}),
             '"a b"',
             '"a  b"',
         ),
         (
-            of_schema(
+            of(
                 {
                     "type": "object",
                     "properties": {
@@ -172,7 +159,7 @@ def test_a_form_takes_its_own_texts_alone(forms, constraint, good, bad):
 
 
 def test_white_space_between_two_parts_has_an_end(forms):
-    constraint = of_schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+    constraint = of({"type": "object", "properties": {"a": {"type": "integer"}}})
 
     assert takes(forms, constraint, '{\n    "a" : 1 }')
     assert not takes(forms, constraint, "{" + 200 * " ")
@@ -181,10 +168,7 @@ def test_white_space_between_two_parts_has_an_end(forms):
 @pytest.mark.parametrize(
     ("constraint", "words"),
     [
-        (
-            Constraint("regex", "a(b"),
-            "regular expression, position 2: unclosed group",
-        ),
+        (Constraint("regex", "a(b"), "regular expression, position 2: unclosed group"),
         (Constraint("regex", "a(?=b)"), "position 2: look-around, including look-ahead"),
         (Constraint("grammar", 'root ::= "a" | b'), "line 1, column 16: the rule b is not defined"),
         (Constraint("grammar", 'other ::= "a"'), "has no rule root"),
@@ -193,49 +177,43 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "Format type not recognized: x",
         ),
         (
-            of_schema({"properties": {"a/b": {"type": "strin"}}}),
+            of({"properties": {"a/b": {"type": "strin"}}}),
             "#/properties/a~1b/type: 'strin' is no type: use string,",
         ),
         (
-            of_schema({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}),
+            of({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}),
             "#/anyOf/1: regular expression, position 1: unclosed group",
         ),
         (
-            of_schema({"items": {"$ref": "#/$defs/x"}}),
+            of({"items": {"$ref": "#/$defs/x"}}),
             "#/items/$ref: '#/$defs/x' is nowhere in the schema",
         ),
-        (of_schema({"items": {"$ref": "#x"}}), "#/items/$ref: '#x' is nowhere in the schema"),
-        (of_schema({"$ref": "https://example.com/x"}), "#/$ref: must point into this schema"),
-        (of_schema({"properties": []}), "#/properties: must be an object whose values are schemas"),
-        (of_schema({"anyOf": []}), "#/anyOf: must be a list of schemas that is not empty"),
-        (of_schema({"allOf": [3]}), "#/allOf/0: must be a schema"),
-        (of_schema({"type": "integer", "const": "a"}), "#: no value fits it"),
-        (of_schema({"const": 1, "enum": [2]}), "#: no value fits it"),
-        (of_schema({"minimum": "a", "type": "integer"}), "#: "),
+        (of({"items": {"$ref": "#x"}}), "#/items/$ref: '#x' is nowhere in the schema"),
+        (of({"$ref": "https://example.com/x"}), "#/$ref: must point into this schema"),
+        (of({"properties": []}), "#/properties: must be an object whose values are schemas"),
+        (of({"anyOf": []}), "#/anyOf: must be a list of schemas that is not empty"),
+        (of({"allOf": [3]}), "#/allOf/0: must be a schema"),
+        (of({"type": "integer", "const": "a"}), "#: no value fits it"),
+        (of({"const": 1, "enum": [2]}), "#: no value fits it"),
+        (of({"minimum": "a", "type": "integer"}), "#: "),
+        (of({"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1}), "#: "),
         (
-            of_schema({"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1}),
-            "#: ",
-        ),
-        (
-            of_schema({"type": "array", "items": {"type": "string", "const": 1}, "minItems": 1}),
+            of({"type": "array", "items": {"type": "string", "const": 1}, "minItems": 1}),
             "#/items: no value fits it: incompatible types",
         ),
-        (of_schema({"enum": []}), "#/enum: must be a list that is not empty"),
-        (of_schema({"required": "a"}), "#/required: must be a list of names"),
-        (of_schema({"pattern": 3}), "#/pattern: must be text"),
-        (of_schema({"maxLength": -1}), "#/maxLength: must be a number that is not negative"),
-        (of_schema({"minLength": 10**9}), "#/minLength: can be at most 10000 here"),
-        (of_schema({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas once"),
+        (of({"enum": []}), "#/enum: must be a list that is not empty"),
+        (of({"required": "a"}), "#/required: must be a list of names"),
+        (of({"pattern": 3}), "#/pattern: must be text"),
+        (of({"maxLength": -1}), "#/maxLength: must be a number that is not negative"),
+        (of({"minLength": 10**9}), "#/minLength: can be at most 10000 here"),
+        (of({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas once"),
+        (strict({"items": {"uniqueItems": True}}), "#/items/uniqueItems: cannot be enforced"),
         (
-            of_schema({"items": {"uniqueItems": True}}, strict=True),
-            "#/items/uniqueItems: cannot be enforced",
-        ),
-        (
-            of_schema({"type": "string", "pattern": "^(?!a)[a-c]$"}, strict=True),
+            strict({"type": "string", "pattern": "^(?!a)[a-c]$"}),
             "#/pattern: has a lookahead or lookbehind",
         ),
         (
-            of_schema({"type": "object", "patternProperties": {"(?<!a)b": {}}}, strict=True),
+            strict({"type": "object", "patternProperties": {"(?<!a)b": {}}}),
             "#/patternProperties: has a lookahead or lookbehind",
         ),
         (
@@ -243,51 +221,43 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/pattern: has a lookahead or lookbehind",
         ),
         (
-            of_schema({"type": "string", "format": "date", "minLength": 20}, strict=True),
+            strict({"type": "string", "format": "date", "minLength": 20}),
             "#: no value fits it: Regex is empty",
         ),
         (
             of_tag({"items": {"uniqueItems": True}}, strict=True),
             "#/items/uniqueItems: cannot be enforced",
         ),
-        (of_schema(False), "#: is false, which no value fits"),
-        (of_schema({"$ref": "#"}), "#: no value fits it: no answer can have this form"),
+        (of(False), "#: is false, which no value fits"),
+        (of({"$ref": "#"}), "#: no value fits it: no answer can have this form"),
         (Constraint("grammar", "root ::= root"), "no answer can have this form"),
         (Constraint("regex", r"[^\s\S]"), "no answer can have this form"),
+        (strict({"propertyNames": {"not": {}}}), "#/propertyNames: cannot be enforced"),
         (
-            of_schema({"propertyNames": {"not": {}}}, strict=True),
-            "#/propertyNames: cannot be enforced",
-        ),
-        (
-            of_schema({"type": "string", "format": "iri"}, strict=True),
+            strict({"type": "string", "format": "iri"}),
             "#/format: is not enforced: use one of date-time,",
         ),
         (
-            of_schema(
-                {"allOf": [{"pattern": str(n)} for n in range(4)], "type": "string"}, strict=True
-            ),
+            strict({"allOf": [{"pattern": str(n)} for n in range(4)], "type": "string"}),
             "#: joins more than 3 patterns or formats for one string",
         ),
         (
-            of_schema(
+            strict(
                 {"allOf": [{"$ref": "#/$defs/x"}, {"type": "object"}]}
-                | {"$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}},
-                strict=True,
+                | {"$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}}
             ),
             "#: has more than 10000 schemas once allOf, anyOf, oneOf and $ref are joined",
         ),
         (
-            of_schema({"items": {"type": "integer", "multipleOf": 10**6}}, strict=True),
+            strict({"items": {"type": "integer", "multipleOf": 10**6}}),
             "#/items/multipleOf: must be a number up to 1000, of at most 20",
         ),
         (
-            of_schema(
-                {"anyOf": [{"type": "integer", "multipleOf": n} for n in (999, 998)]}, strict=True
-            ),
+            strict({"anyOf": [{"type": "integer", "multipleOf": n} for n in (999, 998)]}),
             "#/anyOf/0/multipleOf: must be a number up to 1000",
         ),
         (
-            of_schema({"patternProperties": {f"^a{n}b": {} for n in range(31)}}, strict=True),
+            strict({"patternProperties": {f"^a{n}b": {} for n in range(31)}}),
             "#: has more than 30 patternProperties of one object",
         ),
         (Constraint("grammar", "start: A\nA: " + 10 * "/a/ & " + "/a/"), "has more than 8 &"),
@@ -347,8 +317,8 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
         "required": ["a"],
     }
 
-    assert takes(forms, of_schema(schema, strict=True), '{"a": {"n": 3}}')
-    assert not takes(forms, of_schema(schema, strict=True), '{"a": {"n": 2}}')
+    assert takes(forms, strict(schema), '{"a": {"n": 3}}')
+    assert not takes(forms, strict(schema), '{"a": {"n": 2}}')
 
 
 @pytest.mark.parametrize(
@@ -387,8 +357,8 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
     ],
 )
 def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, schema, good, bad):
-    assert takes(forms, of_schema(schema), good)
-    assert not takes(forms, of_schema(schema), bad)
+    assert takes(forms, of(schema), good)
+    assert not takes(forms, of(schema), bad)
 
 
 def test_a_string_under_a_large_length_in_a_tag_is_one_that_json_can_hold(forms):

@@ -76,11 +76,7 @@ LETTERS = {"trigger_tokens": [65], "tags": [tag(token(65), NUMBER, token(66))]}
         ({"type": "any_text", "max_chars": 2, "excludes": ["x"]}, ["", "é\n"], ["abc", "x"]),
         (tag("<", {"type": "any_text", "excludes": ["no"]}, ">"), ["<a b>"], ["<no>", "<a>b"]),
         (tag("<", TEXT, ["/>", "!>"]), ["<a/>", "<a!>"], ["<a>", "<a/>b"]),
-        (
-            {"type": "or", "elements": [tag("<", TEXT, ">"), NUMBER]},
-            ["<a>", "12"],
-            ["<a", "a"],
-        ),
+        ({"type": "or", "elements": [tag("<", TEXT, ">"), NUMBER]}, ["<a>", "12"], ["<a", "a"]),
         (
             {"type": "triggered_tags", **CALLS},
             ["", "a < b", "x<a>1</a>y<b>z</b>", "<ab>1</ab>"],
@@ -135,11 +131,7 @@ LETTERS = {"trigger_tokens": [65], "tags": [tag(token(65), NUMBER, token(66))]}
             ["x", "xA1B"],
             ["A1Bx"],
         ),
-        (
-            {"type": "grammar", "grammar": 'root ::= "a" other*\nother ::= "b"'},
-            ["a", "abb"],
-            ["b"],
-        ),
+        ({"type": "grammar", "grammar": 'root ::= "a" other*\nother ::= "b"'}, ["a", "abb"], ["b"]),
         (
             xml("qwen_xml"),
             [

@@ -21,13 +21,7 @@ from pdcluster_worker.engine.ports import (
     StepSeconds,
     execute,
 )
-from pdcluster_worker.engine.request import (
-    Batch,
-    EngineRequest,
-    Scheduled,
-    Status,
-    ends_by_length,
-)
+from pdcluster_worker.engine.request import Batch, EngineRequest, Scheduled, Status, ends_by_length
 from pdcluster_worker.engine.stats import StepTimes, StepWork
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import RAISED, ROW_FAILURES

@@ -18,10 +18,7 @@ class PoolAuditor:
     """One per engine.  holders: blocks held by live requests and sends, once for each hold."""
 
     def __init__(
-        self,
-        pool: BlockPool,
-        holders: Callable[[], Iterator[int]],
-        clock: Callable[[], float],
+        self, pool: BlockPool, holders: Callable[[], Iterator[int]], clock: Callable[[], float]
     ) -> None:
         self._pool = pool
         self._holders = holders

@@ -55,9 +55,7 @@ class StepSeconds:
 
     def __add__(self, other: "StepSeconds") -> "StepSeconds":
         return StepSeconds(
-            self.inputs + other.inputs,
-            self.forward + other.forward,
-            self.sample + other.sample,
+            self.inputs + other.inputs, self.forward + other.forward, self.sample + other.sample
         )
 
 

@@ -87,10 +87,7 @@ class Receiver:
         return len(self._by_epoch)
 
     def receive(
-        self,
-        request: EngineRequest,
-        num_needed_tokens: int,
-        num_reserved_blocks: int,
+        self, request: EngineRequest, num_needed_tokens: int, num_reserved_blocks: int
     ) -> ReceiveReady | ReceiveRefused:
         """Hold blocks for all known tokens and one more, and open those that the peer is to write.
 

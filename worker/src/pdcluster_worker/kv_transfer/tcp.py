@@ -20,12 +20,7 @@ from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carriers import TransportName, open_carriers
 from pdcluster_worker.kv_transfer.inbox import Inbox
 from pdcluster_worker.kv_transfer.outbox import Outbox, PeerAddress
-from pdcluster_worker.kv_transfer.sharded import (
-    EventQueue,
-    HeadShard,
-    ShardedTransport,
-    ShardPort,
-)
+from pdcluster_worker.kv_transfer.sharded import EventQueue, HeadShard, ShardedTransport, ShardPort
 from pdcluster_worker.kv_transfer.tcp_inbound import PortLimits, ReceivingEnd
 from pdcluster_worker.kv_transfer.tcp_link import Link, LinkSettings, Stopped, TokenBucket
 from pdcluster_worker.kv_transfer.tcp_receiver import TcpReceiver

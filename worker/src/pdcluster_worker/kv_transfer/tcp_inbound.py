@@ -160,10 +160,7 @@ class Inbound:
     """`serve` once, in a thread of its own; a shutdown of the socket from elsewhere ends it."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        end: ReceivingEnd,
-        is_closing: Callable[[], bool],
+        self, sock: socket.socket, end: ReceivingEnd, is_closing: Callable[[], bool]
     ) -> None:
         """is_closing: of the port."""
         self._sock = sock
