@@ -121,13 +121,6 @@ def test_chart_defaults_are_those_of_settings() -> None:
     )
 
 
-def test_identity_comes_from_the_downward_api() -> None:
-    environment = environment_of(render())
-
-    assert environment["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    assert environment["POD_NAMESPACE"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
-
-
 def test_every_namespaced_object_is_in_the_releases_or_a_watched_namespace() -> None:
     found = {(m["kind"], m["metadata"].get("namespace")) for m in render(FULL)}
 
@@ -254,13 +247,6 @@ def test_digest_comes_before_the_tag() -> None:
     assert worker == f"registry.example.com/team/pdcluster-worker@{digests['workerImage']}"
 
 
-def test_operator_is_bounded_in_cpu_and_memory() -> None:
-    """A namespace's quota may ask every container for both."""
-    resources = pod_of(render())["containers"][0]["resources"]
-
-    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
-
-
 def test_names_that_look_like_numbers_stay_text() -> None:
     account = {"name": "789", "create": True}
     sample = {"enabled": True, "name": "1e3"}
@@ -282,12 +268,6 @@ def test_names_that_look_like_numbers_stay_text() -> None:
         == "789"
     )
     assert only(manifests, "PDCluster")["metadata"]["name"] == "1e3"
-
-
-def test_version_of_the_chart_does_not_roll_the_operator() -> None:
-    labels = only(render(), "Deployment")["spec"]["template"]["metadata"]["labels"]
-
-    assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from pdcluster_schema import conditions
@@ -129,40 +128,6 @@ def test_every_value_is_described() -> None:
     }
 
     assert told == set(values)
-
-
-@pytest.mark.parametrize("text", [KUBERNETES, GITOPS], ids=["kubernetes", "gitops"])
-def test_every_file_that_is_linked_or_named_exists(text: str) -> None:
-    links = [ROOT / "docs" / link for link in re.findall(r"\]\(([^)#:]+)\)", text)]
-    named = [
-        ROOT / path
-        for path in re.findall(
-            r"(?:charts/pdcluster/crds/|examples/[\w-]+\.yaml|docs/gitops/[\w-]+\.lua|Dockerfile\.\w+)",
-            text,
-        )
-    ]
-
-    assert len(named) >= 2
-    assert [path for path in [*links, *named] if not path.exists()] == []
-
-
-def test_gitops_objects_are_yaml_that_names_our_kinds() -> None:
-    objects = list(yaml_blocks(GITOPS))
-    kinds = [found.get("kind") for found in objects]
-
-    assert kinds == [
-        None,
-        "Application",
-        "Application",
-        "GitRepository",
-        "HelmRelease",
-        "Kustomization",
-        "HorizontalPodAutoscaler",
-    ]
-    assert list(objects[0]["configs"]["cm"]) == [
-        "resource.customizations.health.pdcluster.io_PDCluster"
-    ]
-    assert "ignoreDifferences" not in {key for found in objects for key in found}
 
 
 def test_values_in_the_gitops_guide_are_the_charts() -> None:

@@ -120,12 +120,6 @@ def test_the_first_look_makes_both_secrets(tmp_path: Path) -> None:
     assert cluster.decide() == RotationDecision(RotationStep.KEEP)
 
 
-def test_keeping_gives_back_what_was_there(cluster: Cluster) -> None:
-    before = cluster.secrets
-    assert cluster.step().step is RotationStep.KEEP
-    assert cluster.secrets == before
-
-
 def test_a_rotation_never_lets_two_workers_refuse_each_other(
     cluster: Cluster, tmp_path: Path
 ) -> None:

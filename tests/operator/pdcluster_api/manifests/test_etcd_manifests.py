@@ -5,7 +5,6 @@ operator.
 import copy
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -48,28 +47,6 @@ def rendered(
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 
-def test_one_member_keeps_its_data_in_memory_and_is_a_deployment() -> None:
-    spec = runs_etcd()
-    pod = spec["template"]["spec"]
-
-    assert ("Deployment", "chat-etcd") in shared_of()
-    assert ("Service", "chat-etcd-peers") not in shared_of()
-    assert (spec["replicas"], spec["strategy"]["rollingUpdate"]["maxSurge"]) == (1, 0)
-    assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
-    assert pod["volumes"][0]["name"] == pod["containers"][0]["volumeMounts"][0]["name"]
-    assert flags()["initial-cluster"] == "etcd=http://127.0.0.1:2380"
-    assert flags()["advertise-client-urls"] == "http://chat-etcd.serving.svc.cluster.local:2379"
-
-
-def test_a_lost_node_keeps_an_etcd_in_memory_for_a_short_time_only() -> None:
-    tolerated = {each["key"]: each for each in runs_etcd()["template"]["spec"]["tolerations"]}
-
-    assert set(tolerated) == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
-    assert {each["tolerationSeconds"] for each in tolerated.values()} == {30}
-    assert {each["effect"] for each in tolerated.values()} == {"NoExecute"}
-    assert "tolerations" not in runs_etcd(THREE)["template"]["spec"]
-
-
 def test_memory_of_the_volume_leaves_room_for_the_process() -> None:
     pod = runs_etcd()["template"]["spec"]
     sizes = [
@@ -97,37 +74,6 @@ def test_room_grows_with_the_workers_that_there_may_be() -> None:
     assert (quota, more) == (128, 192)
 
 
-def test_container_asks_for_and_is_limited_in_both_for_a_quota_that_wants_it() -> None:
-    resources = runs_etcd()["template"]["spec"]["containers"][0]["resources"]
-
-    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
-
-
-def test_three_members_find_each_other_on_volumes() -> None:
-    spec = runs_etcd(THREE)
-    (claim,) = spec["volumeClaimTemplates"]
-
-    assert spec["replicas"] == 3
-    assert [member.split("=")[0] for member in flags(THREE)["initial-cluster"].split(",")] == [
-        "chat-etcd-0",
-        "chat-etcd-1",
-        "chat-etcd-2",
-    ]
-    assert flags(THREE)["initial-advertise-peer-urls"].startswith(
-        "http://$(POD_NAME).chat-etcd-peers.serving.svc."
-    )
-    assert claim["spec"] == {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": str(2 << 30)}},
-        "storageClassName": "fast",
-    }
-    assert (
-        claim["metadata"]["name"]
-        == spec["template"]["spec"]["containers"][0]["volumeMounts"][0]["name"]
-    )
-    assert "volumes" not in spec["template"]["spec"]
-
-
 def test_three_members_without_volumes_are_refused() -> None:
     with pytest.raises(
         InvalidObjectError,
@@ -143,10 +89,6 @@ def test_volumes_go_with_the_cluster_unless_they_are_to_be_kept(
     change: Change, when_deleted: str
 ) -> None:
     assert runs_etcd(change)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == when_deleted
-
-
-def test_storage_class_is_left_to_the_cluster_when_none_is_named() -> None:
-    assert "storageClassName" not in runs_etcd(KEPT)["volumeClaimTemplates"][0]["spec"]
 
 
 def test_clients_get_ready_members_and_peers_all_of_them() -> None:
@@ -165,31 +107,11 @@ def test_clients_get_ready_members_and_peers_all_of_them() -> None:
         assert matches(spec, labels)
 
 
-def test_neither_a_lost_quorum_nor_a_full_database_restarts_a_member() -> None:
-    container = runs_etcd()["template"]["spec"]["containers"][0]
-
-    assert container["startupProbe"]["httpGet"]["path"] == "/livez"
-    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-
-
 def test_budget_is_for_three_only() -> None:
     assert ("PodDisruptionBudget", "chat-etcd") not in shared_of()
     budget = shared_of(THREE)["PodDisruptionBudget", "chat-etcd"]["spec"]
     assert budget["maxUnavailable"] == 1
     assert matches(budget["selector"], runs_etcd(THREE)["template"]["metadata"]["labels"])
-
-
-def test_image_is_the_given_one_or_the_operators() -> None:
-    def image(*changes: Change) -> Any:
-        return runs_etcd(*changes)["template"]["spec"]["containers"][0]["image"]
-
-    assert image() == SITE.etcd_image
-    assert image(at("spec.discovery.etcd.image", "mine:3.6")) == "mine:3.6"
-
-
-def test_namesake_of_later_days_is_another_etcd_cluster() -> None:
-    assert flags()["initial-cluster-token"] == OWNER.uid
 
 
 def test_given_endpoints_need_no_etcd() -> None:

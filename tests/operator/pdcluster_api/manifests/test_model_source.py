@@ -19,14 +19,6 @@ def models_volume(*changes: Change) -> dict[str, object]:
     return by_name(pod_of(*changes)["spec"]["volumes"])["models"]
 
 
-def test_path_in_the_image_needs_nothing() -> None:
-    pod = pod_of()["spec"]
-
-    assert "models" not in by_name(pod["volumes"])
-    assert "initContainers" not in pod
-    assert engine_of()["model"]["path"] == "/models/tiny"
-
-
 def test_claimed_volume_is_mounted_read_only_and_the_path_is_below_it() -> None:
     claim = at("spec.model", {"name": "m", "path": "/llama/70b/", "pvc": {"claimName": "models"}})
     pod = pod_of(claim)["spec"]
@@ -55,23 +47,6 @@ def test_draft_model_is_in_the_image_or_on_the_claimed_volume() -> None:
     assert engine_of(claim, drafts)["engine"]["speculation"]["draftModel"] == "/models/llama/1b"
 
 
-def test_hub_model_is_fetched_before_the_worker_starts() -> None:
-    pod = pod_of(HUB, RESOURCES)["spec"]
-    (fetch,) = pod["initContainers"]
-
-    assert fetch["name"] == "fetch-model"
-    assert fetch["command"] == [
-        *("python", "-m", "pdcluster_worker.fetch"),
-        *("--repo=org/model", "--revision=refs/pr/1", f"--target={FOLDER}"),
-    ]
-    assert {"name": "models", "mountPath": "/models"} in fetch["volumeMounts"]
-    assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0][
-        "volumeMounts"
-    ]
-    assert models_volume(HUB) == {"name": "models", "emptyDir": {"sizeLimit": "2Ti"}}
-    assert engine_of(HUB)["model"]["path"] == FOLDER
-
-
 def test_fetch_has_the_workers_resources_and_rights_but_not_its_accelerator() -> None:
     pod = pod_of(HUB, RESOURCES, at("spec.roles.decode.pools.0.gpu", "H100"))["spec"]
     (fetch,), (worker,) = pod["initContainers"], pod["containers"]
@@ -82,32 +57,8 @@ def test_fetch_has_the_workers_resources_and_rights_but_not_its_accelerator() ->
     assert fetch["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_public_repository_needs_no_token() -> None:
-    (fetch,) = pod_of(at("spec.model", {"name": "m", "huggingFace": {"repo": "org/model"}}))[
-        "spec"
-    ]["initContainers"]
-
-    assert "HF_TOKEN" not in by_name(fetch["env"])
-    assert fetch["command"][-1] == "--target=/models/org--model--main"
-
-
 def test_token_is_not_given_to_the_worker() -> None:
     assert "HF_TOKEN" not in by_name(pod_of(HUB)["spec"]["containers"][0]["env"])
-
-
-def test_node_cache_is_a_folder_of_the_node_that_the_fetch_may_write() -> None:
-    pod = pod_of(CACHE)["spec"]
-    own, fetch = pod["initContainers"]
-
-    assert models_volume(CACHE) == {
-        "name": "models",
-        "hostPath": {"path": "/var/cache/models", "type": "DirectoryOrCreate"},
-    }
-    assert (own["name"], fetch["name"]) == ("own-node-cache", "fetch-model")
-    assert own["command"] == ["python", "-c", "import os; os.chown('/models', 65532, 65532)"]
-    assert own["securityContext"]["runAsUser"] == 0
-    assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
-    assert "runAsUser" not in fetch["securityContext"]
 
 
 def test_token_is_under_the_key_of_either_custom() -> None:

@@ -89,10 +89,6 @@ def test_port_is_open_to_the_pods_that_need_it(
     assert is_open(source, target, port) is expected
 
 
-def test_policies_restrict_ingress_only() -> None:
-    assert [policy["spec"]["policyTypes"] for policy in policies()] == [["Ingress"], ["Ingress"]]
-
-
 def test_policies_can_be_left_out() -> None:
     assert not [
         kind

@@ -8,7 +8,6 @@ import pytest
 
 from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
 from pdcluster_schema.load import parse
-from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -18,7 +17,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     record_of,
     workload_of,
 )
-from tests.schema.object_cases import FULL, GOOD, Change, at, minimal
+from tests.schema.object_cases import GOOD, Change, at, minimal
 
 TLS_FILES = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
 OWN_ETCD = {"endpoints": ["etcd.example:2379"], "tlsSecret": "etcd-client"}
@@ -38,29 +37,6 @@ def test_record_is_stable_and_survives_json(change: Change) -> None:
             stored = json.loads(json.dumps(record))
             assert stored == record
             assert render_workload(stored, 3, owner) == render_workload(record, 3, owner)
-
-
-def test_record_is_named_and_labelled_as_its_workload() -> None:
-    record = record_of()
-    stateful_set, config = render_workload(record, 2, OWNER)
-    name = f"chat-decode-cpu-{revision_of(cluster_of().spec)}"
-    labels = {
-        "pdcluster.io/cluster": "chat",
-        "pdcluster.io/role": "decode",
-        "pdcluster.io/pool": "cpu",
-        "pdcluster.io/revision": name[-8:],
-    }
-
-    assert (record["apiVersion"], record["kind"], record["revision"]) == (
-        "apps/v1",
-        "ControllerRevision",
-        1,
-    )
-    assert [each["kind"] for each in (stateful_set, config)] == ["StatefulSet", "ConfigMap"]
-    for each in (record, stateful_set, config):
-        assert each["metadata"]["name"] == name
-        assert each["metadata"]["namespace"] == "serving"
-        assert labels.items() <= each["metadata"]["labels"].items()
 
 
 def test_workload_is_made_from_the_record_alone() -> None:
@@ -102,26 +78,6 @@ def test_record_of_an_older_revision_is_not_rendered() -> None:
         )
 
 
-def test_stateful_set_starts_all_at_once_and_rolls_nothing_by_itself() -> None:
-    spec = record_of()["data"]["statefulSet"]["spec"]
-
-    assert spec["podManagementPolicy"] == "Parallel"
-    assert spec["updateStrategy"] == {"type": "OnDelete"}
-    assert spec["serviceName"] == "chat-workers"
-    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
-
-
-def test_engine_file_names_the_mounted_files_and_the_contract_ports() -> None:
-    engine = engine_of()
-
-    assert engine["tls"] == {
-        f"{name}": f"/etc/pdcluster/tls/{file}" for name, file in TLS_FILES.items()
-    }
-    assert engine["listen"] == {}  # the defaults are the contract's
-    assert engine["discovery"] == {"endpoints": ["chat-etcd.serving.svc:2379"]}
-    assert engine["model"]["path"] == "/models/tiny"
-
-
 def test_engine_file_of_an_external_etcd_over_tls() -> None:
     own = at("spec.discovery.etcd", OWN_ETCD)
     folder = "/etc/pdcluster/etcd-tls"
@@ -139,12 +95,3 @@ def test_engine_file_asks_for_api_keys_at_the_ingress_only() -> None:
 
     assert engine_of(keys)["listen"]["apiKeys"] == "/etc/pdcluster/api-keys"
     assert "apiKeys" not in engine_of(keys, role="prefill")["listen"]
-
-
-def test_engine_file_has_the_role_values_over_the_shared_ones() -> None:
-    assert (
-        engine_of(FULL, at("spec.roles.decode.engine", {"maxSequences": 8}))["engine"][
-            "maxSequences"
-        ]
-        == 8
-    )

@@ -4,10 +4,7 @@ and contents.
 
 import base64
 
-import yaml
-
-from pdcluster_api.manifests.render import render_scaler, render_shared, render_tls_secrets
-from pdcluster_schema.labels import SEEN_REPLICAS
+from pdcluster_api.manifests.render import render_shared, render_tls_secrets
 from pdcluster_schema.workload import WorkloadId
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
@@ -38,14 +35,6 @@ def test_ingress_serves_the_decode_workers_of_one_revision() -> None:
     assert "publishNotReadyAddresses" not in spec
 
 
-def test_ingress_of_a_mixed_cluster_serves_its_mixed_workers() -> None:
-    spec = shared_of(at("spec.roles", {"mixed": {"pools": [{"name": "cpu", "replicas": 1}]}}))[
-        "Service", "chat"
-    ]["spec"]
-
-    assert spec["selector"]["pdcluster.io/role"] == "mixed"
-
-
 def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
     manifests = render_shared(cluster_of(), OWNER, SITE, SERVING, serving_role="mixed")
 
@@ -54,20 +43,6 @@ def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
         "pdcluster.io/role": "mixed",
         "pdcluster.io/revision": SERVING,
     }
-
-
-def test_ingress_is_as_its_section_says() -> None:
-    service = at(
-        "spec.service",
-        {"port": 80, "type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
-    )
-    ingress = shared_of(service)["Service", "chat"]
-
-    assert ingress["metadata"]["annotations"] == {"example.com/internal": "true"}
-    assert ingress["spec"]["type"] == "LoadBalancer"
-    assert [(port["port"], port["targetPort"]) for port in ingress["spec"]["ports"]] == [
-        (80, "http")
-    ]
 
 
 def test_headless_service_names_all_workers_and_no_etcd() -> None:
@@ -84,24 +59,6 @@ def test_headless_service_names_all_workers_and_no_etcd() -> None:
     )
 
 
-def test_service_account_has_pull_secrets_and_no_token() -> None:
-    account = shared_of(at("spec.image.pullSecrets", ["regcred"]))["ServiceAccount", "chat-pdc"]
-
-    assert account["automountServiceAccountToken"] is False
-    assert account["imagePullSecrets"] == [{"name": "regcred"}]
-    assert "imagePullSecrets" not in shared_of()["ServiceAccount", "chat-pdc"]
-
-
-def test_policy_file_follows_the_spec() -> None:
-    data = shared_of(
-        at("spec.routing.offload.prefillQueueMax", 3), at("spec.qos.admission.maxQueuedRequests", 7)
-    )["ConfigMap", "chat-policy"]["data"]
-    policy = yaml.safe_load(data["policy.yaml"])
-
-    assert policy["offload"]["prefillQueueMax"] == 3
-    assert policy["admission"]["maxQueuedRequests"] == 7
-
-
 def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     labels = pod_of(TWO_POOLS, pool="a")["metadata"]["labels"]
     workload = WorkloadId("chat", "decode", "a", labels["pdcluster.io/revision"])
@@ -114,15 +71,6 @@ def test_each_workload_that_serves_has_a_budget_of_its_own() -> None:
     assert matches(spec["selector"], labels)
     assert not matches(spec["selector"], {**labels, "pdcluster.io/revision": "ffffffff"})
     assert not matches(spec["selector"], pod_of(TWO_POOLS, pool="b")["metadata"]["labels"])
-
-
-def test_scaler_carries_the_size_and_what_was_seen() -> None:
-    scaler = render_scaler(OWNER, "decode", "cpu", 5, 2)
-
-    assert scaler["metadata"]["name"] == "chat-decode-cpu"
-    assert scaler["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
-    assert scaler["spec"] == {"cluster": "chat", "role": "decode", "pool": "cpu", "replicas": 5}
-    assert scaler["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
 
 
 def test_tls_secrets_hold_the_given_bytes_and_annotations() -> None:

@@ -66,14 +66,6 @@ def test_engine_answers_its_server_process_alone() -> None:
     }
 
 
-def test_nothing_of_the_model_changes_what_a_request_asks_for() -> None:
-    line = line_of(at("spec.model.dtype", "bfloat16"))
-
-    assert value(line, "--generation-config") == "vllm"
-    assert value(line, "--scheduling-policy") == "priority"
-    assert value(line, "--dtype") == "bfloat16"
-
-
 def test_kv_moves_between_prefill_and_decode_alone() -> None:
     transfer = loaded(line_of(), "--kv-transfer-config")
 

@@ -2,7 +2,6 @@
 full.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,36 +67,6 @@ def test_the_server_of_a_stock_engine_reckons_with_the_sizes_that_vllm_has(
     engine = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), SITE)["engine"]
 
     assert (engine["maxBatchedTokens"], engine["maxSequences"]) == sizes
-
-
-def test_engine_file_names_what_an_etcd_with_tls_and_api_keys_need(
-    document: dict[str, Any],
-) -> None:
-    cluster = parse(document)
-    pool = cluster.spec.roles.present()["decode"].pools[0]
-    site = replace(
-        SITE,
-        etcd_tls={"ca": "/e/ca.crt", "certificate": "/e/tls.crt", "key": "/e/tls.key"},
-        api_keys="/keys",
-    )
-    made = engine_file(cluster, "decode", pool, cluster.spec.engine_of("decode"), site)
-
-    assert made["discovery"]["tls"] == {
-        "ca": "/e/ca.crt",
-        "certificate": "/e/tls.crt",
-        "key": "/e/tls.key",
-    }
-    assert made["listen"]["apiKeys"] == "/keys"
-
-
-def test_policy_file_has_the_defaults_too(document: dict[str, Any]) -> None:
-    """All of them are in tests/golden/operator's records of manifests."""
-    document["spec"]["routing"] = {"offload": {"minOffloadLength": 1}}
-    policy = policy_file(parse(document))
-
-    assert policy["offload"]["minOffloadLength"] == 1
-    assert policy["offload"]["prefillLengthThreshold"] == 256
-    assert policy["admission"]["maxQueuedRequests"] == 1024
 
 
 @pytest.mark.parametrize(

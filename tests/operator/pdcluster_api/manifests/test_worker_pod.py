@@ -58,35 +58,6 @@ def test_authority_key_is_mounted_nowhere() -> None:
     assert "chat-pdc-ca" not in {volume.get("secret", {}).get("secretName") for volume in volumes}
 
 
-def test_pod_runs_without_rights() -> None:
-    pod = pod_of()["spec"]
-
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["serviceAccountName"] == "chat-pdc"
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 65532
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["containers"][0]["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def test_probes_leave_an_hour_for_a_big_model() -> None:
-    worker = worker_of()
-    startup = worker["startupProbe"]
-
-    assert startup["periodSeconds"] * startup["failureThreshold"] == 3600
-    assert [
-        worker[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")
-    ] == [
-        {"path": "/ready", "port": "http"},
-        {"path": "/ready", "port": "http"},
-        {"path": "/health", "port": "http"},
-    ]
-
-
 def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_end() -> None:
     """A worker whose engine stalls ends by itself after 20 s; the kubelet is for a server process
     that hangs.
@@ -94,14 +65,6 @@ def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_
     probe = worker_of()["livenessProbe"]
 
     assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 20
-
-
-def test_pod_ends_after_its_streams() -> None:
-    pod = pod_of(at("spec.rollout.gracePeriodSeconds", 77))["spec"]
-
-    assert pod["terminationGracePeriodSeconds"] == 77
-    assert pod["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
-    assert pod["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
 def test_accelerator_is_a_limit_beside_the_given_resources() -> None:
@@ -128,19 +91,6 @@ def test_a_worker_has_an_accelerator_for_each_rank_unless_given_otherwise() -> N
     assert worker_of(at("spec.engine.tensorParallelSize", 2), GPU, more)["resources"]["limits"] == {
         "nvidia.com/gpu": "4"
     }
-
-
-def test_image_policy_and_pull_secrets() -> None:
-    image = at(
-        "spec.image", {"name": "ignored:here", "pullPolicy": "Always", "pullSecrets": ["a", "b"]}
-    )
-    pod = pod_of(image)["spec"]
-
-    assert (pod["containers"][0]["image"], pod["containers"][0]["imagePullPolicy"]) == (
-        "worker:1",
-        "Always",
-    )
-    assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
 
 
 def template(content: dict[str, Any], role: str | None = None) -> Change:
@@ -196,23 +146,6 @@ def test_template_without_any_labels_still_has_ours() -> None:
         {"metadata": {"labels": "x"}},
     ):
         assert pod_of(template(content))["metadata"]["labels"]["pdcluster.io/pool"] == "cpu"
-
-
-def test_template_reaches_into_the_worker_container() -> None:
-    worker = worker_of(
-        template(
-            {
-                "spec": {
-                    "containers": [
-                        {"name": "worker", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
-                    ]
-                }
-            }
-        )
-    )
-
-    assert by_name(worker["env"])["NCCL_DEBUG"] == {"name": "NCCL_DEBUG", "value": "INFO"}
-    assert "POD_IP" in by_name(worker["env"])
 
 
 def test_pods_tell_type_and_number_of_the_accelerators_that_they_were_made_for() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
-from heapq import heapify, heappop, heapreplace
 from zoneinfo import ZoneInfo
 
 from pdcluster_api.plan.autoscale import rules
@@ -160,23 +159,20 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
     left, roles = dict(vector), by_role(pools)
     workers = {role: sum(left[pool.key] for pool in mine) for role, mine in roles.items()}
     ready = {role: num_ready_left(mine, left) for role, mine in roles.items()}
-    donors = [(_rank(pool, left[pool.key]), number) for number, pool in enumerate(among)]
-    heapify(donors)
     given: list[Pool] = []
-    while excess > 0 and donors:
-        _, number = donors[0]
-        pool = among[number]
+
+    def may_give(pool: Pool) -> bool:
         size, role = left[pool.key], pool.role
-        loses_ready = pool.loses_ready(size)
-        if not size or workers[role] <= 1 or (loses_ready and ready[role] == 1):
-            heappop(donors)  # nor will it give later: what its role has only becomes less
-            continue
+        is_last_ready = ready[role] == 1 and pool.loses_ready(size)
+        return size > 0 and workers[role] > 1 and not is_last_ready
+
+    while excess > 0 and (among := [pool for pool in among if may_give(pool)]):
+        pool = min(among, key=lambda each: _rank(each, left[each.key]))
+        ready[pool.role] -= pool.loses_ready(left[pool.key])
+        workers[pool.role] -= 1
         left[pool.key] -= 1
         given.append(pool)
-        workers[role] -= 1
-        ready[role] -= loses_ready
         excess -= pool.requested(limit, 1)
-        heapreplace(donors, (_rank(pool, size - 1), number))
     for pool in reversed(given):
         if (amount := pool.requested(limit, 1)) <= -excess:
             left[pool.key] += 1

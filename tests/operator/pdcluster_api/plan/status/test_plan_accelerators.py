@@ -113,15 +113,6 @@ def test_pools_without_an_accelerator_have_no_such_condition():
     assert condition_of(plan.status, "AcceleratorsInUse") == {}
 
 
-def test_idle_accelerators_are_one_event_and_leave_the_cluster_ready():
-    cluster = cluster_of(B200, "cpu")
-    plan = plan_all(cluster, seen(cluster, say(prefill=ON_CPU, decode=ON_CPU)), NOW)
-    assert found(plan)[:2] == ("False", "AcceleratorsIdle")
-    # all is as declared, and requests are answered
-    assert condition_of(plan.status, "Ready")["status"] == "True"
-    assert [each.warning for each in plan.events if each.reason == "AcceleratorsIdle"] == [True]
-
-
 def test_cpu_on_a_type_that_reserves_nothing_is_no_waste():
     cluster = cluster_of(HERE, "cpu")
     plan = plan_all(cluster, seen(cluster, say(decode=ON_CPU)), NOW)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.plan.observed.state import ScalerState, WriteFailure
-from pdcluster_api.plan.status.condition import MAX_MESSAGE, rank
+from pdcluster_api.plan.status.condition import MAX_MESSAGE
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
@@ -128,26 +128,11 @@ def test_a_surplus_pod_that_ends_is_not_named():
     assert "ending" not in words_of(status, words.DECODE_READY)[2]
 
 
-def test_the_order_of_failures_does_not_matter():
-    failures = [
-        WriteFailure("Service chat", words.NAME_TAKEN, "it belongs to another owner"),
-        WriteFailure("PodMonitor chat", words.FORBIDDEN, "the operator may not create it"),
-    ]
-    status = status_of(running(CLUSTER, failures=failures))
-    assert words_of(status, words.READY)[1] == words.FORBIDDEN
-    assert status_of(running(CLUSTER, failures=failures[::-1])) == status
-
-
 def test_messages_are_bounded():
     status = status_of(
         running(CLUSTER, failures=[WriteFailure("Service chat", words.APPLY_FAILED, "x" * 5000)])
     )
     assert len(words_of(status, words.READY)[2]) == MAX_MESSAGE
-
-
-def test_an_unknown_reason_is_one_that_a_user_looks_at():
-    assert rank("SomethingNew") == rank(words.APPLY_FAILED)
-    assert rank(words.FORBIDDEN) < rank(words.UNSCHEDULABLE) < rank(words.STARTING)
 
 
 def test_transition_time_changes_with_the_status_only():

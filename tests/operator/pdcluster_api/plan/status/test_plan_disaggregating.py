@@ -18,7 +18,6 @@ from tests.operator.pdcluster_api.plan.clusters import (
     identity,
     make_cluster,
     plan_all,
-    pool,
     running,
     workload,
 )
@@ -98,14 +97,6 @@ def test_the_first_few_local_prefills_of_a_cluster_are_no_alarm():
     assert shown(observed(d_0=busy(FEW_PROMPTS, 0.0)))[:2] == ("False", "NotOffloading")
 
 
-def test_mixed_workers_have_no_such_condition_and_no_figures():
-    cluster = make_cluster(mixed=(pool(2),))
-    status = plan_all(cluster, running(cluster, worker_records=WorkerRecords()), NOW).status
-
-    assert condition_of(status, words.DISAGGREGATING) == {}
-    assert "disaggregation" not in status
-
-
 @pytest.mark.parametrize("of", ["nothing", "old-workers"])
 def test_workers_that_say_nothing_of_it_leave_it_unknown(of: str):
     worker_records = (
@@ -137,16 +128,6 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was(worker_records: WorkerRec
             words.DISAGGREGATING,
         )["status"]
         == "Unknown"
-    )
-
-
-def test_ready_does_not_follow_it():
-    status = status_of(observed(d_0=refusing("p-0"), d_1=refusing("p-0")))
-
-    assert (
-        condition_of(status, "Ready")["status"]
-        == condition_of(status, "Serving")["status"]
-        == "True"
     )
 
 

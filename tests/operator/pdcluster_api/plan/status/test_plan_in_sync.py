@@ -109,13 +109,6 @@ def test_when_most_have_no_pod_at_once_none_is_removed():
     )
 
 
-def test_one_record_alone_is_no_mass():
-    found = in_sync(
-        worker_records("ghost", mismatched={"ghost": MISMATCH_GRACE_SECONDS}), with_pods(), NOTHING
-    )
-    assert found.stale_records == ("ghost",)
-
-
 def test_a_worker_that_drains_is_odd_without_a_record_and_no_orphan():
     draining = with_pods("a", ready=False, started=True)
     assert find_mismatches({}, draining) == {"a"}
