@@ -33,8 +33,12 @@ class Scene:
         worker.engines.first.stall_watch = StallWatch(self.clock, 0.0)
         engine.answer = self._answer
         self.told: list[tuple[bool, str | None]] = []
+        self.killed: list[str] = []
         self.monitor = EngineMonitor(
-            worker, worker.engines.first, self._on_change, lambda: self.is_leaving
+            worker,
+            self._on_change,
+            lambda: self.is_leaving,
+            lambda _, reason: self.killed.append(reason),
         )
 
     def _on_change(self, _: Engine, is_stalled: bool) -> None:
@@ -48,7 +52,7 @@ class Scene:
         text = []
         for _ in range(count):
             self.clock.advance(1.0)
-            text.append(self.monitor.poll())
+            text.append(self.monitor.poll(self.worker.engines.first))
             for _ in range(10):
                 await asyncio.sleep(0)
         return text
@@ -141,7 +145,9 @@ async def test_pulse_says_when_the_engine_is_lost(scene: Scene) -> None:
     scene.answers = False
 
     assert await scene.poll(9) == [*[False] * 8, True]
-    assert (await scene.monitor.lost()).endswith("beyond its longest step): killed")
+    scene.monitor.start(scene.worker.engines.first)
+    await asyncio.sleep(0)
+    assert [reason.endswith("longest step): killed") for reason in scene.killed] == [True]
 
 
 async def test_pulse_of_a_worker_that_is_to_end_waits_for_no_stalled_engine(scene: Scene) -> None:

@@ -11,37 +11,26 @@ from pdcluster_worker.messages.engine import Begin
 from pdcluster_worker.serving.engines import group as engine_group
 from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError
 from pdcluster_worker.serving.engines.engines import Engine
-from pdcluster_worker.serving.engines.group import EngineGroup
+from pdcluster_worker.serving.engines.group import Child, EngineGroup
 from tests.worker.serving.doubles import FACTS, ScriptedEngine, until
 
 
-class PlayedChild:
+class PlayedChild(Child):
     """A process that loads and ends when a test says so."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
         self.script = ScriptedEngine()
-        self.client = EngineClient(self.script)
-        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        super().__init__(rank, EngineClient(self.script))
         self.is_stopped = False
-        self._talking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._talking = asyncio.create_task(self.client.run())
+        self._tasks = [asyncio.create_task(self.client.run())]
 
-    async def gone(self) -> None:
-        await asyncio.wait([self.exit_status, self.killed], return_when=asyncio.FIRST_COMPLETED)
-
-    def kill(self, reason: str) -> None:
-        self.client.fail(reason)
-        self.killed.set_result(None)
+    def _kill(self) -> None: ...
 
     async def stop(self) -> None:
         self.is_stopped = True
-        if self._talking is not None:
-            self._talking.cancel()
-            await asyncio.gather(self._talking, return_exceptions=True)
+        await super().stop()
 
     def load(self, weights: str = "w") -> None:
         self.script.say(replace(FACTS, engine_id=f"engine-{self.rank}-{id(self)}", weights=weights))

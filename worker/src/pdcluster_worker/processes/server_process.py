@@ -37,7 +37,7 @@ from pdcluster_worker.server.http.run import HttpServer, serve
 from pdcluster_worker.server.state_routes import engine_health_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
-from pdcluster_worker.serving.engine_monitor import EngineMonitor, EngineMonitors
+from pdcluster_worker.serving.engine_monitor import EngineMonitor
 from pdcluster_worker.serving.engines.child import END_SECONDS
 from pdcluster_worker.serving.engines.client import EngineDiedError
 from pdcluster_worker.serving.engines.engines import Engine
@@ -211,10 +211,8 @@ class ServerProcess:
             self._config, self._identity, self._files.credentials, worker, http.unacked
         )
         watching = self._files.watch(runtime.set_policy)
-        monitors = EngineMonitors(
-            lambda engine: EngineMonitor(worker, engine, runtime.on_stall, stop.is_set), group.kill
-        )
-        self._follow(group, monitors, worker)
+        monitor = EngineMonitor(worker, runtime.on_stall, stop.is_set, group.kill)
+        self._follow(group, monitor, worker)
         listener = HeadlessListener(self._config, dtype, group)
         try:
             if self._config.listen.head is not None:
@@ -229,10 +227,10 @@ class ServerProcess:
             for task in watching:
                 task.cancel()
             await listener.close()
-            monitors.close()
+            monitor.close()
             await runtime.close()
 
-    def _follow(self, group: EngineGroup, monitors: EngineMonitors, worker: WorkerContext) -> None:
+    def _follow(self, group: EngineGroup, monitor: EngineMonitor, worker: WorkerContext) -> None:
         """Monitor each engine while it lives."""
 
         def on_start(engine: Engine, is_again: bool) -> None:
@@ -241,14 +239,14 @@ class ServerProcess:
                 engine.client.on_stats.append(
                     lambda stats: self._engine_metrics.update(stats, engine.rank)
                 )
-            monitors.start(engine)
+            monitor.start(engine)
             worker.engines_changed()
 
         def on_end(engine: Engine) -> None:
             self._engine_metrics.forget(
                 engine.rank, for_good=engine.rank >= self._config.engine.data_parallel_size
             )
-            monitors.end(engine)
+            monitor.end(engine)
             worker.engines_changed()
 
         def on_forget(engine: Engine) -> None:
@@ -257,7 +255,7 @@ class ServerProcess:
 
         group.on_start, group.on_end, group.on_forget = on_start, on_end, on_forget
         for engine in group.engines:
-            monitors.start(engine)
+            monitor.start(engine)
 
 
 def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | None] | None:

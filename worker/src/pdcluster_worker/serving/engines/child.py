@@ -9,12 +9,12 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from pdcluster_worker.messages.engine import Stop
 from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError
+from pdcluster_worker.serving.engines.group import Child
 
 
 class PairSocket:
@@ -82,8 +82,8 @@ LAST_WORDS_SECONDS = 0.5
 """Time to wait, after the process has died, for its EngineFailed message, which has the reason."""
 
 
-class EngineChild:
-    """One engine process and the client to it.  `client.died` is set when it ends."""
+class EngineChild(Child):
+    """An engine process that is a child of this one.  environment: over this one's."""
 
     def __init__(
         self,
@@ -92,63 +92,39 @@ class EngineChild:
         rank: int = 0,
         board: int | None = None,
     ) -> None:
-        """environment: of the process, over this one's."""
-        self.rank = rank
-        self._board = board
-        self._config_path = config_path
-        self._environment = {**os.environ, **environment}
         # 0700: the socket is ours alone
         self._folder = tempfile.TemporaryDirectory(prefix="pdcluster-")
         self._context = zmq.Context(io_threads=1)
         self._address = f"ipc://{self._folder.name}/engine"
         self._socket = PairSocket(self._context, self._address)
+        super().__init__(rank, EngineClient(self._socket))
+        self._board = board
+        self._config_path = config_path
+        self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[object]] = []
-        self.client = EngineClient(self._socket)
-        # Of the process, when it has ended; killed: done when `kill` was called.
-        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Start the process, which waits for `client.begin` before it loads."""
         self._socket.bind()
-        arguments = (
-            "--engine-config",
-            str(self._config_path),
-            "--engine",
-            self._address,
-            "--rank",
-            str(self.rank),
-        )
-        board = () if self._board is None else (self._board,)
-        command = (
-            sys.executable,
-            "-m",
-            "pdcluster_worker",
-            *arguments,
-            *(word for each in board for word in ("--board", str(each))),
-        )
+        arguments = ["--engine-config", str(self._config_path), "--engine", self._address]
+        arguments += ["--rank", str(self.rank)]
+        if self._board is not None:
+            arguments += ["--board", str(self._board)]
         self._process = await asyncio.create_subprocess_exec(
-            *command, env=self._environment, pass_fds=board
+            *(sys.executable, "-m", "pdcluster_worker", *arguments),
+            env=self._environment,
+            pass_fds=() if self._board is None else (self._board,),
         )
         self._tasks = [
             asyncio.create_task(part)
             for part in (self._talk(), self._watch(), self._unlink_when_connected())
         ]
 
-    def kill(self, reason: str) -> None:
-        """End a process that answers nothing, stopped ones too; its requests fail with `reason`."""
+    def _kill(self) -> None:
+        """Stopped ones too."""
         assert self._process is not None, "only a started process can be killed"
-        self.client.fail(reason)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        if not self.killed.done():
-            self.killed.set_result(None)
-
-    async def gone(self) -> None:
-        """Wait until the process has ended or was killed."""
-        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
         """End the process: ask unless it loads, then kill."""
@@ -165,9 +141,7 @@ class EngineChild:
                 self._process.kill()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), END_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
         self._socket.close()
         self._context.term()
         self._folder.cleanup()

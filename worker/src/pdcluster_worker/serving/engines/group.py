@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from pdcluster_schema.addresses import join_address
 from pdcluster_schema.ports import MAX_ENGINES
@@ -28,30 +28,44 @@ meanwhile.
 """
 
 
-class Child(Protocol):
-    """One engine process, which is started once."""
+class Child:
+    """One engine process, which is started once.
 
-    rank: int
-    client: EngineClient  # to it; `died` is set when it ends
-    # Of the process, when it has ended; killed: done when `kill` was called.
-    exit_status: asyncio.Future[int]
-    killed: asyncio.Future[None]
+    exit_status: of the process, when it has ended; killed: done when `kill` was called.
+    """
+
+    def __init__(self, rank: int, client: EngineClient) -> None:
+        loop = asyncio.get_running_loop()
+        self.rank = rank
+        self.client = client  # `died` is set when the process ends
+        self.exit_status: asyncio.Future[int] = loop.create_future()
+        self.killed: asyncio.Future[None] = loop.create_future()
+        self._tasks: list[asyncio.Task[object]] = []
 
     async def start(self) -> None:
         """Start the process, which loads after a message to begin."""
-        ...
+        raise NotImplementedError
 
     async def gone(self) -> None:
         """Wait until the process has ended or was killed."""
-        ...
+        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def kill(self, reason: str) -> None:
         """End a process that answers nothing; its requests fail with `reason`."""
-        ...
+        self.client.fail(reason)
+        self._kill()
+        if not self.killed.done():
+            self.killed.set_result(None)
+
+    def _kill(self) -> None:
+        raise NotImplementedError
 
     async def stop(self) -> None:
         """End the process, and everything that was made for it."""
-        ...
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class EngineGroup:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from pdcluster_worker.headless import (
     write_frame,
 )
 from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError
-from pdcluster_worker.serving.engines.group import EngineGroup
+from pdcluster_worker.serving.engines.group import Child, EngineGroup
 
 logger = logging.getLogger(__name__)
 
@@ -48,44 +47,28 @@ class HeadlessSocket:
         await self._writer.drain()
 
 
-class HeadlessChild:
-    """One headless engine, seen from its head; implements `group.Child`."""
+class HeadlessChild(Child):
+    """One headless engine, seen from its head.  stop: its supervisor starts it again."""
 
     def __init__(
         self, rank: int, node: str, socket: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     ) -> None:
-        self.rank = rank
-        self.client = EngineClient(HeadlessSocket(*socket))
-        self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        super().__init__(rank, EngineClient(HeadlessSocket(*socket)))
         self._node = node
         self._writer = socket[1]
-        self._talking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen to it; the answer has given its dtype."""
-        self._talking = asyncio.create_task(
-            self._talk(), name=f"engine {self.rank} of {self._node}"
-        )
+        name = f"engine {self.rank} of {self._node}"
+        self._tasks = [asyncio.create_task(self._talk(), name=name)]
 
-    async def gone(self) -> None:
-        """Wait until its channel has ended."""
-        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-
-    def kill(self, reason: str) -> None:
+    def _kill(self) -> None:
         """Cut its channel, at which it ends."""
-        self.client.fail(reason)
         self._writer.transport.abort()
-        if not self.killed.done():
-            self.killed.set_result(None)
 
     async def stop(self) -> None:
-        """End its channel; it ends, and its supervisor starts it again for the next head."""
         self._writer.close()
-        if self._talking is not None:
-            self._talking.cancel()
-            await asyncio.gather(self._talking, return_exceptions=True)
+        await super().stop()
 
     async def _talk(self) -> None:
         calling = asyncio.create_task(self._call_while_it_loads())

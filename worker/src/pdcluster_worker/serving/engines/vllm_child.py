@@ -11,6 +11,7 @@ from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.errors import WRONG_SETTING, WorkerError
 from pdcluster_worker.messages.engine import Begin, Stop
 from pdcluster_worker.serving.engines.client import EngineClient
+from pdcluster_worker.serving.engines.group import Child
 from pdcluster_worker.vllm_engine.cache_events import Subscription
 from pdcluster_worker.vllm_engine.command import Command
 from pdcluster_worker.vllm_engine.engine import VllmEngine
@@ -29,25 +30,19 @@ less.
 """
 
 
-class VllmChild:
-    """Implements `group.Child` for a stock engine, the only one of its worker."""
-
-    rank = 0
+class VllmChild(Child):
+    """The only engine of its worker."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        loop = asyncio.get_running_loop()
+        super().__init__(0, EngineClient())
         vllm = config.engine.vllm
-        self.client = EngineClient()
-        self.exit_status: asyncio.Future[int] = loop.create_future()
-        self.killed: asyncio.Future[None] = loop.create_future()
         self._config = config
         self._http = VllmClient(vllm.port)
         self._command = Command(vllm.command, vllm.env) if vllm.command else None
         self._subscription = Subscription(vllm.kv_events_port, self._on_batch)
         self._reports: Reports | None = None
         self._engine: VllmEngine | None = None
-        self._gone: asyncio.Future[str] = loop.create_future()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Start its command, if it has one; `client.ready()` says when it serves."""
@@ -60,26 +55,19 @@ class VllmChild:
             return
         self._tasks = [asyncio.create_task(self._live(), name="stock engine")]
 
-    async def gone(self) -> None:
-        """Wait until it has ended or was killed."""
-        ends: set[asyncio.Future[Any]] = {self.exit_status, self.killed}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-
     def kill(self, reason: str) -> None:
         """End one that answers nothing; another's stays out until it is restarted."""
         if self._command is None:
             logger.error("the engine is lost and its container is to restart reason=%s", reason)
-            return
-        self.client.fail(reason)
-        self._command.kill()
-        if not self.killed.done():
-            self.killed.set_result(None)
+        else:
+            super().kill(reason)
+
+    def _kill(self) -> None:
+        if self._command is not None:
+            self._command.kill()
 
     async def stop(self) -> None:
-        """End it where it is ours, and everything that was made for it."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
         if self._engine is not None:
             self._engine.close()
         if self._reports is not None:
