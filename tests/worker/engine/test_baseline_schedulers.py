@@ -31,27 +31,47 @@ def ask(rig, spec, **prompts):
     rig.step()
 
 
-def test_a5_prefill_first_computes_whole_prompts_and_lets_decodes_wait(rig_of, spec):
-    rig = rig_of("prefill-first")
-    ask(rig, spec, a=(2, 4))
-    ask(rig, spec, b=(30, 2), c=(40, 2))
-    rig.run()
-    assert rig.runner.executed == [
-        [("a", 2)],
-        [("b", 30), ("c", 40)],
-        [("a", 1), ("b", 1), ("c", 1)],
-        [("a", 1)],
-        [("a", 1)],
-    ]
+def executed(rig):
+    """Steps as "a2 b30, a1", each with its requests and their tokens."""
+    return ", ".join(
+        " ".join(f"{name}{count}" for name, count in batch) for batch in rig.runner.executed
+    )
 
 
-def test_a5_prefill_first_takes_a_prompt_that_does_not_fit_into_the_next_step(rig_of, spec):
-    """60 and 50 tokens against a budget of 100; decodes wait for both."""
-    rig = rig_of("prefill-first")
-    ask(rig, spec, a=(2, 3))
-    ask(rig, spec, b=(60, 1), c=(50, 1))
+FIRST, LATER = {"a": (2, 4)}, {"b": (30, 2), "c": (40, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "arrivals", "expected"),
+    [
+        # whole prompts, for which decodes wait; one that does not fit comes in the next step
+        ("prefill-first", {}, [FIRST, LATER], "a2, b30 c40, a1 b1 c1, a1, a1"),
+        ("prefill-first", {}, [{"a": (2, 2)}, {"b": (60, 1), "c": (50, 1)}], "a2, b60, c50, a1"),
+        # decodes and whole prompts
+        ("orca", {}, [FIRST, LATER], "a2, a1 b30 c40, a1 b1 c1, a1"),
+        # c waits for b, the longer of the first two, though a's seat is empty by then
+        (
+            "request-level",
+            {"max_sequences": 2},
+            [{"a": (30, 2), "b": (40, 3), "c": (20, 1)}],
+            "a30 b40, a1 b1, b1, c20",
+        ),
+        # chunks and decodes in turns; a turn without work falls to the other
+        (
+            "simple-chunking",
+            {"max_batched_tokens": 8},
+            [FIRST, {"b": (12, 2)}],
+            "a2, a1, b8, a1, b4, a1 b1",
+        ),
+        ("simple-chunking", {"max_batched_tokens": 8}, [{"b": (20, 3)}], "b8, b8, b4, b1, b1"),
+    ],
+)
+def test_a5_steps_of_each_are_those_of_its_system(rig_of, spec, name, sizes, arrivals, expected):
+    rig = rig_of(name, **sizes)
+    for prompts in arrivals:
+        ask(rig, spec, **prompts)
     rig.run()
-    assert rig.runner.executed[1:4] == [[("b", 60)], [("c", 50)], [("a", 1)]]
+    assert executed(rig) == expected
 
 
 def test_a5_prefill_first_admits_above_a_watermark(rig_of, spec):
@@ -62,55 +82,6 @@ def test_a5_prefill_first_admits_above_a_watermark(rig_of, spec):
     assert rig.runner.executed[1] == [("a", 1)]
     rig.run()
     assert rig.runner.executed[2] == [("b", 20)]
-
-
-def test_a5_orca_mixes_decodes_and_whole_prompts(rig_of, spec):
-    rig = rig_of("orca")
-    ask(rig, spec, a=(2, 4))
-    ask(rig, spec, b=(30, 2), c=(40, 2))
-    rig.run()
-    assert rig.runner.executed == [
-        [("a", 2)],
-        [("a", 1), ("b", 30), ("c", 40)],
-        [("a", 1), ("b", 1), ("c", 1)],
-        [("a", 1)],
-    ]
-
-
-def test_a5_request_level_runs_a_batch_to_its_end(rig_of, spec):
-    """c waits for b, the longer of the first two, though a's seat is empty by then."""
-    rig = rig_of("request-level", max_sequences=2)
-    ask(rig, spec, a=(30, 2), b=(40, 3), c=(20, 1))
-    rig.run()
-    assert rig.runner.executed == [
-        [("a", 30), ("b", 40)],
-        [("a", 1), ("b", 1)],
-        [("b", 1)],
-        [("c", 20)],
-    ]
-
-
-def test_a5_simple_chunking_takes_turns(rig_of, spec):
-    rig = rig_of("simple-chunking", max_batched_tokens=8)
-    ask(rig, spec, a=(2, 4))
-    ask(rig, spec, b=(12, 2))
-    rig.run()
-    assert rig.runner.executed == [
-        [("a", 2)],
-        [("a", 1)],
-        [("b", 8)],
-        [("a", 1)],
-        [("b", 4)],
-        [("a", 1), ("b", 1)],
-    ]
-
-
-def test_a5_simple_chunking_never_idles_a_turn(rig_of, spec):
-    """Alone, b has prefill steps without pause, then decode steps."""
-    rig = rig_of("simple-chunking", max_batched_tokens=8)
-    ask(rig, spec, b=(20, 3))
-    rig.run()
-    assert rig.runner.executed == [[("b", 8)], [("b", 8)], [("b", 4)], [("b", 1)], [("b", 1)]]
 
 
 @pytest.mark.parametrize("name", ["orca", "request-level"])

@@ -126,13 +126,6 @@ def test_the_answer_of_a_step_comes_in_the_order_of_events(engine, spec):
     assert kinds == [m.RequestFailed, m.Tokens, m.BlockEvents, m.EngineStats]
 
 
-def test_stop_changes_nothing(engine):
-    rig = engine()
-    rig.handle(m.Begin("float32"))
-    rig.handle(m.Stop())
-    assert not rig.core.has_work
-
-
 def test_first_token_carries_queue_and_prefill_seconds_once(engine, spec):
     """Arrival to first scheduled, first scheduled to sampled; two chunks of 1 s each."""
     rig = engine(max_batched_tokens=5)
@@ -176,16 +169,6 @@ def test_statistics_split_a_mixed_step_by_its_tokens(engine, spec):
     ]
 
 
-def test_a_decode_step_is_called_decode(engine, spec):
-    rig = engine()
-    rig.handle(m.Submit(spec("a", [1, 2], max_tokens=2)))
-    rig.run()
-    assert [kind for output in rig.of(m.EngineStats) for kind, _ in output.steps] == [
-        "prefill",
-        "decode",
-    ]
-
-
 def test_statistics_are_sent_ten_times_a_second_and_when_idle(engine, spec):
     rig = engine()
     rig.runner.on_execute = lambda: rig.clock.advance(0.03)
@@ -221,14 +204,6 @@ def test_statistics_count_transfers_until_the_last_block_is_safe(pair, spec):
         side.transport.settle()
         side.step()
         assert side.stats.num_transfers == 0
-
-
-def test_statistics_know_the_last_message_once_the_engine_is_idle(engine, spec):
-    rig = engine()
-    rig.handle(m.Submit(spec("a", max_tokens=9)))
-    rig.handle(m.Abort("a"))
-    rig.handle(m.Abort("never"))
-    assert rig.stats.num_inputs == 3
 
 
 def test_idle_engine_checks_its_pool_after_its_output_is_out(engine, spec):

@@ -74,14 +74,6 @@ def test_output_blocks_are_cached_too(engine, spec):
     assert rig.tokens("b")[0].cached_tokens == 8
 
 
-def test_events_name_the_hashes_of_full_blocks(engine, spec):
-    rig = engine()
-    rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))
-    assert rig.of(m.BlockEvents) == [
-        m.BlockEvents(stored=block_hashes(list(range(9)), 4), removed=[], sequence=1)
-    ]
-
-
 def test_without_prefix_caching_nothing_is_hashed_or_hit(engine, spec):
     rig = engine(prefix_caching=False)
     for request_id in "ab":

@@ -26,15 +26,6 @@ def test_decodes_come_first_and_prefill_chunks_fill_the_rest(engine, spec):
     assert rig.runner.executed[3] == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_no_more_requests_run_than_there_are_seats(engine, spec):
-    """[V2]: max_sequences."""
-    rig = engine(max_sequences=2)
-    rig.handle(*(m.Submit(spec(request_id, [ord(request_id)])) for request_id in "abc"))
-    assert rig.runner.executed == [[("a", 1), ("b", 1)]]
-    rig.run()
-    assert rig.token_ids("c") == rig.runner.reference([ord("c")], 3)
-
-
 def test_a_request_is_admitted_only_when_its_whole_prompt_has_room(engine, spec):
     """[V7]: b needs 3 blocks, 2 are left; it keeps its place in the queue before c."""
     rig = engine(num_blocks=4, max_batched_tokens=8)

@@ -126,14 +126,6 @@ def test_crowd_of_silent_connections_does_not_shut_the_port(tcp_engine, raw_peer
     assert peer.frame(os.urandom(16), [1], bytes(peer.block_bytes)).refusal == "dead epoch"
 
 
-def test_peers_of_the_largest_pool_have_seats_also_behind_few_addresses():
-    seats = ConnectionLimiter[int](PortLimits(), close=lambda connection: None)
-    for peer in range(1024):
-        address = "ab"[peer % 2]
-        assert seats.take(peer, address) is None
-        assert seats.authenticate(peer) is None
-
-
 def test_open_file_limit_bounds_the_seats(tcp_engine, raw_peer, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256 + 128 + 1, 1024))
     decode = tcp_engine("decode")

@@ -2,7 +2,6 @@
 blocks see of it.
 """
 
-import doctest
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
-from pdcluster_worker.kv_transfer import sharded
 from pdcluster_worker.kv_transfer.sharded import routes, shares
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
@@ -57,10 +55,6 @@ def pair_of(fabric: LocalFabric) -> MakePair:
     return lambda prefill, decode: (Ranks("p", prefill, fabric), Ranks("d", decode, fabric))
 
 
-def test_documented_examples_hold() -> None:
-    assert doctest.testmod(sharded).failed == 0
-
-
 @given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(1, 3))
 def test_every_head_goes_once_from_the_rank_that_has_it_to_the_one_that_takes_it(
     prefill: int, decode: int, more: int
@@ -76,15 +70,6 @@ def test_every_head_goes_once_from_the_rank_that_has_it_to_the_one_that_takes_it
             moved += heads
 
     assert sorted(moved) == list(range(num_heads))
-
-
-def test_sizes_of_which_one_divides_the_other_meet_in_as_many_slices_as_the_larger_has_ranks() -> (
-    None
-):
-    assert [
-        sum(len(routes(held, 8, ["h:1"] * decode)) for held in shares(8, prefill))
-        for prefill, decode in [(1, 4), (4, 1), (2, 4)]
-    ] == [*[4] * 3]
 
 
 @pytest.mark.parametrize("num_ports", [0, 3, 8])

@@ -158,20 +158,6 @@ def test_ranks_write_their_heads_to_the_ports_that_take_them(
         decode.events.clear()
 
 
-def test_writes_after_the_fence_are_refused_at_every_port(
-    engine_of: MakeEngine, epoch: bytes
-) -> None:
-    prefill, decode = engine_of("p", 2), engine_of("d", 2)
-    decode.transport.open(epoch, [1])
-    decode.transport.fence(epoch)
-    assert decode.wait_fenced() == Fenced(epoch, frozenset(), 0)
-    before = decode.block(1)
-    prefill.transport.write(epoch, "d", decode.addresses, [(0, 1)])
-
-    assert prefill.wait(bool) == [SendEnded(epoch, "refused: dead epoch")]
-    assert decode.block(1) == before
-
-
 def test_cancel_reaches_the_other_ranks(engine_of: MakeEngine, epoch: bytes) -> None:
     prefill, decode = engine_of("p", 2, bandwidth=1), engine_of("d", 1)
     decode.transport.open(epoch, [1, 2])

@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferRoute
 from pdcluster_worker.kv_transfer.carrier import HostSlots
+from tests.worker.kv_transfer.conftest import MakePair
 
 
 def test_write_moves_blocks_and_both_checksums_agree(pair, epoch):
@@ -84,17 +85,6 @@ def test_write_after_the_fence_is_refused_and_the_block_is_unchanged(pair, epoch
     before = bytes(decode.memory.block(1))
     prefill.write(epoch, decode, [(0, 1)])
     assert prefill.wait_for(SendEnded) == [SendEnded(epoch, "refused: dead epoch")]
-    assert decode.memory.block(1) == before
-
-
-def test_write_under_an_old_epoch_does_not_touch_the_blocks_of_the_new_one(pair, epoch):
-    prefill, decode = pair
-    decode.transport.open(epoch, [1])
-    decode.transport.fence(epoch)
-    decode.transport.open(os.urandom(16), [1])
-    before = bytes(decode.memory.block(1))
-    prefill.write(epoch, decode, [(0, 1)])
-    prefill.wait_for(SendEnded)
     assert decode.memory.block(1) == before
 
 
@@ -210,3 +200,24 @@ def test_transports_send_both_ways_at_once(pair):
     for engine, peer in (pair, pair[::-1]):
         engine.wait_sent(2)
         assert peer.memory.block(8) == engine.memory.block(0)
+
+
+VERIFIED, OTHER = bytes(16), bytes([1]) * 16
+
+
+def test_verified_epoch_has_a_checksum_and_others_have_none(make_pair: MakePair) -> None:
+    """Where engine.verifyTransfers is off."""
+    prefill, decode = make_pair(verify=False)
+    for epoch, target, verify in ((VERIFIED, 3, True), (OTHER, 4, False)):
+        decode.transport.open(epoch, [target], verify=verify)
+        to = decode.engine_id, [decode.address] if decode.transport.ports[0] else [""]
+        prefill.transport.write(epoch, *to, [(0, target)], verify=verify)
+    prefill.wait_sent(2)
+    sent = prefill.transport.checksum(VERIFIED)
+    for epoch in (VERIFIED, OTHER):
+        decode.transport.fence(epoch)
+    fenced = {event.epoch: event for event in decode.wait_for(Fenced, 2)}
+
+    assert sent is not None
+    assert fenced[VERIFIED].checksum == sent
+    assert (prefill.transport.checksum(OTHER), fenced[OTHER].checksum) == (None, None)

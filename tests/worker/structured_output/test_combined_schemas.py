@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from pdcluster_worker.structured_output.lark import FormError
 from tests.worker.structured_output.schemas import of_schema, takes
 
+INT, STR, NUM, NULL, OBJ, ARR = (
+    {"type": kind} for kind in ("integer", "string", "number", "null", "object", "array")
+)
 A, B = {"a": {"type": "integer"}}, {"b": {"type": "string"}}
 OBJECT = {"type": "object", "properties": {**A, **B}}
 ONE_OF_TWO = [{"required": ["a"]}, {"required": ["b"]}]
@@ -36,10 +39,7 @@ NUMBER = {"type": "number"}
             [],  # no value but a number is an integer, too
         ),
         (
-            {
-                "allOf": [{"properties": A, "additionalProperties": False}, {"properties": B}],
-                "type": "object",
-            },
+            {"allOf": [{"properties": A, "additionalProperties": False}, {"properties": B}], **OBJ},
             ['{"a":1}', "{}"],
             ['{"b":""}', '{"a":1,"b":""}'],
         ),
@@ -53,17 +53,9 @@ NUMBER = {"type": "number"}
             ['{"x":3}'],
             ['{"x":2}', '{"x":"3"}'],
         ),
-        (
-            {"type": ["string", "null"], "anyOf": [{"type": "string"}, {"type": "integer"}]},
-            ['"a"'],
-            ["null", "1"],
-        ),
-        ({"enum": [1, "a", None], "anyOf": [NUMBER, {"type": "null"}]}, ["1", "null"], ['"a"']),
-        (
-            {"type": "object", "anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {**OBJECT}}},
-            ['{"a":1}'],
-            ["1"],
-        ),
+        ({"type": ["string", "null"], "anyOf": [STR, INT]}, ['"a"'], ["null", "1"]),
+        ({"enum": [1, "a", None], "anyOf": [NUMBER, NULL]}, ["1", "null"], ['"a"']),
+        ({**OBJ, "anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {**OBJECT}}}, ['{"a":1}'], ["1"]),
         (
             {
                 "$ref": "#/$defs/x",
@@ -75,16 +67,16 @@ NUMBER = {"type": "number"}
         ),
         (
             {
-                "type": "array",
+                **ARR,
                 "prefixItems": [NUMBER],
-                "allOf": [{"prefixItems": [True, {"type": "string"}], "items": False}],
+                "allOf": [{"prefixItems": [True, STR], "items": False}],
             },
             ['[1,"a"]'],
             ['["a"]', '[1,"a",1]'],
         ),
         (
             {
-                "type": "object",
+                **OBJ,
                 "additionalProperties": False,
                 "patternProperties": {"^x": NUMBER},
                 "allOf": [{"properties": {"x1": {"minimum": 3}}, "required": ["x1"]}],
@@ -92,14 +84,10 @@ NUMBER = {"type": "number"}
             ['{"x1":3}'],
             ['{"x1":2}', '{"x1":3,"y":1}'],
         ),
-        (
-            {"type": "object", "oneOf": ONE_OF_TWO},
-            ['{"a":1}', '{"b":""}'],
-            ["{}", '{"a":1,"b":""}'],
-        ),
-        ({"type": "object", "required": ["a"]}, ['{"a":1}'], ["{}"]),
-        ({"type": "object", "required": ["a"], "properties": B}, ['{"b":"","a":1}'], ['{"b":""}']),
-        ({"type": "object", "properties": {"a": False, **B}}, ['{"b":""}'], ['{"a":1}']),
+        ({**OBJ, "oneOf": ONE_OF_TWO}, ['{"a":1}', '{"b":""}'], ["{}", '{"a":1,"b":""}']),
+        ({**OBJ, "required": ["a"]}, ['{"a":1}'], ["{}"]),
+        ({**OBJ, "required": ["a"], "properties": B}, ['{"b":"","a":1}'], ['{"b":""}']),
+        ({**OBJ, "properties": {"a": False, **B}}, ['{"b":""}'], ['{"a":1}']),
     ],
 )
 def test_what_stands_beside_a_combinator_holds_too(forms, schema, good, bad):
@@ -116,8 +104,8 @@ def test_what_stands_beside_a_combinator_holds_too(forms, schema, good, bad):
 def test_schemas_that_refer_to_themselves_are_joined_unless_each_place_is_in_both(forms):
     schema = {
         "$defs": {
-            "list": {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}},
-            "named": {"properties": {"name": {"type": "string"}}, "required": ["name"]},
+            "list": {**OBJ, "properties": {"next": {"$ref": "#/$defs/list"}}},
+            "named": {"properties": {"name": STR}, "required": ["name"]},
         },
         "allOf": [{"$ref": "#/$defs/list"}, {"$ref": "#/$defs/named"}],
     }
@@ -153,16 +141,16 @@ def schemas(types: list[Any]) -> st.SearchStrategy[Any]:
 
 
 NAMES = st.sampled_from("abc")
-COMPATIBLE = [{"type": "integer"}, NUMBER, {"enum": [2, "x"]}, {"const": 2}, True, {}]
+COMPATIBLE = [INT, NUMBER, {"enum": [2, "x"]}, {"const": 2}, True, {}]
 VALUES = st.dictionaries(NAMES, st.sampled_from([1, 2, 1.5, "x", "y"]))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(schemas([*COMPATIBLE, {"type": "string"}, {"enum": [1, "x"]}]), VALUES)
+@given(schemas([*COMPATIBLE, STR, {"enum": [1, "x"]}]), VALUES)
 def test_a_joined_schema_takes_nothing_that_the_sent_one_refuses(
     forms: Any, schema: Any, value: Any
 ):
-    joined = {"type": "object", "allOf": [schema]}
+    joined = {**OBJ, "allOf": [schema]}
     try:
         is_taken = takes(forms, of_schema(joined), json.dumps(value))
     except FormError:

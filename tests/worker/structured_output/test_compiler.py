@@ -25,6 +25,9 @@ def of_format(form: Any) -> Constraint:
 strict = partial(of, strict=True)
 
 
+INT, STR, NUM, NULL, BOOL, OBJ, ARR = (
+    {"type": kind} for kind in ("integer", "string", "number", "null", "boolean", "object", "array")
+)
 ODD = {"type": "string", "pattern": "(a"}
 TAG = {
     "type": "structural_tag",
@@ -51,100 +54,58 @@ TAG = {
         (Constraint("grammar", 'root ::= "(" root ")" | "x"'), "((x))", "((x)"),
         (Constraint("grammar", 'start: "x" | "y" start'), "yyx", "y"),
         (Constraint("structural_tag", json.dumps(TAG)), "<f>12</f>", "<f>a</f>"),
-        (of({"type": "integer", "minimum": 3}), "4", "2"),
+        (of({**INT, "minimum": 3}), "4", "2"),
+        (of({**ARR, "items": [INT], "additionalItems": False}), "[1]", '["a"]'),
+        (of(ARR), '[1, "a"]', "1"),
+        (of({"properties": {"a": INT}, **OBJ}), '{"a": 1}', '{"b": 1}'),
         (
-            of({"type": "array", "items": [{"type": "integer"}], "additionalItems": False}),
-            "[1]",
-            '["a"]',
-        ),
-        (of({"type": "array"}), '[1, "a"]', "1"),
-        (of({"properties": {"a": {"type": "integer"}}, "type": "object"}), '{"a": 1}', '{"b": 1}'),
-        (
-            of(
-                {
-                    "properties": {"a": {}},
-                    "type": "object",
-                    "additionalProperties": {"type": "null"},
-                }
-            ),
+            of({"properties": {"a": {}}, **OBJ, "additionalProperties": NULL}),
             '{"b": null}',
             '{"b": 1}',
         ),
-        (of({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}), "true", "1"),
+        (of({"$ref": "#/$defs/a~1b", "$defs": {"a/b": BOOL}}), "true", "1"),
+        (of({"$ref": "#/definitions/a%20b", "definitions": {"a b": BOOL}}), "true", "1"),
+        (of({"$ref": "#there", "$defs": {"x": {"$anchor": "there", **BOOL}}}), "true", "1"),
         (
-            of({"$ref": "#/definitions/a%20b", "definitions": {"a b": {"type": "boolean"}}}),
-            "true",
-            "1",
-        ),
-        (
-            of({"$ref": "#there", "$defs": {"x": {"$anchor": "there", "type": "boolean"}}}),
-            "true",
-            "1",
-        ),
-        (
-            of({"type": "object", "properties": {"next": {"$ref": "#"}}}),
+            of({**OBJ, "properties": {"next": {"$ref": "#"}}}),
             '{"next": {"next": {}}}',
             '{"next": 1}',
         ),
-        (of({"anyOf": [{"$ref": "#/anyOf/1"}, {"type": "null"}]}), "null", "1"),
-        (of({"type": "string", "enum": [1, "a"]}), '"a"', "1"),
+        (of({"anyOf": [{"$ref": "#/anyOf/1"}, NULL]}), "null", "1"),
+        (of({**STR, "enum": [1, "a"]}), '"a"', "1"),
         (of({"type": ["integer", "null"], "enum": [1.5, 2.0, None]}), "null", "1.5"),
         (of({"enum": [1, "a", "bcd"], "const": "a"}), '"a"', "1"),
         (of({"enum": [1, 5, "a", "bcd"], "minimum": 3, "maxLength": 2}), '"a"', "1"),
         (of({"enum": [1, 5], "exclusiveMaximum": 5, "exclusiveMinimum": 0}), "1", "5"),
-        (of({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "-3", "-4"),
-        (of({"type": "integer", "minimum": -3.5, "maximum": 2.5}), "2", "3"),
+        (of({**INT, "minimum": -3.5, "maximum": 2.5}), "-3", "-4"),
+        (of({**INT, "minimum": -3.5, "maximum": 2.5}), "2", "3"),
         (
             of({"type": ["integer", "null"], "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}),
             "1",
             "0",
         ),
-        (of({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}), "2", "3"),
-        (of({"type": "number", "minimum": -3.5}), "-3.5", "-4"),
+        (of({**INT, "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5}), "2", "3"),
+        (of({**NUM, "minimum": -3.5}), "-3.5", "-4"),
+        (of({**ARR, "prefixItems": [NULL, {}], "maxItems": 1}), "[null]", "[null, 1]"),
+        (of({**ARR, "items": [{}, {}], "maxItems": 0}), "[]", "[1]"),
+        (of({"anyOf": [{**ARR, "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
         (
-            of({"type": "array", "prefixItems": [{"type": "null"}, {}], "maxItems": 1}),
-            "[null]",
-            "[null, 1]",
-        ),
-        (of({"type": "array", "items": [{}, {}], "maxItems": 0}), "[]", "[1]"),
-        (of({"anyOf": [{"type": "array", "items": {"$ref": "#"}}]}), "[[], [[]]]", "[1]"),
-        (
-            of(
-                {
-                    "type": "object",
-                    "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
-                    "required": ["a"],
-                }
-            ),
+            of({**OBJ, "properties": {"a": {"anyOf": [{"$ref": "#"}, NULL]}}, "required": ["a"]}),
             '{"a": {"a": null}}',
             "{}",
         ),
         (Constraint("grammar", 'root ::= ("a" root | ("b")){1,2} [x-z]?'), "abbz", "aa"),
-        (of({"type": "string", "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}), '"a"', "1"),
-        (
-            of(
-                {
-                    "type": "object",
-                    "patternProperties": {"^x": {"type": "string"}},
-                    "description": "d",
-                }
-            ),
-            "{}",
-            "1",
-        ),
+        (of({**STR, "maxLength": 10**9, "not": {"const": "a"}, "x-own": 1}), '"a"', "1"),
+        (of({**OBJ, "patternProperties": {"^x": STR}, "description": "d"}), "{}", "1"),
         (of(True), '{"a": 1}', "a"),
-        (
-            of({"type": "string", "pattern": "^(?:[a-z]+ )*[a-z]+$", "minLength": 100}),
-            '"a b"',
-            '"a  b"',
-        ),
+        (of({**STR, "pattern": "^(?:[a-z]+ )*[a-z]+$", "minLength": 100}), '"a b"', '"a  b"'),
         (
             of(
                 {
-                    "type": "object",
+                    **OBJ,
                     "properties": {
-                        "pattern": {"type": "string", "format": "uri", "minLength": 100},
-                        "minLength": {"type": "integer"},
+                        "pattern": {**STR, "format": "uri", "minLength": 100},
+                        "minLength": INT,
                     },
                 }
             ),
@@ -159,7 +120,7 @@ def test_a_form_takes_its_own_texts_alone(forms, constraint, good, bad):
 
 
 def test_white_space_between_two_parts_has_an_end(forms):
-    constraint = of({"type": "object", "properties": {"a": {"type": "integer"}}})
+    constraint = of({**OBJ, "properties": {"a": INT}})
 
     assert takes(forms, constraint, '{\n    "a" : 1 }')
     assert not takes(forms, constraint, "{" + 200 * " ")
@@ -181,7 +142,7 @@ def test_white_space_between_two_parts_has_an_end(forms):
             "#/properties/a~1b/type: 'strin' is no type: use string,",
         ),
         (
-            of({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(a"}]}),
+            of({"anyOf": [NULL, {**STR, "pattern": "(a"}]}),
             "#/anyOf/1: regular expression, position 1: unclosed group",
         ),
         (
@@ -193,12 +154,12 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of({"properties": []}), "#/properties: must be an object whose values are schemas"),
         (of({"anyOf": []}), "#/anyOf: must be a list of schemas that is not empty"),
         (of({"allOf": [3]}), "#/allOf/0: must be a schema"),
-        (of({"type": "integer", "const": "a"}), "#: no value fits it"),
+        (of({**INT, "const": "a"}), "#: no value fits it"),
         (of({"const": 1, "enum": [2]}), "#: no value fits it"),
-        (of({"minimum": "a", "type": "integer"}), "#: "),
-        (of({"type": "array", "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1}), "#: "),
+        (of({"minimum": "a", **INT}), "#: "),
+        (of({**ARR, "prefixItems": [{}, {}], "minItems": 2, "maxItems": 1}), "#: "),
         (
-            of({"type": "array", "items": {"type": "string", "const": 1}, "minItems": 1}),
+            of({**ARR, "items": {**STR, "const": 1}, "minItems": 1}),
             "#/items: no value fits it: incompatible types",
         ),
         (of({"enum": []}), "#/enum: must be a list that is not empty"),
@@ -208,22 +169,16 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (of({"minLength": 10**9}), "#/minLength: can be at most 10000 here"),
         (of({"prefixItems": 10_001 * [{}]}), "#: has more than 10000 schemas once"),
         (strict({"items": {"uniqueItems": True}}), "#/items/uniqueItems: cannot be enforced"),
+        (strict({**STR, "pattern": "^(?!a)[a-c]$"}), "#/pattern: has a lookahead or lookbehind"),
         (
-            strict({"type": "string", "pattern": "^(?!a)[a-c]$"}),
-            "#/pattern: has a lookahead or lookbehind",
-        ),
-        (
-            strict({"type": "object", "patternProperties": {"(?<!a)b": {}}}),
+            strict({**OBJ, "patternProperties": {"(?<!a)b": {}}}),
             "#/patternProperties: has a lookahead or lookbehind",
         ),
         (
-            of_tag({"type": "string", "pattern": "a(?!b).*"}, strict=True),
+            of_tag({**STR, "pattern": "a(?!b).*"}, strict=True),
             "#/pattern: has a lookahead or lookbehind",
         ),
-        (
-            strict({"type": "string", "format": "date", "minLength": 20}),
-            "#: no value fits it: Regex is empty",
-        ),
+        (strict({**STR, "format": "date", "minLength": 20}), "#: no value fits it: Regex is empty"),
         (
             of_tag({"items": {"uniqueItems": True}}, strict=True),
             "#/items/uniqueItems: cannot be enforced",
@@ -233,27 +188,24 @@ def test_white_space_between_two_parts_has_an_end(forms):
         (Constraint("grammar", "root ::= root"), "no answer can have this form"),
         (Constraint("regex", r"[^\s\S]"), "no answer can have this form"),
         (strict({"propertyNames": {"not": {}}}), "#/propertyNames: cannot be enforced"),
+        (strict({**STR, "format": "iri"}), "#/format: is not enforced: use one of date-time,"),
         (
-            strict({"type": "string", "format": "iri"}),
-            "#/format: is not enforced: use one of date-time,",
-        ),
-        (
-            strict({"allOf": [{"pattern": str(n)} for n in range(4)], "type": "string"}),
+            strict({"allOf": [{"pattern": str(n)} for n in range(4)], **STR}),
             "#: joins more than 3 patterns or formats for one string",
         ),
         (
             strict(
-                {"allOf": [{"$ref": "#/$defs/x"}, {"type": "object"}]}
+                {"allOf": [{"$ref": "#/$defs/x"}, OBJ]}
                 | {"$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}}
             ),
             "#: has more than 10000 schemas once allOf, anyOf, oneOf and $ref are joined",
         ),
         (
-            strict({"items": {"type": "integer", "multipleOf": 10**6}}),
+            strict({"items": {**INT, "multipleOf": 10**6}}),
             "#/items/multipleOf: must be a number up to 1000, of at most 20",
         ),
         (
-            strict({"anyOf": [{"type": "integer", "multipleOf": n} for n in (999, 998)]}),
+            strict({"anyOf": [{**INT, "multipleOf": n} for n in (999, 998)]}),
             "#/anyOf/0/multipleOf: must be a number up to 1000",
         ),
         (
@@ -302,14 +254,8 @@ def test_what_cannot_be_compiled_says_where(forms, constraint, words):
 
 def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
     schema = {
-        "$defs": {
-            "A": {
-                "type": "object",
-                "properties": {"n": {"type": "integer", "minimum": 3}},
-                "required": ["n"],
-            }
-        },
-        "type": "object",
+        "$defs": {"A": {**OBJ, "properties": {"n": {**INT, "minimum": 3}}, "required": ["n"]}},
+        **OBJ,
         "properties": {
             "a": {"$ref": "#/$defs/A", "title": "A", "description": "one", "default": {}},
             "any": {},
@@ -324,33 +270,29 @@ def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
-        ({"type": "string", "maxLength": 3}, '"a é"', '"a\tb"'),
-        ({"type": "string", "minLength": 2}, '"abc"', '"a\x1b"'),
-        ({"type": "string", "minLength": 1, "maxLength": 1}, '"a"', '""'),
-        ({"type": "string", "maxLength": 300}, f'"{300 * "é"}"', '"a\tb"'),
-        ({"type": "string", "maxLength": 300}, '"a"', f'"{301 * "a"}"'),
-        ({"type": "string", "minLength": 200}, f'"{200 * "a"}"', f'"{200 * "a"}\t"'),
+        ({**STR, "maxLength": 3}, '"a é"', '"a\tb"'),
+        ({**STR, "minLength": 2}, '"abc"', '"a\x1b"'),
+        ({**STR, "minLength": 1, "maxLength": 1}, '"a"', '""'),
+        ({**STR, "maxLength": 300}, f'"{300 * "é"}"', '"a\tb"'),
+        ({**STR, "maxLength": 300}, '"a"', f'"{301 * "a"}"'),
+        ({**STR, "minLength": 200}, f'"{200 * "a"}"', f'"{200 * "a"}\t"'),
         ({"type": ["string", "null"], "maxLength": 2}, "null", '"abc"'),
-        ({"type": "object", "propertyNames": {"maxLength": 2}}, '{"ab": 1}', '{"a\t": 1}'),
-        ({"type": "string", "pattern": '^a"+[b"]$'}, r'"a\"b"', '"a"b"'),
+        ({**OBJ, "propertyNames": {"maxLength": 2}}, '{"ab": 1}', '{"a\t": 1}'),
+        ({**STR, "pattern": '^a"+[b"]$'}, r'"a\"b"', '"a"b"'),
+        ({**STR, "format": "uri", "pattern": "^https://a$"}, '"https://a"', '"http://a"'),
+        ({**STR, "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
+        ({**STR, "pattern": r"^[\n]$"}, r'"\n"', '"\n"'),
+        ({**STR, "pattern": '^["]{2}$'}, r'"\"\""', '""""'),
+        ({**STR, "pattern": r"^[\\]$"}, r'"\\"', '"\\"'),
+        ({**STR, "pattern": r"^[\u0000-\x1f]$"}, r'"\u001f"', '"\x1f"'),
+        ({**STR, "pattern": r"^[^ -\uffff\u{10000}-\u{10ffff}]$"}, r'"\t"', '"\t"'),
+        ({**STR, "pattern": r"^\cJ[\cJ]\u{a}\0$"}, r'"\n\n\n\u0000"', '"\n\n\n\0"'),
+        ({**STR, "pattern": "^[^]$"}, '"a"', '"\n"'),
+        ({**STR, "pattern": r"^[a\n]$"}, '"a"', '"\n"'),
+        ({**STR, "pattern": "^(?!a)[a-c]$"}, '"b"', '"d"'),
+        ({**STR, "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
         (
-            {"type": "string", "format": "uri", "pattern": "^https://a$"},
-            '"https://a"',
-            '"http://a"',
-        ),
-        ({"type": "string", "pattern": r"^C:\\\w+$"}, r'"C:\\x"', r'"C:\x"'),
-        ({"type": "string", "pattern": r"^[\n]$"}, r'"\n"', '"\n"'),
-        ({"type": "string", "pattern": '^["]{2}$'}, r'"\"\""', '""""'),
-        ({"type": "string", "pattern": r"^[\\]$"}, r'"\\"', '"\\"'),
-        ({"type": "string", "pattern": r"^[\u0000-\x1f]$"}, r'"\u001f"', '"\x1f"'),
-        ({"type": "string", "pattern": r"^[^ -\uffff\u{10000}-\u{10ffff}]$"}, r'"\t"', '"\t"'),
-        ({"type": "string", "pattern": r"^\cJ[\cJ]\u{a}\0$"}, r'"\n\n\n\u0000"', '"\n\n\n\0"'),
-        ({"type": "string", "pattern": "^[^]$"}, '"a"', '"\n"'),
-        ({"type": "string", "pattern": r"^[a\n]$"}, '"a"', '"\n"'),
-        ({"type": "string", "pattern": "^(?!a)[a-c]$"}, '"b"', '"d"'),
-        ({"type": "string", "pattern": r"^(\x41\n)+$"}, r'"A\nA\n"', '"A\nA\n"'),
-        (
-            {"type": "object", "patternProperties": {'^"$': {}}, "additionalProperties": False},
+            {**OBJ, "patternProperties": {'^"$': {}}, "additionalProperties": False},
             r'{"\"": 1}',
             '{""": 1}',
         ),
@@ -362,7 +304,7 @@ def test_a_string_under_a_length_or_a_pattern_is_one_that_json_can_hold(forms, s
 
 
 def test_a_string_under_a_large_length_in_a_tag_is_one_that_json_can_hold(forms):
-    schema = {"type": "object", "properties": {"a": {"maxLength": 300, "type": "string"}}}
+    schema = {**OBJ, "properties": {"a": {"maxLength": 300, **STR}}}
     constraint = of_tag(schema, strict=False)
 
     assert takes(forms, constraint, '{"a": "b c"}')
@@ -374,11 +316,7 @@ def test_a_string_under_a_large_length_in_a_tag_is_one_that_json_can_hold(forms)
     [({}, r'{"a":"\"b\""}'), ({"style": "qwen_xml"}, '<parameter=a>\n"b"\n</parameter>')],
 )
 def test_a_pattern_in_a_tag_is_of_the_text_as_its_style_writes_it(forms, style, text):
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "string", "pattern": '^"b"$'}},
-        "required": ["a"],
-    }
+    schema = {**OBJ, "properties": {"a": {**STR, "pattern": '^"b"$'}}, "required": ["a"]}
     tag = {
         "type": "structural_tag",
         "format": {"type": "json_schema", "json_schema": schema, **style},
