@@ -4,12 +4,11 @@ its text.  Once a budget of thinking tokens is used up, no token is allowed but 
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdcluster_schema.text import quoted, shortened
-from pdcluster_worker.errors import RequestError, field_error
+from pdcluster_worker.errors import field_error
 from pdcluster_worker.messages.requests import MAX_CONSTRAINT_CHARACTERS, Constraint
 from pdcluster_worker.server.schemas.chat_fields import Conversation, NamedToolChoice
 from pdcluster_worker.server.text.reasoning import CLOSE, OPEN, Start
@@ -46,20 +45,15 @@ def tool_use(request: Conversation) -> ToolUse:
     _check_names(request)
     if choice == "none":
         return ToolUse("none", {})
+    functions = [tool.function for tool in request.tools]
     tools = {
-        tool.function.name: Tool(
-            tool.function.name, _schema(tool.function.parameters), bool(tool.function.strict)
-        )
-        for tool in request.tools
+        each.name: Tool(each.name, _schema(each.parameters), bool(each.strict))
+        for each in functions
     }
-    if isinstance(choice, NamedToolChoice):
-        return _named(choice.function.name, tools)
-    return ToolUse(
-        choice or "auto", tools, most=1 if request.parallel_tool_calls is False else None
-    )
-
-
-def _named(name: str, tools: Tools) -> ToolUse:
+    if not isinstance(choice, NamedToolChoice):
+        most = 1 if request.parallel_tool_calls is False else None
+        return ToolUse(choice or "auto", tools, most=most)
+    name = choice.function.name
     if name not in tools:
         raise field_error(
             "tool_choice.function.name",
@@ -137,7 +131,7 @@ def _free(
         return {
             "type": "triggered_tags",
             "triggers": ["<tool_call>"],
-            "tags": [_tag(tool, parser) for tool in use.tools.values()],
+            "tags": [_marked_call(tool, parser) for tool in use.tools.values()],
             "stop_after_first": use.most == 1,
         }
     return None
@@ -149,27 +143,27 @@ _MARKED: tuple[ParserName, ...] = ("hermes", "qwen3_coder")
 
 def _calls(use: ToolUse, parser: ParserName | None) -> Format | None:
     if parser in _MARKED:
-        return _row([_tag(tool, parser) for tool in use.tools.values()], "\n", use)
+        return _row([_marked_call(tool, parser) for tool in use.tools.values()], "\n", use)
     if parser == "llama3_json":
         return _row([_whole_call(tool) for tool in use.tools.values()], "; ", use)
     return None
 
 
-def _tag(tool: Tool, parser: ParserName | None) -> Format:
-    schema = tool.parameters if tool.is_strict else _any_arguments(tool)
+def _tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _marked_call(tool: Tool, parser: ParserName | None) -> Format:
+    schema = tool.parameters
+    if not tool.is_strict:
+        names: Schema = {name: {} for name in tool.parameters.get("properties", {})}
+        schema = {"type": "object", "properties": names, "additionalProperties": True}
     if parser == "qwen3_coder":
-        return {
-            "type": "tag",
-            "begin": f"<tool_call>\n<function={tool.name}>\n",
-            "content": {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"},
-            "end": "\n</function>\n</tool_call>",
-        }
-    return {
-        "type": "tag",
-        "begin": f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": ',
-        "content": _arguments(schema),
-        "end": "}\n</tool_call>",
-    }
+        arguments = {"type": "json_schema", "json_schema": schema, "style": "qwen_xml"}
+        begin = f"<tool_call>\n<function={tool.name}>\n"
+        return _tag(begin, arguments, "\n</function>\n</tool_call>")
+    begin = f'<tool_call>\n{{"name": {json.dumps(tool.name)}, "arguments": '
+    return _tag(begin, _arguments(schema), "}\n</tool_call>")
 
 
 def _arguments(schema: Schema) -> Format:
@@ -177,47 +171,26 @@ def _arguments(schema: Schema) -> Format:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
-def _any_arguments(tool: Tool) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {name: {} for name in tool.parameters.get("properties", {})},
-        "additionalProperties": True,
-    }
-
-
 def _forced(use: ToolUse) -> Format:
     if use.mode == "named":
         return _arguments(use.tools[use.name].parameters)
-    calls = _row([_json_call(tool) for tool in use.tools.values()], ", ", use)
-    return {"type": "sequence", "elements": [_text("["), calls, _text("]")]}
-
-
-def _json_call(tool: Tool) -> Format:
-    return {
-        "type": "tag",
-        "begin": f'{{"name": {json.dumps(tool.name)}, "parameters": ',
-        "content": _arguments(tool.parameters),
-        "end": "}",
-    }
+    calls = [
+        _tag(f'{{"name": {json.dumps(name)}, "parameters": ', _arguments(tool.parameters), "}")
+        for name, tool in use.tools.items()
+    ]
+    return _sequence(_text("["), _row(calls, ", ", use), _text("]"))
 
 
 def _whole_call(tool: Tool) -> Format:
     """A call as one schema: an answer that is JSON too may begin as it does."""
+    parameters = _moved(tool.parameters, "#/properties/parameters")
     schema = {
         "type": "object",
-        "properties": {
-            "name": {"const": tool.name},
-            "parameters": _moved(tool.parameters, "#/properties/parameters"),
-        },
+        "properties": {"name": {"const": tool.name}, "parameters": parameters},
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-    return {
-        "type": "tag",
-        "begin": "",
-        "content": {"type": "json_schema", "json_schema": schema},
-        "end": "",
-    }
+    return _tag("", {"type": "json_schema", "json_schema": schema}, "")
 
 
 def _moved(part: Any, place: str) -> Any:
@@ -233,10 +206,10 @@ def _moved(part: Any, place: str) -> Any:
     return moved
 
 
-def _row(tags: Iterable[Format], separator: str, use: ToolUse) -> Format:
+def _row(tags: list[Format], separator: str, use: ToolUse) -> Format:
     return {
         "type": "tags_with_separator",
-        "tags": list(tags),
+        "tags": tags,
         "separator": separator,
         "at_least_one": True,
         "stop_after_first": use.most == 1,
@@ -247,43 +220,39 @@ def _text(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": [*elements]}
+
+
 def _after_reasoning(answer: Constraint | Format | None, reasoning: Reasoning) -> Format:
-    begin = "" if reasoning.start == "inside" else OPEN
     limit = {} if reasoning.budget is None else {"max_tokens": reasoning.budget}
-    thinking: Format = {
-        "type": "tag",
-        "begin": begin,
-        "content": {"type": "any_text", **limit},
-        "end": CLOSE,
-    }
+    begin = "" if reasoning.start == "inside" else OPEN
+    thinking = _tag(begin, {"type": "any_text", **limit}, CLOSE)
     if reasoning.start == "before":
         thinking = {"type": "optional", "content": thinking}
     if answer is None:
-        return {
-            "type": "sequence",
-            "elements": [thinking, {"type": "any_text", "excludes": [OPEN]}],
-        }
-    return {"type": "sequence", "elements": [thinking, _GAP, _format_of(answer)]}
+        return _sequence(thinking, {"type": "any_text", "excludes": [OPEN]})
+    return _sequence(thinking, _GAP, _format_of(answer))
 
 
 def _format_of(constraint: Constraint | Format) -> Format:
     if not isinstance(constraint, Constraint):
         return constraint
-    if constraint.kind == "json_object":
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
-    if constraint.kind == "json_schema":
-        return {
-            "type": "json_schema",
-            "json_schema": json.loads(constraint.text),
-            **({"strict": True} if constraint.strict else {}),
-        }
-    if constraint.kind == "regex":
-        return {"type": "regex", "pattern": constraint.text}
-    if constraint.kind == "grammar":
-        return {"type": "grammar", "grammar": constraint.text}
-    if constraint.kind == "choice":
-        return {"type": "or", "elements": [_text(choice) for choice in json.loads(constraint.text)]}
-    return _tag_format(constraint.text)
+    text = constraint.text
+    match constraint.kind:
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "json_schema":
+            strict = {"strict": True} if constraint.strict else {}
+            return {"type": "json_schema", "json_schema": json.loads(text), **strict}
+        case "regex":
+            return {"type": "regex", "pattern": text}
+        case "grammar":
+            return {"type": "grammar", "grammar": text}
+        case "choice":
+            return {"type": "or", "elements": [_text(choice) for choice in json.loads(text)]}
+        case "structural_tag":
+            return _tag_format(text)
 
 
 def _tag_format(text: str) -> Format:
@@ -292,11 +261,11 @@ def _tag_format(text: str) -> Format:
     except (ValueError, AttributeError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        message = (
-            "structured_outputs.structural_tag: must be JSON of a structural tag with a format, "
-            "where the model reasons or calls tools"
+        raise field_error(
+            "structured_outputs.structural_tag",
+            "must be JSON of a structural tag with a format, where the model reasons or calls "
+            "tools",
         )
-        raise RequestError(message, param="structured_outputs.structural_tag")
     return found
 
 

@@ -6,8 +6,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import ContextLengthError, RequestError, field_error
+from pdcluster_worker.errors import ContextLengthError, field_error
 from pdcluster_worker.messages.requests import Constraint, RequestSpec, SamplingParams
 from pdcluster_worker.server.schemas.requests import Extension, Generate
 
@@ -52,28 +54,24 @@ def specs_for(
     prefiller: str = "",
 ) -> list[list[RequestSpec]]:
     """One list of n choices for each prompt; choice i (over all prompts) samples with seed + i."""
-    _check_relations(request)
     n, extension = request.n or 1, request.pdcluster or Extension()
-    _check_figures(request, sampling_request, n * sum(map(len, prompts)))
+    _check_relations(request, sampling_request, n * sum(map(len, prompts)))
     seed = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
     specs = []
     for position, prompt in enumerate(prompts):
-        max_tokens = _max_tokens(sampling_request, prompt, limits)
+        sampling = _sampling(request, sampling_request, prompt, limits)
         choices = range(position * n, (position + 1) * n)
         specs.append(
             [
                 RequestSpec(
                     request_id=f"{response_id}-{i}",
                     prompt=prompt,
-                    sampling=_sampling(
-                        request,
-                        sampling_request,
-                        max_tokens,
-                        seed + i,
-                        limits,
+                    sampling=replace(
+                        sampling,
+                        seed=(seed + i) % _SEEDS,
                         # The prompt's other choices find it in the cache; those of a stream may
                         # begin before the first one.
-                        prompt_logprobs=sampling_request.prompt_logprobs
+                        prompt_logprobs=sampling.prompt_logprobs
                         if i == choices[0] or request.stream
                         else None,
                     ),
@@ -96,78 +94,58 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000.0
 
 
-def _max_tokens(sampling_request: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
+def _max_tokens(wanted: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
     num_prompt, most = len(prompt), limits.max_model_len
-    space = most - num_prompt
-    name = sampling_request.prompt_param
+    name, asked, space = wanted.prompt_param, wanted.max_tokens, most - num_prompt
     if space < 1:
+        param, asked = name, None
         cause = f"your {name} resulted in {num_prompt} tokens"
         fix = f"shorten {name} to at most {most - 1}"
-        raise ContextLengthError(
-            _too_long(limits, cause, fix),
-            param=name,
-            num_prompt=num_prompt,
-            max_tokens=None,
-            most=most,
-        )
-    if sampling_request.max_tokens is None:
-        return (
-            space
-            if sampling_request.default_max_tokens is None
-            else min(sampling_request.default_max_tokens, space)
-        )
-    if sampling_request.max_tokens > space:
-        num_tokens = num_prompt + sampling_request.max_tokens
-        parts = f"{num_prompt} in the {name}, {sampling_request.max_tokens} in the completion"
-        cause = f"you requested {num_tokens} tokens ({parts})"
-        fix = f"{sampling_request.max_tokens_param} can be at most {space}"
-        raise ContextLengthError(
-            _too_long(limits, cause, fix),
-            param=sampling_request.max_tokens_param,
-            num_prompt=num_prompt,
-            max_tokens=sampling_request.max_tokens,
-            most=most,
-        )
-    return sampling_request.max_tokens
-
-
-def _too_long(limits: ModelLimits, cause: str, fix: str) -> str:
-    most = limits.max_model_len
+    elif asked is None:
+        most_default = wanted.default_max_tokens
+        return space if most_default is None else min(most_default, space)
+    elif asked > space:
+        param = wanted.max_tokens_param
+        parts = f"{num_prompt} in the {name}, {asked} in the completion"
+        cause = f"you requested {num_prompt + asked} tokens ({parts})"
+        fix = f"{param} can be at most {space}"
+    else:
+        return asked
     note = f" ({limits.length_note})" if limits.length_note else ""
-    return f"This model's maximum context length is {most} tokens. However, {cause}: {fix}{note}."
+    message = (
+        f"This model's maximum context length is {most} tokens. However, {cause}: {fix}{note}."
+    )
+    raise ContextLengthError(
+        message, param=param, num_prompt=num_prompt, max_tokens=asked, most=most
+    )
 
 
 def _sampling(
-    request: Generate,
-    sampling_request: SamplingRequest,
-    max_tokens: int,
-    seed: int,
-    limits: ModelLimits,
-    *,
-    prompt_logprobs: int | None,
+    request: Generate, sampling_request: SamplingRequest, prompt: list[int], limits: ModelLimits
 ) -> SamplingParams:
-    min_tokens = request.min_tokens or 0
+    max_tokens = _max_tokens(sampling_request, prompt, limits)
+    min_tokens, penalty = request.min_tokens or 0, request.repetition_penalty
     if min_tokens > max_tokens:
         raise field_error(
             "min_tokens", f"{min_tokens} is more than the {max_tokens} tokens that may be generated"
         )
+    stop_token_ids = request.stop_token_ids or []
+    check_token_ids("stop_token_ids", stop_token_ids, limits)
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=seed % _SEEDS,
+        seed=0,
         temperature=_temperature(request),
         top_p=request.top_p or 1.0,
         top_k=min(max(request.top_k or 0, 0), limits.vocab_size),
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0
-        if request.repetition_penalty is None
-        else request.repetition_penalty,
+        repetition_penalty=1.0 if penalty is None else penalty,
         logit_bias=_logit_bias(request, limits),
         logprobs=sampling_request.logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=sampling_request.prompt_logprobs,
         min_tokens=min_tokens,
-        stop_token_ids=_in_vocabulary("stop_token_ids", request.stop_token_ids or [], limits),
+        stop_token_ids=stop_token_ids,
         eos_token_ids=limits.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
         constraint=sampling_request.constraint,
@@ -183,9 +161,8 @@ def _temperature(request: Generate) -> float:
 def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in (request.logit_bias or {}).items():
-        if not (
-            key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < limits.vocab_size
-        ):
+        is_id = key.isascii() and key.isdigit() and len(key) <= 10
+        if not is_id or int(key) >= limits.vocab_size:
             raise field_error(
                 "logit_bias",
                 f"keys must be token ids from 0 to {limits.vocab_size - 1}, not {quoted(key)}",
@@ -196,43 +173,26 @@ def _logit_bias(request: Generate, limits: ModelLimits) -> dict[int, float]:
 
 def check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
     """Raises RequestError when an id is not of the vocabulary."""
-    wrong = next(
-        (token_id for token_id in token_ids if not 0 <= token_id < limits.vocab_size), None
-    )
+    size = limits.vocab_size
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
     if wrong is not None:
-        raise field_error(
-            param, f"token ids must be from 0 to {limits.vocab_size - 1}, not {wrong}"
-        )
+        raise field_error(param, f"token ids must be from 0 to {size - 1}, not {wrong}")
 
 
-def _in_vocabulary(param: str, token_ids: list[int], limits: ModelLimits) -> list[int]:
-    check_token_ids(param, token_ids, limits)
-    return token_ids
-
-
-def _check_figures(
-    request: Generate, sampling_request: SamplingRequest, num_positions: int
-) -> None:
-    num_figures = (
-        0
-        if sampling_request.prompt_logprobs is None
-        else num_positions * (sampling_request.prompt_logprobs + 1)
-    )
-    if num_figures > MAX_PROMPT_FIGURES:
-        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        message = (
-            f"{param}: of these prompts and n they are {num_figures} figures, more than "
-            f"{MAX_PROMPT_FIGURES}: ask for fewer at once"
-        )
-        raise RequestError(message, param=param)
-
-
-def _check_relations(request: Generate) -> None:
+def _check_relations(request: Generate, sampling_request: SamplingRequest, num_tokens: int) -> None:
+    """num_tokens: of all choices' prompts."""
     if request.stream_options is not None and not request.stream:
         raise field_error("stream_options", "is allowed only with stream=true: leave it out")
     if request.stream and request.prompt_logprobs is not None:
-        message = (
-            "prompt_logprobs: is not available with stream=true: leave either out, or use echo "
-            "with logprobs"
+        raise field_error(
+            "prompt_logprobs",
+            "is not available with stream=true: leave either out, or use echo with logprobs",
         )
-        raise RequestError(message, param="prompt_logprobs")
+    count = sampling_request.prompt_logprobs
+    num_figures = 0 if count is None else num_tokens * (count + 1)
+    if num_figures > MAX_PROMPT_FIGURES:
+        raise field_error(
+            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+            f"of these prompts and n they are {num_figures} figures, more than "
+            f"{MAX_PROMPT_FIGURES}: ask for fewer at once",
+        )
