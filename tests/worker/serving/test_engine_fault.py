@@ -1,6 +1,6 @@
 """Reasons to restart the container of a stock engine."""
 
-from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
+from pdcluster_worker.serving.backend import WorkerBackend, restart_reason
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.engines import Engine, Engines
 from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
@@ -13,23 +13,23 @@ def backend_of(*engines: Engine) -> WorkerBackend:
 
 async def test_an_engine_may_load_for_its_time_and_no_longer() -> None:
     now = [100.0]
-    fault = RestartReason(backend_of(), lambda: now[0])
+    fault = restart_reason(backend_of(), lambda: now[0])
 
     now[0] += NEVER_READY_SECONDS - 1
-    assert fault.reason() is None
+    assert fault() is None
     now[0] += 1
-    assert fault.reason() == "the engine is not ready after 3600 s"
+    assert fault() == "the engine is not ready after 3600 s"
 
 
 async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone() -> None:
     client = EngineClient(ScriptedEngine())
     backend = backend_of(Engine(client, FACTS, "127.0.0.1:9100", 0))
     backend.engines_are_ready()
-    fault = RestartReason(backend, lambda: 0.0)
+    fault = restart_reason(backend, lambda: 0.0)
 
-    assert fault.reason() is None
+    assert fault() is None
     client.stall("no step for 40 s")
-    assert "no step for 40 s" in (fault.reason() or "")
+    assert "no step for 40 s" in (fault() or "")
 
 
 async def test_readiness_names_what_the_engine_waits_for() -> None:

@@ -322,7 +322,7 @@ async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(
     ingress = drain(worker, peer)
     peer.may_answer.set()
     tasks = [asyncio.create_task(collect(ingress, spec(f"r{n}"))) for n in range(3)]
-    while ingress._router._num_held < 3:
+    while ingress._router._held.num_requests < 3:
         await asyncio.sleep(0)
     assert not peer.requested
 
@@ -358,7 +358,7 @@ async def test_y13_too_many_that_wait_are_refused(worker: WorkerContext) -> None
     )
     ingress = drain(worker, NamedPeer("a", WorkerLoad(waiting_tokens=2)))
     first = asyncio.create_task(collect(ingress, spec("r0")))
-    while not ingress._router._num_held:
+    while not ingress._router._held.num_requests:
         await asyncio.sleep(0)
     refusals = []
     for seconds_ago in (1.0, 7200.0):
@@ -373,7 +373,11 @@ async def test_y13_too_many_that_wait_are_refused(worker: WorkerContext) -> None
     await asyncio.gather(first, return_exceptions=True)
 
     assert refusals == [30, 1]  # a wait of hours ago says nothing of now
-    assert (caught.value.code, ingress._router._num_held, worker.active) == ("queue_full", 0, 0)
+    assert (caught.value.code, ingress._router._held.num_requests, worker.active) == (
+        "queue_full",
+        0,
+        0,
+    )
 
 
 async def test_requests_that_end_or_are_given_up_leave_no_account(worker: WorkerContext) -> None:

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from starlette.routing import Route
+
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
+from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
+from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.http.api_keys import ApiKeys, TenantOfKey
-from pdcluster_worker.server.http.run import HttpServer
+from pdcluster_worker.server.http.limits import limits_of
+from pdcluster_worker.server.http.run import Front, HttpServer, serve
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.serving.backend import RouterBackend, WorkerBackend
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.tracing.request_trace import RecentTraces
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +71,42 @@ def open_files(config: WorkerConfig, policy_path: Path | None) -> WatchedFiles:
         # report wrong files before the model is loaded
         EtcdCredentials(config.discovery.tls)
     return files
+
+
+async def serve_http(
+    config: WorkerConfig,
+    backend: WorkerBackend | RouterBackend,
+    files: WatchedFiles,
+    metrics: Metrics,
+    traces: RecentTraces,
+    *routes: Route,
+    front: Front | None = None,
+) -> HttpServer:
+    """Serve the API of the worker's role, and `routes`.  front: see `http.run.serve`."""
+
+    def policy() -> PolicyConfig:
+        return files.policy.current
+
+    if config.role == "prefill":
+        app = create_prefill_app(backend, metrics, policy, tenant_of=files.tenant_of, traces=traces)
+    else:
+        app = create_app(
+            backend,
+            Tokenizer.load(Path(config.model.path), config.model.chat_template),
+            metrics,
+            policy,
+            tenant_of=files.tenant_of,
+            traces=traces,
+            parsers=ParserNames.of(config.model),
+        )
+    app.routes.extend(routes)
+    return await serve(
+        app,
+        config.listen.host,
+        config.listen.http,
+        lambda: limits_of(policy().http_limits),
+        front,
+    )
 
 
 def settle_memory() -> None:

@@ -7,7 +7,6 @@ import uuid
 from pathlib import Path
 
 from pdcluster_schema.addresses import join_address, parse_address
-from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.metrics import Metrics
@@ -16,16 +15,13 @@ from pdcluster_worker.processes.lifecycle import (
     WatchedFiles,
     leave,
     open_files,
+    serve_http,
     settle_memory,
     signals,
 )
 from pdcluster_worker.proxy.client_connection import proxy_protocol
 from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
-from pdcluster_worker.server.app import create_app
-from pdcluster_worker.server.generation.chat_answer import ParserNames
-from pdcluster_worker.server.http.limits import limits_of
-from pdcluster_worker.server.http.run import HttpServer, serve
-from pdcluster_worker.server.text.tokenizer import Tokenizer
+from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
@@ -45,34 +41,15 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     metrics, traces = Metrics(), RecentTraces()
     tracing = start_tracing(traces, config, identity)
 
-    def policy() -> PolicyConfig:
-        return files.policy.current
-
     stop, hurry = signals()
-    tokenizer, parsers = (
-        Tokenizer.load(folder, config.model.chat_template),
-        ParserNames.of(config.model),
-    )
-    app = create_app(
-        backend,
-        tokenizer,
-        metrics,
-        policy,
-        tenant_of=files.tenant_of,
-        traces=traces,
-        parsers=parsers,
-    )
-    relay = ReverseProxy(policy, files.tenant_of, backend.draining, metrics)
-    http = await serve(
-        app,
-        config.listen.host,
-        config.listen.http,
-        lambda: limits_of(policy().http_limits),
-        lambda ordinary: proxy_protocol(relay, ordinary),
+    relay = ReverseProxy(lambda: files.policy.current, files.tenant_of, backend.draining, metrics)
+    http = await serve_http(
+        *(config, backend, files, metrics, traces),
+        front=lambda ordinary: proxy_protocol(relay, ordinary),
     )
     engineless = RouterInfo(uuid.uuid4().hex, config.engine.block_size)
     worker = WorkerContext(
-        config.role, Engines(), metrics, policy(), engineless=engineless, traces=traces
+        config.role, Engines(), metrics, files.policy.current, engineless=engineless, traces=traces
     )
     worker.num_relayed = lambda: relay.num_open
     runtime = WorkerRuntime(config, identity, files.credentials, worker, http.unacked)
@@ -105,7 +82,18 @@ async def _live(
     try:
         await runtime.join(http.port)
         backend.serve(runtime)
-        _follow_workers(runtime, relay)
+        router_polls = runtime.on_peers
+
+        def on_peers() -> None:
+            """Notify the proxy of changes of decode workers, after the router itself."""
+            router_polls()
+            relay.poll()
+
+        runtime.on_peers = on_peers
+        relay.workers = lambda: [
+            now for peer in runtime.known_decodes() if (now := _now(peer)) is not None
+        ]
+        relay.poll()
         settle_memory()
         await stop.wait()
         await leave(runtime, http)
@@ -117,21 +105,6 @@ async def _live(
         await runtime.close()
 
 
-def _follow_workers(runtime: WorkerRuntime, relay: ReverseProxy) -> None:
-    """Notify the proxy of changes of decode workers, after the router itself."""
-    router_polls = runtime.on_peers
-
-    def on_peers() -> None:
-        router_polls()
-        relay.poll()
-
-    runtime.on_peers = on_peers
-    relay.workers = lambda: [
-        now for peer in runtime.known_decodes() if (now := _now(peer)) is not None
-    ]
-    relay.poll()
-
-
 def _now(peer: Peer) -> UpstreamState | None:
     """None with invalid addresses; the host has shown its certificate, the port is etcd's."""
     record = peer.record
@@ -140,12 +113,10 @@ def _now(peer: Peer) -> UpstreamState | None:
         _, port = parse_address(record.http_address)
     except ValueError:
         return None
-    key = f"{record.pod} {record.engine_id}"
-    address = join_address(host, port)
     return UpstreamState(
-        key,
+        f"{record.pod} {record.engine_id}",
         record.pod,
-        address,
+        join_address(host, port),
         peer.ready,
         peer.load.num_requests,
         is_connected=peer.state == "ready",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pdcluster_schema.etcd_keys import dtype_key
-from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import Identity, WorkerConfig, requested_device
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, WorkerError
@@ -26,17 +25,14 @@ from pdcluster_worker.processes.lifecycle import (
     WatchedFiles,
     leave,
     open_files,
+    serve_http,
     settle_memory,
     signals,
     unless,
 )
-from pdcluster_worker.server.app import create_app, create_prefill_app
-from pdcluster_worker.server.generation.chat_answer import ParserNames
-from pdcluster_worker.server.http.limits import limits_of
-from pdcluster_worker.server.http.run import HttpServer, serve
+from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.server.state_routes import engine_health_route
-from pdcluster_worker.server.text.tokenizer import Tokenizer
-from pdcluster_worker.serving.backend import RestartReason, WorkerBackend
+from pdcluster_worker.serving.backend import WorkerBackend, restart_reason
 from pdcluster_worker.serving.engine_monitor import EngineMonitor
 from pdcluster_worker.serving.engines.child import END_SECONDS
 from pdcluster_worker.serving.engines.client import EngineDiedError
@@ -93,7 +89,12 @@ class ServerProcess:
     async def run(self) -> int:
         group, backend = self._group, self._backend
         stop, hurry = signals()
-        http = await self._serve_http(backend)
+        routes = []
+        if self._config.engine.type != "pdcluster":
+            routes = [engine_health_route(restart_reason(backend, time.monotonic))]
+        http = await serve_http(
+            self._config, backend, self._files, self._metrics, self._traces, *routes
+        )
         try:
             life = asyncio.create_task(self._live(group, backend, http, stop))
             hurried = asyncio.create_task(hurry.wait())
@@ -116,36 +117,6 @@ class ServerProcess:
         self._engine_metrics.forget(child.rank, for_good=False)  # a new process counts from 0
         child.client.on_stats.append(lambda stats: self._engine_metrics.update(stats, child.rank))
         child.client.on_wait = self._backend.wait
-
-    async def _serve_http(self, backend: WorkerBackend) -> HttpServer:
-        listen, files = self._config.listen, self._files
-        tenant_of = files.tenant_of
-
-        def policy() -> PolicyConfig:
-            return files.policy.current
-
-        if self._config.role == "prefill":
-            app = create_prefill_app(
-                backend, self._metrics, policy, tenant_of=tenant_of, traces=self._traces
-            )
-        else:
-            model = self._config.model
-            tokenizer, parsers = (
-                Tokenizer.load(Path(model.path), model.chat_template),
-                ParserNames.of(model),
-            )
-            app = create_app(
-                backend,
-                tokenizer,
-                self._metrics,
-                policy,
-                tenant_of=tenant_of,
-                traces=self._traces,
-                parsers=parsers,
-            )
-        if self._config.engine.type != "pdcluster":
-            app.routes.append(engine_health_route(RestartReason(backend, time.monotonic).reason))
-        return await serve(app, listen.host, listen.http, lambda: limits_of(policy().http_limits))
 
     async def _dtype(self, backend: WorkerBackend) -> DType:
         """The model's setting; for `auto` the one that the revision has agreed on."""

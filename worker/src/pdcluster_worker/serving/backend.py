@@ -9,9 +9,10 @@ from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
-from pdcluster_worker.routing.qos.load_shedding import aged, full, retry_after
+from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
+from pdcluster_worker.serving.ingress.decode_router import WaitQueue
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.streams import Reader
@@ -122,23 +123,21 @@ class WorkerBackend(ServingBackend):
         return self.device is None
 
 
-class RestartReason:
-    """Reason to restart the engine of a worker, where that is another's to do."""
+def restart_reason(backend: WorkerBackend, clock: Callable[[], float]) -> Callable[[], str | None]:
+    """Reason to restart the engine of a worker from now on, where that is another's to do.
 
-    def __init__(self, backend: WorkerBackend, clock: Callable[[], float]) -> None:
-        self._backend = backend
-        self._clock = clock
-        self._since = clock()
+    None while the engine loads within its time, or serves.
+    """
+    start = clock()
 
-    def reason(self) -> str | None:
-        """None while the engine loads within its time, or serves."""
-        backend = self._backend
+    def reason() -> str | None:
         if not backend.is_loading:
             return backend.alive()
-        waited = self._clock() - self._since
-        if waited < NEVER_READY_SECONDS:
-            return None
-        return f"the engine is not ready after {waited:.0f} s"
+        waited = clock() - start
+        is_late = waited >= NEVER_READY_SECONDS
+        return f"the engine is not ready after {waited:.0f} s" if is_late else None
+
+    return reason
 
 
 class RouterBackend(ServingBackend):
@@ -153,8 +152,7 @@ class RouterBackend(ServingBackend):
     def __init__(self, model_name: str, max_model_len: int, vocab_size: int) -> None:
         super().__init__(model_name, max_model_len, vocab_size)
         self._arrived = asyncio.Event()  # set while a decode worker takes new work
-        self._num_waiting = 0
-        self._waiting_tokens = 0
+        self._waiting = WaitQueue()
 
     def serve(self, runtime: WorkerRuntime) -> None:
         super().serve(runtime)
@@ -224,20 +222,9 @@ class RouterBackend(ServingBackend):
         seconds = worker.policy.admission.worker_wait_seconds
         if not seconds:
             raise worker.refusal()
-        if reason := full(
-            worker.policy.admission, self._num_waiting, self._waiting_tokens, num_tokens
-        ):
-            raise RequestError(
-                reason, status=503, code="queue_full", retry_after_seconds=retry_after(seconds)
-            )
-        self._num_waiting += 1
-        self._waiting_tokens += num_tokens
         try:
-            with worker.request():
+            with self._waiting.join(worker, num_tokens, seconds):
                 async with asyncio.timeout(seconds):
                     await self._arrived.wait()
         except TimeoutError as e:
             raise worker.refusal() from e
-        finally:
-            self._num_waiting -= 1
-            self._waiting_tokens -= num_tokens

@@ -55,6 +55,31 @@ _TRACED_COSTS = 8
 
 
 @dataclass(slots=True)
+class WaitQueue:
+    """Requests that wait before they run, within the bounds of the policy's admission."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    @contextmanager
+    def join(
+        self, worker: WorkerContext, num_tokens: int, retry_seconds: float | None
+    ) -> Iterator[None]:
+        """Raises RequestError 503 when it is full.  retry_seconds: None = unknown."""
+        if reason := full(worker.policy.admission, self.num_requests, self.num_tokens, num_tokens):
+            retry = retry_after(retry_seconds)
+            raise RequestError(reason, status=503, code="queue_full", retry_after_seconds=retry)
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        try:
+            with worker.request():
+                yield
+        finally:
+            self.num_requests -= 1
+            self.num_tokens -= num_tokens
+
+
+@dataclass(slots=True)
 class _Routed:
     """State that the choices of one prompt share."""
 
@@ -103,8 +128,7 @@ class DecodeRouter:
         self._reports: dict[str, _Report] = {}
         self._turn = asyncio.Lock()
         self._eased = asyncio.Event()
-        self._num_held = 0
-        self._held_tokens = 0
+        self._held = WaitQueue()
         self._held_seconds = 0.0  # that the last one waited,
         self._held_at = -math.inf  # and when that was
 
@@ -163,27 +187,12 @@ class DecodeRouter:
 
     async def wait_for_capacity(self, specs: Sequence[RequestSpec]) -> None:
         """Wait while every worker is over the queue threshold.  Raises RequestError 503."""
-        if not self._num_held and not self._all_busy():
+        if not self._held.num_requests and not self._all_busy():
             return
-        num_tokens = sum(spec.num_tokens for spec in specs)
-        reason = full(self._policy.admission, self._num_held, self._held_tokens, num_tokens)
-        if reason is not None:
-            raise RequestError(
-                reason,
-                status=503,
-                code="queue_full",
-                retry_after_seconds=retry_after(self._recently_held()),
-            )
-        start = self._clock()
-        self._num_held += 1
-        self._held_tokens += num_tokens
-        try:
-            with self._worker.request():
-                async with self._turn:
-                    await self._until_eased()
-        finally:
-            self._num_held -= 1
-            self._held_tokens -= num_tokens
+        start, num_tokens = self._clock(), sum(spec.num_tokens for spec in specs)
+        with self._held.join(self._worker, num_tokens, self._recently_held()):
+            async with self._turn:
+                await self._until_eased()
         self._held_at = self._clock()
         self._held_seconds = self._held_at - start
         add_event("held", seconds=self._held_seconds)
