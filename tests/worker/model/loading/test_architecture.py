@@ -98,8 +98,8 @@ def transformers_logits(folder, dtype, info):
         folder, read_config(folder), DTYPES[dtype], info.max_model_len
     )
     assert probed.windows == info.windows
-    forward = Generic(module, Reference(cache.tensor, probed.shape.attention))
-    return step_logits(forward, info.vocab_size), probed.shape.attention, module
+    forward = Generic(module, Reference(cache.tensor, probed.attention))
+    return step_logits(forward, info.vocab_size), probed.attention, module
 
 
 def assert_same_model(folder, dtype, **settings):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pdcluster_worker.errors import ModelError
-from pdcluster_worker.model.loading.probe import Probe, probe
+from pdcluster_worker.model.loading.transformers_loader import Probe, probe
 from pdcluster_worker.model.ops.operations import AttentionShape
 
 QUERY, KEY = torch.ones(1, 4, 2, 8), torch.ones(1, 2, 2, 8)
@@ -49,7 +49,7 @@ class OneLayer:
 
 
 def test_geometry_is_what_the_layers_use():
-    shape = probe(OneLayer(num_layers=3, scaling=0.3), num_layers=3, max_model_len=10).shape
+    shape = probe(OneLayer(num_layers=3, scaling=0.3), num_layers=3, max_model_len=10)
     assert (shape.attention, shape.dtype) == (AttentionShape(4, 2, 8, 0.3), torch.float32)
 
 

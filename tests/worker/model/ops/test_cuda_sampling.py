@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
+from pdcluster_worker.model.sampling.sampler import rank_tokens
 from tests.worker.model.ops.interpreted import DEVICE, INTERPRETED, ON_GPU, interpret
 
 if not INTERPRETED and not ON_GPU:

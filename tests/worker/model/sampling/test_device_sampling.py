@@ -20,10 +20,9 @@ from pdcluster_worker.model.ops import cuda
 from pdcluster_worker.model.ops.cuda import CudaOperations
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.sampling import picking, weights
-from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler
+from pdcluster_worker.model.sampling.sampler import PLAIN_TENSORS, Sampler, rank_tokens
 from pdcluster_worker.model.step_plan import StepLimits
 from pdcluster_worker.structured_output.masks import Masks
 from tests.worker.model.other_device import OtherDevice

@@ -20,10 +20,9 @@ from pdcluster_worker.model.ops.kernel_arguments import (
     kernel_operations,
 )
 from pdcluster_worker.model.ops.kernel_object import LEVELS, Kernels, cpu_flags, load_kernels
-from pdcluster_worker.model.sampling.logprobs import rank_tokens
 from pdcluster_worker.model.sampling.picking import NOT_FINITE, NOTHING_LEFT, PICKED, pick_tokens
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.sampler import Sampler
+from pdcluster_worker.model.sampling.sampler import Sampler, rank_tokens
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits, rows_for
 
 ROWS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

@@ -5,13 +5,13 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from pdcluster_worker.config.worker import RequestedDevice, WorkerConfig, requested_device
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
+from pdcluster_worker.model.ops.kernel_object import cpu_info
 
 TESTED_ON = ("H200",)  # GPUs that passed `make gpu-run`; others are reported as untested
 
@@ -59,9 +59,8 @@ def find_device(config: WorkerConfig) -> DeviceFacts:
 
 def read_facts(*, needs_cuda: bool) -> MachineFacts:
     """CUDA is queried only when requested, since that takes memory of the device."""
-    cpu = parse_cpu_name(_read(Path("/proc/cpuinfo"))) or platform.machine()
     found = MachineFacts(
-        cpu,
+        cpu_info("model name") or platform.machine(),  # arm64 names none
         torch.version.cuda,
         triton=importlib.util.find_spec("triton") is not None,
         compiler=bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
@@ -72,15 +71,6 @@ def read_facts(*, needs_cuda: bool) -> MachineFacts:
         return replace(found, gpu=torch.cuda.get_device_name(0))
     except Exception as e:  # the driver, the runtime and torch each raise in their own way
         return replace(found, fault=" ".join(str(e).split()) or type(e).__name__)
-
-
-def parse_cpu_name(cpuinfo: str) -> str | None:
-    """The first `model name`; None where there is none, as on arm64."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return None
 
 
 def _untested(gpu: str, num_ranks: int) -> str:
@@ -110,10 +100,3 @@ def _refusal(facts: MachineFacts) -> str | None:
             "image's cuda variant, or install gcc and libc6-dev"
         )
     return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

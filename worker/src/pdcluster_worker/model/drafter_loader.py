@@ -53,9 +53,7 @@ def divide(model: ModelConfig, engine: EngineConfig) -> KvMemorySplit:
             engine,
             kv_cache_memory=draft_memory,
             device_memory_share=None if device_share is None else device_share * share,
-            threads=engine.threads
-            if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1
-            else rank_threads(engine),
+            threads=rank_threads(engine),
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             max_model_len=None,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.decoder import Forward
-from pdcluster_worker.model.loading.probe import probe
+from pdcluster_worker.model.loading.transformers_loader import probe
 from pdcluster_worker.model.ops.operations import Operations
 from pdcluster_worker.model.step_plan import StepPlan
 

@@ -11,8 +11,7 @@ from pdcluster_worker.engine.ports import RowOutcome, Sample, failed_row
 from pdcluster_worker.engine.request import Batch, EngineRequest
 from pdcluster_worker.messages.requests import PromptLogprob
 from pdcluster_worker.model.decoder import Forward
-from pdcluster_worker.model.sampling.logprobs import LogprobsRequest, logprobs
-from pdcluster_worker.model.sampling.sampler import RowOperations
+from pdcluster_worker.model.sampling.sampler import LogprobsRequest, RowOperations, logprobs
 from pdcluster_worker.model.step_plan import StepPlan, plan_parts
 
 # rows whose logits are held at once: 156 MB with 152k tokens, and enough for fast products

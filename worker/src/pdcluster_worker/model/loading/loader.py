@@ -119,7 +119,7 @@ def _load_module(
     from pdcluster_worker.model.loading import transformers_loader
 
     module, probed, complete = transformers_loader.load_module(path, config, dtype, max_model_len)
-    shape, kind = probed.shape.attention, str(probed.shape.dtype).removeprefix("torch.")
+    shape, kind = probed.attention, str(probed.dtype).removeprefix("torch.")
     geometry = KVGeometry(
         shape.num_kv_heads, shape.head_dim, complete["num_hidden_layers"], block_size, kind
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,35 +13,20 @@ from pdcluster_worker.system.fingerprint import gguf_fix, weights_files
 Config = dict[str, Any]
 
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel")
-RECURRENT_PREFIXES = (
-    "mamba_",
-    "ssm_",
-    "linear_attn",
-    "linear_num_",
-    "rwkv_",
-    "conv_L_cache",
-    "lru_",
-)
-RECURRENT_TYPES = {
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "rwkv",
-    "xlstm",
-    "recurrent_gemma",
-    "jamba",
-    "zamba",
-    "zamba2",
-    "bamba",
+RECURRENT_FIELDS = re.compile("mamba_|ssm_|linear_attn|linear_num_|rwkv_|conv_L_cache|lru_")
+RECURRENT_TYPES = re.compile("mamba2?|falcon_mamba|rwkv|xlstm|recurrent_gemma|jamba|zamba2?|bamba")
+# fields that a kind of model has, and what it is
+KINDS_BY_FIELD = {
+    "vision_config": "it is multimodal",
+    "audio_config": "it is multimodal",
+    "speech_config": "it is multimodal",
+    "text_config": "it is multimodal",
+    "vision_tower": "it is multimodal",
+    "mm_vision_tower": "it is multimodal",
+    "kv_lora_rank": "it uses multi-head latent attention",
+    "qk_rope_head_dim": "it uses multi-head latent attention",
 }
-MULTIMODAL_FIELDS = (
-    "vision_config",
-    "audio_config",
-    "speech_config",
-    "text_config",
-    "vision_tower",
-    "mm_vision_tower",
-)
+LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 SEQUENCE_LENGTH_ROPES = ("dynamic", "longrope")
 OTHER_MODEL = (
     " (only decoder-only models with full or sliding attention can: set model.path to one, or "
@@ -96,15 +82,8 @@ def context_limit(config: Config, max_model_len: int | None) -> int:
 
 def check_kind(config: Config) -> None:
     """config: with the type defaults and `generates_text`.  Raises ModelError, all reasons."""
-    _refuse(
-        config,
-        [
-            reason
-            for rule in (_task, _multimodal, _latent, _recurrent, _alibi)
-            for reason in rule(config)
-        ],
-        OTHER_MODEL,
-    )
+    reasons = [f"{kind} ({field})" for field, kind in KINDS_BY_FIELD.items() if config.get(field)]
+    _refuse(config, [*_task(config), *reasons, *_recurrent(config), *_alibi(config)], OTHER_MODEL)
 
 
 def check_attention(config: Config, max_model_len: int) -> None:
@@ -125,15 +104,10 @@ def check_windows(config: Config, windows: Sequence[int | None], max_model_len: 
     if [window if is_sliding else None for is_sliding in slides] != list(windows):
         reason = (
             f"sliding_window={window} is on, but its code does not ask attention for it as the "
-            "config says"
+            f"config says: set engine.maxModelLen to at most {window}, or the config's "
+            "sliding_window to null"
         )
-        _refuse(
-            config,
-            [
-                f"{reason}: set engine.maxModelLen to at most {window}, or the config's "
-                "sliding_window to null"
-            ],
-        )
+        _refuse(config, [reason])
 
 
 def _refuse(config: Config, reasons: list[str], fix: str = "") -> None:
@@ -158,26 +132,14 @@ def _task(config: Config) -> Iterator[str]:
         yield "transformers has no causal language model of this type"
 
 
-def _multimodal(config: Config) -> Iterator[str]:
-    for field in MULTIMODAL_FIELDS:
-        if config.get(field):
-            yield f"it is multimodal ({field})"
-
-
-def _latent(config: Config) -> Iterator[str]:
-    for field in ("kv_lora_rank", "qk_rope_head_dim"):
-        if config.get(field):
-            yield f"it uses multi-head latent attention ({field}={config[field]})"
-
-
 def _recurrent(config: Config) -> Iterator[str]:
-    if config.get("model_type") in RECURRENT_TYPES:
+    if RECURRENT_TYPES.fullmatch(config["model_type"]):
         yield "it has state-space or recurrent layers (model_type)"
     for field in sorted(config):
-        if field.startswith(RECURRENT_PREFIXES) and config[field]:
+        if RECURRENT_FIELDS.match(field) and config[field]:
             yield f"it has state-space, linear-attention or convolution layers ({field})"
     for field in ("layer_types", "layers_block_type", "block_types"):
-        others = set(config.get(field) or ()) - {"full_attention", "sliding_attention", "attention"}
+        others = set(config.get(field) or ()) - LAYER_KINDS
         if others:
             yield (
                 f"{field} has layers that are not full attention "

@@ -20,10 +20,9 @@ from pdcluster_worker.model.ops.operations import (
     Norm,
     Rotation,
 )
-from pdcluster_worker.model.sampling.logprobs import TokenRanks
 from pdcluster_worker.model.sampling.picking import Picks
 from pdcluster_worker.model.sampling.rows import Rows
-from pdcluster_worker.model.sampling.sampler import RowOperations
+from pdcluster_worker.model.sampling.sampler import RowOperations, TokenRanks
 from pdcluster_worker.model.step_plan import StepPlan
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1}  # numbers in the kernels

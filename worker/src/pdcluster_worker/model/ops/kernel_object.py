@@ -107,38 +107,38 @@ def load_kernels(requested: str, flags: Set[str], folder: Path = _FOLDER) -> Ker
     for level in levels:
         path = folder / f"{level}.so"
         if not path.exists():
-            skipped = skipped or _not_built(level)
+            skipped = skipped or (
+                f"kernels of level {level} were not built when the worker was installed: "
+                f"{_BUILD_AGAIN}"
+            )
             continue
         loaded = _load(path, level, requested)
         if isinstance(loaded, Kernels):
             return replace(loaded, skipped=skipped)
         reason = loaded.reason
         skipped = skipped or reason
-    return NoKernels(reason or (skipped if any(folder.glob("*.so")) else _none_built()))
+    if not any(folder.glob("*.so")):
+        reason = (
+            f"no kernels were built for {platform.machine()}: no C compiler was found when the "
+            f"worker was installed: {_BUILD_AGAIN}"
+        )
+    return NoKernels(reason or skipped)
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Empty on a machine that is not x86-64."""
+    return frozenset(cpu_info("flags").split())
+
+
+def cpu_info(name: str) -> str:
+    """The first such line of /proc/cpuinfo; empty without one."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return frozenset()
+        return ""
     lines = (line.partition(":") for line in text.splitlines())
-    return frozenset(
-        next((value for name, _, value in lines if name.strip() == "flags"), "").split()
-    )
-
-
-def _none_built() -> str:
-    return (
-        f"no kernels were built for {platform.machine()}: no C compiler was found when the worker "
-        f"was installed: {_BUILD_AGAIN}"
-    )
-
-
-def _not_built(level: str) -> str:
-    return f"kernels of level {level} were not built when the worker was installed: {_BUILD_AGAIN}"
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
 def _load(path: Path, level: str, requested: str) -> Kernels | NoKernels:
