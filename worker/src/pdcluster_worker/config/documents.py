@@ -69,10 +69,6 @@ def _fix(error: str, kind: type[Section]) -> str:
     """The fix of a number out of its range, or of a value that the field does not take."""
     if bound := re.match(r"Expected `(?:int|float)` ([<>])", error):
         return ": lower it" if bound[1] == "<" else ": raise it"
-    return _allowed(error, kind)
-
-
-def _allowed(error: str, kind: type[Section]) -> str:
     if not error.startswith("Invalid enum value"):
         return ""
     steps = re.findall(r"\w+|\[\.\.\.\]", error.rpartition("`$")[2])

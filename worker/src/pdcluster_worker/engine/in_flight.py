@@ -214,9 +214,10 @@ class InFlightSteps:
         num_alive = sum(1 for item in batch.items if _is_alive(item))
         reasons = [_reason(failure) for failure in failures]
         self.num_failed.update(reasons)
+        is_alike = len({(type(failure), _reason(failure)) for failure in failures}) == 1
         if len(failures) < num_alive:
             self._num_failed_steps = 0
-        elif len(failures) >= 2 and _are_alike(failures) and reasons[0] not in _OWN_FAULTS:
+        elif len(failures) >= 2 and is_alike and reasons[0] not in _OWN_FAULTS:
             # A lone item proves nothing: it may be the request's fault, so it neither counts nor
             # clears the count; nor does a batch of requests that are all at fault.
             self._num_failed_steps += 1
@@ -234,10 +235,6 @@ def _is_alive(item: Scheduled) -> bool:
 def _reason(error: Exception) -> str:
     code = error.code if isinstance(error, RequestError) else None
     return code if code in ROW_FAILURES else RAISED
-
-
-def _are_alike(failures: list[Exception]) -> bool:
-    return len({(type(failure), _reason(failure)) for failure in failures}) == 1
 
 
 def verified(

@@ -112,12 +112,16 @@ class Speculation:
         items = [
             item
             for item in schedule.items.values()
-            if _goes_on(item) and self._pays(item.request, least_share)
+            if item.samples
+            and item.request.target is None
+            and self._pays(item.request, least_share)
         ]
         self._draft([item for item in items if _is_decode(item)], schedule)
         if self._looks_ahead:
-            for item in items:
-                self._wait(item.request, schedule)
+            for request in (item.request for item in items):
+                item = schedule.items[request]
+                if not item.drafts and self._drafter.may_follow(request):
+                    schedule.items[request] = replace(item, waits=True)
 
     def settle(self, item: Scheduled, num_accepted: int) -> None:
         """The step of these drafts has ended; the accepted ones are tokens of the request."""
@@ -159,11 +163,6 @@ class Speculation:
         if num_drafts:
             self._times.add_drafting(num_drafts, self._clock() - started)
 
-    def _wait(self, request: EngineRequest, schedule: Schedule) -> None:
-        item = schedule.items[request]
-        if not item.drafts and self._drafter.may_follow(request):
-            schedule.items[request] = replace(item, waits=True)
-
     def _pays(self, request: EngineRequest, least_share: float) -> bool:
         share = self._share(request)
         if share.value > least_share or not self._own.adaptive:
@@ -177,10 +176,6 @@ class Speculation:
 
     def _share(self, request: EngineRequest) -> AcceptanceRate:
         return self._shares.setdefault(request.request_id, AcceptanceRate())
-
-
-def _goes_on(item: Scheduled) -> bool:
-    return item.samples and item.request.target is None
 
 
 def _is_decode(item: Scheduled) -> bool:

@@ -138,7 +138,7 @@ class TcpPort:
     def _start(self, peer: PeerAddress) -> None:
         link = Link(peer, self._outbox, self._memory, self._link_settings)
         thread = threading.Thread(
-            target=self._serve, args=(link,), name=f"kv-to-{peer[1]}", daemon=True
+            target=self._run, args=(link,), name=f"kv-to-{peer[1]}", daemon=True
         )
         try:
             thread.start()
@@ -148,34 +148,30 @@ class TcpPort:
         else:
             self._links[peer] = (link, thread)
 
-    def _serve(self, link: Link) -> None:
-        while self._run(link):
-            pass  # the peer closed an idle connection just as new work came: connect again
-
-    def _run(self, link: Link) -> bool:
-        """One connection, from connect to its end; True if the link must go on with another."""
-        reason = None
-        try:
-            link.run()
-        except Stopped:
-            reason = "closed"
-        except Exception as e:
-            reason = sockets.describe(e)
-            is_expected = isinstance(e, OSError | PeerError | ValueError)
-            logger.warning(
-                "KV connection failed engine_id=%s address=%s: %s",
-                *link.peer,
-                reason,
-                exc_info=not is_expected,
-            )
-        with self._lock:
-            if reason is None and self._outbox.has_work(link.peer):
-                return True
-            del self._links[link.peer]
-            link.close()
-            if reason is not None:
-                self._outbox.fail(link.peer, reason)
-            return False
+    def _run(self, link: Link) -> None:
+        """In a thread: connections until one fails, or ends with nothing to send."""
+        while True:
+            reason = None
+            try:
+                link.run()
+            except Stopped:
+                reason = "closed"
+            except Exception as e:
+                reason = sockets.describe(e)
+                is_expected = isinstance(e, OSError | PeerError | ValueError)
+                logger.warning(
+                    "KV connection failed engine_id=%s address=%s: %s",
+                    *(*link.peer, reason),
+                    exc_info=not is_expected,
+                )
+            with self._lock:
+                if reason is None and self._outbox.has_work(link.peer):
+                    continue  # the peer closed an idle connection just as new work came
+                del self._links[link.peer]
+                link.close()
+                if reason is not None:
+                    self._outbox.fail(link.peer, reason)
+                return
 
 
 def frame_blocks(block_bytes: int, bandwidth: int) -> int:

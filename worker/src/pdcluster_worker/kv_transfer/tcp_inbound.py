@@ -205,18 +205,16 @@ class Inbound:
     def _answer(self, message: wire.KvRequest) -> bytes:
         match message:
             case wire.Attach():
-                return wire.encode_attached(self._attach(message))
+                attached = wire.Attached(refusal=DEAD_EPOCH)
+                if self._inbox.is_open(message.epoch):
+                    attached = self._agreed_fetching.attach(message.blob)
+                return wire.encode_attached(attached)
             case wire.CarrierProbe():
                 refusal = self._agreed_fetching.try_out(message)
                 return wire.encode_ack(wire.Ack(bytes(EPOCH_BYTES), refusal))
             case wire.Header():
                 return wire.encode_ack(wire.Ack(message.epoch, self._receive(message)))
         raise wire.WireError("unknown message")
-
-    def _attach(self, message: wire.Attach) -> wire.Attached:
-        if not self._inbox.is_open(message.epoch):
-            return wire.Attached(refusal=DEAD_EPOCH)
-        return self._agreed_fetching.attach(message.blob)
 
     @property
     def _agreed_fetching(self) -> CarrierReceiver:

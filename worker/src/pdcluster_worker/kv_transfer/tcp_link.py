@@ -188,7 +188,8 @@ class Link:
             if self._has_idled:
                 return  # the peer may be about to close it: the next write connects again
             pause = self._send(sock)  # after the acknowledgements, which open the window
-            self._check_stall()
+            if self._is_busy and self._clock() >= self._progress_at + self._settings.stall_seconds:
+                raise TimeoutError(f"stalled: no progress for {self._settings.stall_seconds:g} s")
             events = select.POLLIN | (select.POLLOUT if self._frame is not None else 0)
             self._wait(sock, events, self._deadline(pause))
 
@@ -233,20 +234,13 @@ class Link:
         self._progress_at = self._sent_at = self._clock()
         self._views = _skip(self._views, num_bytes)
         if not self._views and self._frame is not None:
-            self._finish_frame(self._frame)
+            frame, self._frame = self._frame, None
+            self._unacked.append((frame, self._route))
+            heads = frame.send.part.heads
+            summed_up = frame.sources if frame.send.verify else ()
+            crcs = [head_crcs(self._memory.block(each, heads), len(heads)) for each in summed_up]
+            self._outbox.release(frame, crcs)
         return True
-
-    def _finish_frame(self, frame: Frame) -> None:
-        crcs = self._crcs(frame) if frame.send.verify else ()
-        self._unacked.append((frame, self._route))
-        self._frame = None
-        self._outbox.release(frame, crcs)
-
-    def _crcs(self, frame: Frame) -> list[tuple[int, ...]]:
-        heads = frame.send.part.heads
-        return [
-            head_crcs(self._memory.block(source, heads), len(heads)) for source in frame.sources
-        ]
 
     def _read_acks(self, sock: socket.socket) -> None:
         while (ack := self._next(sock, wire.decode_ack)) is not None:
@@ -277,14 +271,10 @@ class Link:
         return message
 
     def _deadline(self, pause: float) -> float:
-        deadlines = []
-        if pause:
-            deadlines.append(self._clock() + pause)
+        deadline = self._sent_at + self._settings.idle_seconds
         if self._is_busy:
-            deadlines.append(self._progress_at + self._settings.stall_seconds)
-        else:
-            deadlines.append(self._sent_at + self._settings.idle_seconds)
-        return min(deadlines)
+            deadline = self._progress_at + self._settings.stall_seconds
+        return min(deadline, self._clock() + pause) if pause else deadline
 
     @property
     def _is_busy(self) -> bool:
@@ -294,10 +284,6 @@ class Link:
     def _has_idled(self) -> bool:
         """True once the connection must not be written on any more."""
         return not self._is_busy and self._clock() >= self._sent_at + self._settings.idle_seconds
-
-    def _check_stall(self) -> None:
-        if self._is_busy and self._clock() >= self._progress_at + self._settings.stall_seconds:
-            raise TimeoutError(f"stalled: no progress for {self._settings.stall_seconds:g} s")
 
     def _await(self, sock: socket.socket, events: int, deadline: float) -> None:
         while not self._wait(sock, events, deadline):

@@ -22,7 +22,9 @@ def extend_hashes(
 
 def next_hash(parent: bytes | None, block: Sequence[int], salt: bytes = b"") -> bytes:
     """parent: None = the block is the first of its chain."""
-    before = _root(salt) if parent is None else parent
+    before = parent
+    if before is None:
+        before = hashlib.sha256(ROOT + salt).digest() if salt else ROOT
     return hashlib.sha256(before + array("i", block).tobytes()).digest()
 
 
@@ -30,7 +32,3 @@ def block_hashes(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> l
     hashes: list[bytes] = []
     extend_hashes(hashes, tokens, block_size, salt)
     return hashes
-
-
-def _root(salt: bytes) -> bytes:
-    return hashlib.sha256(ROOT + salt).digest() if salt else ROOT

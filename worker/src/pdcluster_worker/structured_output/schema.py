@@ -117,7 +117,10 @@ class _Preparation:
                 f"with a common multiple up to {MAX_COMMON_MULTIPLE}, decimal points aside",
             )
         if "$ref" in node:
-            self._target(place, node["$ref"])
+            try:
+                self._resolve(node["$ref"])
+            except ValueError as e:
+                raise SchemaError((*place, "$ref"), str(e)) from e
         for name in _NOT_ENFORCED if self._strict else ():
             is_enforced = name == "propertyNames" and _name_pattern(node) is not None
             if name in node and node[name] is not False and not is_enforced:
@@ -144,12 +147,6 @@ class _Preparation:
 
     def _resolve(self, reference: Any) -> tuple[Pointer, Any]:
         return resolve(self._root, reference, self._anchors)
-
-    def _target(self, place: Pointer, reference: Any) -> Any:
-        try:
-            return self._resolve(reference)[1]
-        except ValueError as e:
-            raise SchemaError((*place, "$ref"), str(e)) from e
 
     def _mark_parts(self, node: Node) -> None:
         for part in self._parts(node):

@@ -137,7 +137,9 @@ def _below(joined: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """For each place below these the schemas that hold there together."""
     names = dict.fromkeys(name for part in joined for name in _map(part, "properties"))
     for name in names:
-        yield [_property(part, name) for part in joined]
+        yield [
+            _map(part, "properties").get(name, part.get("additionalProperties")) for part in joined
+        ]
     for part in joined:
         yield from ([each] for each in _map(part, "patternProperties").values())
     yield [part.get("additionalProperties") for part in joined]
@@ -145,11 +147,6 @@ def _below(joined: list[dict[str, Any]]) -> Iterator[list[Any]]:
     longest = max(len(_list(part.get("prefixItems"))) for part in joined)
     for index in range(longest):
         yield [_item(part, index) for part in joined]
-
-
-def _property(part: dict[str, Any], name: str) -> Any:
-    properties = _map(part, "properties")
-    return properties[name] if name in properties else part.get("additionalProperties")
 
 
 def _item(part: dict[str, Any], index: int) -> Any:

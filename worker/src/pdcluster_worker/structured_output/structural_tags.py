@@ -122,7 +122,9 @@ class TagGrammar:
             "any_text": self._text,
             "triggered_tags": self._triggered,
             "dispatch": self._dispatch,
-            "or": lambda form, end: self._or(form["elements"], end),
+            "or": lambda form, end: (
+                f"({' | '.join(self._format(each, end) for each in form['elements'])})"
+            ),
         }
         try:
             if kind in writers and not form.get("max_tokens"):
@@ -180,9 +182,6 @@ class TagGrammar:
         ]
         parts.append(self._format(last, end, is_first=is_first and not first))
         return f"({' '.join(parts)})"
-
-    def _or(self, elements: list[Format], end: str) -> str:
-        return f"({' | '.join(self._format(each, end) for each in elements)})"
 
     def _tag(self, tag: Format, *, is_first: bool = False, begin: str | None = None) -> str:
         """begin: what is left of its beginning, where that was matched in part."""

@@ -107,8 +107,9 @@ class Sarathi(Scheduler):
         prefills = [request for request in prefills if request.status is Status.RUNNING]
         for request in prefills:
             self._schedule_chunk(request, step)
-        if prefills and not step.progressed:
-            self._free_blocks(prefills[0], step)
+        if prefills and not step.progressed and self.grow_or_preempt(prefills[0], step):
+            # No step was possible: the first gets its blocks at the cost of the last.
+            self._schedule_chunk(prefills[0], step)
         if admit and not step.preempted:
             self._admit(prefills, step)
         return step
@@ -151,11 +152,6 @@ class Sarathi(Scheduler):
         num_batched = sum(item.num_tokens for item in step.items.values())
         left = self._stages.at(num_computed_tokens) - num_batched
         return min(step.budget, max(left, self._least_chunk))
-
-    def _free_blocks(self, first: EngineRequest, step: Schedule) -> None:
-        """No step is possible: the first prefill gets its blocks at the cost of the last."""
-        if self.grow_or_preempt(first, step):
-            self._schedule_chunk(first, step)
 
     def _admit(self, prefills: list[EngineRequest], step: Schedule) -> None:
         num_promised = self._num_promised(prefills)
