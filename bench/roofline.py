@@ -29,7 +29,7 @@ from run import FILES, engine_fields
 from setting import LOG_HELP, keep_report, setting_lines
 
 from pdcluster_api.errors import OperatorError, StartError
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
 from pdctl.bench.load import Arrivals, run_load

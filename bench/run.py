@@ -44,7 +44,7 @@ from vllm_server import Served, check_installed, running_vllm
 from workload import FULL, GROUPS, QUICK, Workload
 
 from pdcluster_api.errors import OperatorError, StartError
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
 from pdctl.bench.load import LoadResult, run_load
 from pdctl.bench.measure import require_complete

@@ -11,16 +11,13 @@ import gc
 import statistics
 import time
 
+from pdcluster_schema.ports import SchedulerName
 from pdcluster_worker.engine.block_pool import BlockPool
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest, Scheduled
 from pdcluster_worker.engine.scheduler.base import Scheduler, is_decode
 from pdcluster_worker.engine.scheduler.policies import SCHEDULERS, make_scheduler
-from pdcluster_worker.messages.engine_settings import (
-    EngineSettings,
-    SchedulerName,
-    SchedulerSettings,
-)
+from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerSettings
 from pdcluster_worker.messages.requests import SamplingParams
 
 CONTEXT, LONG_PROMPT, NUM_WAITING = 300, 200_000, 64

@@ -162,13 +162,13 @@ def router_rules() -> list[Rule]:
         *pool_rules("router"),
         Rule(
             f"{own}.engine",
-            "routers have no engine: remove it",
+            "router.engine is not for routers, which have no engine: remove it",
             there,
             both(there, at(f"{own}.engine", {"blockSize": 16})),
         ),
         Rule(
             f"{own}.pools",
-            "a router computes nothing: leave gpu out",
+            "router.pools must have gpu: cpu, since a router computes nothing: leave gpu out",
             there,
             at(own, {"pools": [BIG]}),
         ),
@@ -313,13 +313,13 @@ MODEL_RULES = [
     ),
     Rule(
         "spec.model",
-        "give either path or huggingFace, the one that the model comes from",
+        "needs either path or huggingFace, and not both: give the one that the model comes from",
         at("spec.model", HUB),
         without("spec.model.path"),
     ),
     Rule(
         "spec.model.pvc",
-        "a volume needs the model's path in it: give path, or leave pvc out",
+        "pvc needs the model's path in it: give path, or leave pvc out",
         at("spec.model", VOLUME),
         at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
     ),
@@ -377,8 +377,8 @@ ETCD_RULES = [
     ),
     Rule(
         f"{ETCD}.storage",
-        "3 members need storage: one that lost its data could not come back: give storage, or "
-        "replicas: 1",
+        "storage is needed by 3 members: one that lost its data could not come back: give "
+        "storage, or replicas: 1",
         at(ETCD, {**STORED, "replicas": 3}),
         at(ETCD, {"replicas": 3}),
     ),
@@ -688,14 +688,14 @@ def speculation_rules(place: str) -> list[Rule]:
     method = {"method": "Off"} if is_prefill else {}
     return [
         Rule(
-            field,
-            "method: draft needs draftModel, the folder of a smaller model, and no other method "
-            "has one",
+            f"{field}.draftModel",
+            "draftModel is for method: draft, which needs it: give the folder of a smaller model "
+            "with that method, or leave it out",
             both(base, at(field, drafts)),
             both(base, at(field, {"draftModel": "/small"})),
         ),
         Rule(
-            field,
+            f"{field}.promptLookupMin",
             "promptLookupMin must be at most promptLookupMax: lower the one or raise the other",
             both(base, at(field, {**method, "promptLookupMin": 5})),
             both(base, at(field, {**method, "promptLookupMin": 6})),
@@ -781,8 +781,7 @@ RULES = [
     ),
     Rule(
         "spec.roles",
-        "roles must be exactly {prefill, decode} or {mixed}: add the missing role or remove the "
-        "others",
+        "must be exactly prefill and decode, or mixed: add the missing role or remove the others",
         only("mixed"),
         at("spec.roles.mixed", {"pools": [CPU]}),
     ),
@@ -855,7 +854,8 @@ RULES = [
     name_rule("spec.service.endpointPicker.name"),
     Rule(
         "spec.service.cors.allowCredentials",
-        "is not for every origin: name them in allowedOrigins in place of *, or leave it out",
+        "allowCredentials is not for every origin: name them in allowedOrigins in place of *, or "
+        "leave it out",
         at(
             "spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}
         ),

@@ -106,8 +106,8 @@ OBJECT_CASES: list[Case] = [
     ),
     (
         "spec.qos.estimation.rejectUnmeetable",
-        "needs an estimate of the completion, and estimator ema has none: set estimator to rwt or "
-        "loadAware, or leave it out",
+        "rejectUnmeetable needs an estimate of the completion, and estimator ema has none: set "
+        "estimator to rwt or loadAware, or leave it out",
         at("spec.qos.estimation", {"estimator": "rwt", "rejectUnmeetable": True}),
         at("spec.qos.estimation", {"estimator": "ema", "rejectUnmeetable": True}),
     ),

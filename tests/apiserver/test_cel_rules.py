@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse_applied
 from tests.apiserver.cel_cases import RULES, Rule
 from tests.apiserver.objects import Objects

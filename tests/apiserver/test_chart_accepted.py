@@ -189,7 +189,7 @@ def test_sample_that_the_crd_refuses_is_refused_by_its_rule(on_cluster: Helm) ->
         "roles": {"prefill": {"pools": [{"name": "cpu", "replicas": 1}]}},
     }
 
-    with pytest.raises(HelmError, match="roles must be exactly"):
+    with pytest.raises(HelmError, match="must be exactly prefill"):
         on_cluster(
             "install",
             RELEASE,

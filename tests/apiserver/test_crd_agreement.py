@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load, parse
 from pdcluster_schema.revision import revision_of
 from tests.apiserver.control_plane import ControlPlane

@@ -8,7 +8,7 @@ import pytest
 
 from pdcluster_api.plan.cluster_status import plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, ScalerState, WorkloadState
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId

@@ -25,7 +25,7 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.status.autoscaled import recorded
 from pdcluster_schema.conditions import CAPACITY_SHORT
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import WorkloadId

@@ -1,6 +1,6 @@
 import pytest
 
-from pdcluster_schema.addresses import join_address, parse_address
+from pdcluster_schema.ports import join_address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from pydantic import Field
 from pdcluster_schema import conditions
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.crd.definitions import pdcluster_crd
-from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.crd.openapi import SchemaMaker
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.rules import spelled
-from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.section import Cel, Crd, Many, SpecSection, spelled
 from pdcluster_schema.values import MAX_WORKERS
 
 ROOT = Path(__file__).parents[2]

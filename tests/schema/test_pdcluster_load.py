@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load, parse, parse_applied, parse_stored
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from tests.schema.object_cases import GOOD, Change, at, minimal, vllm
 from tests.schema.wrong_objects import BAD, InvalidObject

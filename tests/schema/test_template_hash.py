@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_schema.canonical import canonical, canonical_quantity
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import at_revision, revision_of, template_hash, written_revision
+from pdcluster_schema.quantities import canonical_quantity
+from pdcluster_schema.revision import (
+    at_revision,
+    canonical,
+    revision_of,
+    template_hash,
+    written_revision,
+)
 from tests.schema.object_cases import CPU, Change, at, both, minimal
 from tests.schema.revision_cases import ROLLS
 

@@ -118,7 +118,7 @@ BAD = [
     ),
     InvalidObject(
         at("spec.model", {**HUB, "pvc": {"claimName": "models"}}),
-        "spec.model.pvc: a volume needs the model's path in it; give path, or leave pvc out",
+        "spec.model.pvc: needs the model's path in it; give path, or leave pvc out",
         "spec.model.pvc",
     ),
     InvalidObject(
@@ -169,7 +169,8 @@ BAD = [
     ),
     InvalidObject(
         at("spec.roles.router", {"pools": [{**CPU, "gpu": "H100"}]}),
-        "spec.roles.router.pools[0].gpu: is H100, and a router computes nothing; leave gpu out",
+        "spec.roles.router.pools: must have gpu: cpu, since a router computes nothing, not H100; "
+        "leave gpu out",
         "spec.roles.router.pools",
     ),
     InvalidObject(
@@ -180,13 +181,13 @@ BAD = [
     ),
     InvalidObject(
         without("spec.roles.decode"),
-        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {prefill}; add the missing "
+        "spec.roles: must be exactly prefill and decode, or mixed, not prefill; add the missing "
         "role or remove the others",
         "spec.roles",
     ),
     InvalidObject(
         at("spec.roles.mixed", {"pools": [CPU]}),
-        "spec.roles: must be exactly {prefill, decode} or {mixed}, not {decode, ",
+        "spec.roles: must be exactly prefill and decode, or mixed, not decode and ",
         "spec.roles",
     ),
     InvalidObject(
@@ -475,14 +476,13 @@ BAD = [
     ),
     InvalidObject(
         at("spec.autoscale.prefill", {"queueDown": 8}),
-        "spec.autoscale.prefill.queueDown: must be less than its scale-up threshold (8), not 8; "
+        "spec.autoscale.prefill.queueDown: must be less than queueUp (8), not 8; "
         "lower it, or raise the scale-up threshold",
         "spec.autoscale.prefill.queueDown",
     ),
     InvalidObject(
         at("spec.autoscale.decode", {"kvUsageUp": 0.2}),
-        "spec.autoscale.decode.kvUsageDown: must be less than its scale-up threshold (0.2), not "
-        "0.3; "
+        "spec.autoscale.decode.kvUsageDown: must be less than kvUsageUp (0.2), not 0.3; "
         "lower it, or raise the scale-up threshold",
         "spec.autoscale.decode.kvUsageDown",
     ),
@@ -493,8 +493,7 @@ BAD = [
     ),
     InvalidObject(
         at("spec.autoscale.ratio", {"min": 2, "max": 1}),
-        "spec.autoscale.ratio.min: must be at most ratio.max (1.0), not 2.0; lower min or raise "
-        "max",
+        "spec.autoscale.ratio.min: must be at most max (1), not 2; lower min or raise max",
         "spec.autoscale.ratio.min",
     ),
     InvalidObject(
@@ -527,7 +526,8 @@ BAD = [
     ),
     InvalidObject(
         at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": None}]),
-        "spec.autoscale.schedules[0]: changes nothing; give minReplicas, maxReplicas or both",
+        "spec.autoscale.schedules[0]: the schedule changes nothing; give minReplicas, maxReplicas or "
+        "both",
         "spec.autoscale.schedules[0]",
     ),
     *(
@@ -664,21 +664,21 @@ BAD = [
     ),
     InvalidObject(
         at("spec.roles.decode.engine", {"speculation": {"method": "draft"}}),
-        "spec.roles.decode.engine.speculation.draftModel: is missing, and method: draft needs it; "
+        "spec.roles.decode.engine.speculation.draftModel: is for method: draft, which needs it; "
         "give the folder",
-        "spec.roles.decode.engine.speculation",
+        "spec.roles.decode.engine.speculation.draftModel",
     ),
     InvalidObject(
         at("spec.roles.decode.engine", {"speculation": {"draftModel": "/small"}}),
-        "spec.roles.decode.engine.speculation.draftModel: is for method draft, not ngram; leave it "
-        "out, or set method: draft",
-        "spec.roles.decode.engine.speculation",
+        "spec.roles.decode.engine.speculation.draftModel: is for method: draft, which needs it; "
+        "give the folder",
+        "spec.roles.decode.engine.speculation.draftModel",
     ),
     InvalidObject(
         at("spec.roles.decode.engine", {"speculation": {"promptLookupMin": 6}}),
         "spec.roles.decode.engine.speculation.promptLookupMin: must be at most promptLookupMax "
         "(5), not 6; lower the one",
-        "spec.roles.decode.engine.speculation",
+        "spec.roles.decode.engine.speculation.promptLookupMin",
     ),
     InvalidObject(
         at("spec.engine", {"dataParallelSize": 9}),

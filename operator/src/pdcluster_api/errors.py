@@ -12,7 +12,7 @@ OperatorError
 
 from collections.abc import Sequence
 
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 
 
 class OperatorError(Exception):

@@ -10,9 +10,17 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pdcluster_schema.crd.keywords import Cel, Crd
-from pdcluster_schema.rules import rule, spelled
-from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.section import (
+    Cel,
+    Crd,
+    Many,
+    Rule,
+    SpecSection,
+    ascending,
+    rule,
+    spelled,
+    values_of,
+)
 from pdcluster_schema.values import (
     Above0,
     AcceleratorCount,
@@ -23,7 +31,24 @@ from pdcluster_schema.values import (
     Replicas,
     Seconds,
     WholeSeconds,
+    is_label,
 )
+
+
+def _down(low: str, high: str) -> Rule:
+    """low, high: thresholds to scale down and up."""
+
+    def holds(role: SpecSection) -> bool:
+        down, up = values_of(role, low, high)
+        return bool(down < up)
+
+    return Rule(
+        cel=f"self.{low} < self.{high}",
+        holds=holds,
+        reason=f"must be less than {{{high}}}",
+        fix="lower it, or raise the scale-up threshold",
+        at=low,
+    )
 
 
 class PrefillScalingSpec(SpecSection):
@@ -48,6 +73,8 @@ class PrefillScalingSpec(SpecSection):
     headroom: Ratio = 0.0
     """Share of workers kept above the measured need."""
 
+    RULES = (_down("queueDown", "queueUp"), _down("utilizationDown", "utilizationUp"))
+
 
 class DecodeScalingSpec(SpecSection):
     """Thresholds at which decode (or mixed) scales up (any signal over its own) and down (all under
@@ -64,6 +91,8 @@ class DecodeScalingSpec(SpecSection):
     """The same, at which it may shrink."""
     tpot_seconds: Seconds | None = None
     """Target for the mean time per output token in seconds; by default none."""
+
+    RULES = (_down("queueDown", "queueUp"), _down("kvUsageDown", "kvUsageUp"))
 
 
 Window = Annotated[int, Field(ge=0, le=3600)]
@@ -99,6 +128,8 @@ class RatioSpec(SpecSection):
     """Least prefill capacity for each unit of decode capacity; by default no bound."""
     max: Above0 | None = None
     """Most prefill capacity for each unit of decode capacity; by default no bound."""
+
+    RULES = (ascending("min", "max"),)
 
 
 class BudgetSpec(SpecSection):
@@ -163,18 +194,16 @@ class ScheduleSpec(SpecSection):
     max_replicas: Replicas | None = None
     """Bound in place of the pool's; by default the pool's own."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        low, high = self.min_replicas, self.max_replicas
-        if low is None and high is None:
-            raise rule("changes nothing", "give minReplicas, maxReplicas or both")
-        if low is not None and high is not None and low > high:
-            raise rule(
-                f"must be at most maxReplicas ({high}), not {low}",
-                "lower minReplicas or raise maxReplicas",
-                at="minReplicas",
-            )
-        return self
+    RULES = (
+        Rule(
+            cel="has(self.minReplicas) || has(self.maxReplicas)",
+            holds=lambda bounds: (bounds.min_replicas, bounds.max_replicas) != (None, None),
+            reason="the schedule changes nothing",
+            fix="give minReplicas, maxReplicas or both",
+        ),
+        ascending("minReplicas", "maxReplicas"),
+        is_label("self.name", ".name"),
+    )
 
 
 class AutoscaleSpec(SpecSection):
@@ -223,16 +252,6 @@ class AutoscaleSpec(SpecSection):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        prefill, decode = self.prefill, self.decode
-        for at, low, high in (
-            ("prefill.queueDown", prefill.queue_down, prefill.queue_up),
-            ("prefill.utilizationDown", prefill.utilization_down, prefill.utilization_up),
-            ("decode.queueDown", decode.queue_down, decode.queue_up),
-            ("decode.kvUsageDown", decode.kv_usage_down, decode.kv_usage_up),
-        ):
-            if low >= high:
-                reason = f"must be less than its scale-up threshold ({high}), not {low}"
-                raise rule(reason, "lower it, or raise the scale-up threshold", at=at)
         names = [schedule.name for schedule in self.schedules]
         for index, name in enumerate(names):
             if name in names[:index]:  # what decisions call it
@@ -241,14 +260,4 @@ class AutoscaleSpec(SpecSection):
                     "give each schedule a name of its own",
                     at=f"schedules[{index}].name",
                 )
-        if (
-            self.ratio.min is not None
-            and self.ratio.max is not None
-            and self.ratio.min > self.ratio.max
-        ):
-            raise rule(
-                f"must be at most ratio.max ({self.ratio.max}), not {self.ratio.min}",
-                "lower min or raise max",
-                at="ratio.min",
-            )
         return self

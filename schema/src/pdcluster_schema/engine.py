@@ -1,16 +1,13 @@
 """The section `engine` of a PDCluster spec, and of each of its roles."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
-from pdcluster_schema.crd.keywords import Crd
-from pdcluster_schema.ports import MAX_ENGINES
-from pdcluster_schema.quantity import Quantity
-from pdcluster_schema.rules import rule
-from pdcluster_schema.scheduling import ChunkScheduleSpec, SchedulerName
-from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.ports import MAX_ENGINES, SchedulerName
+from pdcluster_schema.quantities import Quantity
+from pdcluster_schema.section import Crd, Many, Rule, SpecSection
 from pdcluster_schema.values import Milliseconds, Natural, Positive, Ranks, Seconds, Text
 from pdcluster_schema.vllm_engine import (
     ARGUMENT_RULES,
@@ -85,27 +82,51 @@ class SpeculationSpec(SpecSection):
     disable_above_running: Positive | None = None
     """No token is guessed while more requests than this run; by default there is no such bound."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.method == "draft" and self.draft_model is None:
-            raise rule(
-                "is missing, and method: draft needs it",
-                "give the folder of a smaller model",
-                at="draftModel",
-            )
-        if self.method == "ngram" and self.draft_model is not None:
-            raise rule(
-                "is for method draft, not ngram",
-                "leave it out, or set method: draft",
-                at="draftModel",
-            )
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            reason = (
-                f"must be at most promptLookupMax ({self.prompt_lookup_max}), not "
-                f"{self.prompt_lookup_min}"
-            )
-            raise rule(reason, "lower the one or raise the other", at="promptLookupMin")
-        return self
+    RULES = (
+        Rule(
+            cel="self.?promptLookupMin.orValue(3) <= self.?promptLookupMax.orValue(5)",
+            holds=lambda drafts: drafts.prompt_lookup_min <= drafts.prompt_lookup_max,
+            reason="must be at most {promptLookupMax}",
+            fix="lower the one or raise the other",
+            at="promptLookupMin",
+        ),
+        Rule(
+            cel="self.?method.orValue('ngram') == 'Off' || (self.?method.orValue('ngram') == "
+            "'draft') == has(self.draftModel)",
+            holds=lambda drafts: (
+                drafts.method == "Off"
+                or (drafts.method == "draft") == (drafts.draft_model is not None)
+            ),
+            reason="is for method: draft, which needs it",
+            fix="give the folder of a smaller model with that method, or leave it out",
+            at="draftModel",
+        ),
+    )
+
+
+class ChunkScheduleSpec(SpecSection):
+    """Chunk sizes by how far a prompt is; by default they only follow the budget. For scheduler
+    sarathi.
+    """
+
+    low: Positive
+    """Tokens of a step that computes the last part of a prompt."""
+    high: Positive
+    """Tokens of a step that computes the first part of a prompt."""
+    stages: Annotated[int, Field(ge=1, le=64)]
+    """Number of sizes from high to low, in equal steps."""
+    max_tokens: Positive
+    """Tokens of the longest prompt, which the stages divide evenly."""
+
+    RULES = (
+        Rule(
+            cel="self.low <= self.high",
+            holds=lambda sizes: sizes.low <= sizes.high,
+            reason="must be at most {high}",
+            fix="lower low or raise high",
+            at="low",
+        ),
+    )
 
 
 class EngineSpec(SpecSection):

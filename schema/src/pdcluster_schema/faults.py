@@ -1,13 +1,44 @@
 """From pydantic's errors to faults that a user can act on: path, reason, fix."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.section import plain
 from pdcluster_schema.text import shortened
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in an object.
+
+    path:   where, as in `spec.roles.decode.pools[0].replicas`; empty for the document as a whole
+    reason: what is wrong, with the value that was found
+    fix:    what to write instead
+    """
+
+    path: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.reason}; {self.fix}" if self.path else f"{self.reason}; {self.fix}"
+        )
+
+
+class InvalidObjectError(Exception):
+    """A PDCluster object that is refused; `faults` names everything that is wrong, one line each in
+    the message.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = tuple(faults)
+
 
 Location = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -149,11 +180,7 @@ def _explain(kind: str, context: dict[str, Any]) -> tuple[str, str]:
     reason, fix = _EXPLANATIONS.get(
         kind, (f"is wrong ({kind.replace('_', ' ')})", "see crds/pdcluster.yaml")
     )
-    whole = {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in context.items()
-    }
-    return reason.format(**whole), fix
+    return reason.format(**{name: plain(value) for name, value in context.items()}), fix
 
 
 def _path(location: Location) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import yaml
 
-from pdcluster_schema.errors import Fault, InvalidObjectError
-from pdcluster_schema.faults import Location, unknown_fields, validated
+from pdcluster_schema.faults import Fault, InvalidObjectError, Location, unknown_fields, validated
 from pdcluster_schema.pdcluster import KIND, PDCluster
-from pdcluster_schema.rules import json_size, too_long
+from pdcluster_schema.section import json_size, too_long
 from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
 from pdcluster_schema.vllm_engine import VLLM
 

@@ -1,12 +1,10 @@
 """`spec.model` and `spec.image`: what the workers load, and the image that they run."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pdcluster_schema.crd.keywords import Crd
-from pdcluster_schema.rules import rule, spelled
-from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
 from pdcluster_schema.values import ChatTemplate, ObjectName, Text
 
 
@@ -81,24 +79,35 @@ class ModelSpec(SpecSection):
     for itself.
     """
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.path is None) == (self.hugging_face is None):
-            raise rule(
-                "needs either path or huggingFace, and not both",
-                "give the one that the model comes from",
-            )
-        if self.pvc is not None and self.path is None:
-            raise rule(
-                "a volume needs the model's path in it", "give path, or leave pvc out", at="pvc"
-            )
-        if self.node_cache is not None and self.hugging_face is None:
-            raise rule(
-                "keeps downloads, and nothing is downloaded",
-                "give huggingFace, or leave nodeCache out",
-                at="nodeCache",
-            )
-        return self
+    RULES = (
+        Rule(
+            cel="has(self.path) != has(self.huggingFace)",
+            holds=lambda model: (model.path is None) != (model.hugging_face is None),
+            reason="needs either path or huggingFace, and not both",
+            fix="give the one that the model comes from",
+        ),
+        Rule(
+            cel="has(self.path) || !has(self.pvc)",
+            holds=lambda model: model.path is not None or model.pvc is None,
+            reason="needs the model's path in it",
+            fix="give path, or leave pvc out",
+            at="pvc",
+        ),
+        Cel(
+            "!has(self.path) || has(self.pvc) || self.path.startsWith('/')",
+            "path must begin with /, since ~ and relative paths without pvc are for pdctl "
+            "alone: write the folder in the image like /models/llm, or give pvc and the "
+            "folder's path on it",
+            ".path",
+        ),
+        Rule(
+            cel="!has(self.nodeCache) || has(self.huggingFace)",
+            holds=lambda model: model.node_cache is None or model.hugging_face is not None,
+            reason="keeps downloads, and nothing is downloaded",
+            fix="give huggingFace, or leave nodeCache out",
+            at="nodeCache",
+        ),
+    )
 
 
 class ImageSpec(SpecSection):

@@ -11,29 +11,26 @@ from pydantic.alias_generators import to_camel
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
 from pdcluster_schema.autoscale import AutoscaleSpec
-from pdcluster_schema.discovery import DiscoverySpec
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import engine_faults, scheduling_fault
-from pdcluster_schema.metadata import Metadata
+from pdcluster_schema.engine_rules import engine_faults, gpus_per_replica, misfit, scheduling_fault
 from pdcluster_schema.model import ImageSpec, ModelSpec
-from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_schema.placement import PlacementSpec
 from pdcluster_schema.qos import QosSpec
-from pdcluster_schema.ranks import gpus_per_replica, misfit
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
-from pdcluster_schema.rules import rule
-from pdcluster_schema.section import SpecSection
+from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
     MAX_ACCELERATORS,
     ROUTER,
     AcceleratorSpec,
+    Metadata,
     NetworkPolicySpec,
+    PlacementSpec,
     PoolSpec,
     RolesSpec,
     RolloutSpec,
-    ServiceSpec,
 )
+from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
+from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 
 KIND = "PDCluster"
 

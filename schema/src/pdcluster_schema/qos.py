@@ -1,11 +1,10 @@
 """`spec.qos`: which requests are taken, how long they may wait, and what they get under load."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pdcluster_schema.rules import rule
-from pdcluster_schema.section import SpecSection
+from pdcluster_schema.section import Rule, SpecSection
 from pdcluster_schema.values import Above0, Milliseconds, Natural, Positive, Text
 
 MAX_TENANTS = 1000
@@ -127,15 +126,18 @@ class EstimationSpec(SpecSection):
     preset_output_tokens: Positive = 256
     """Tokens of an answer until they were measured."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.reject_unmeetable and self.estimator == "ema":
-            raise rule(
-                "needs an estimate of the completion, and estimator ema has none",
-                "set estimator to rwt or loadAware, or leave it out",
-                at="rejectUnmeetable",
-            )
-        return self
+    RULES = (
+        Rule(
+            cel="!(has(self.rejectUnmeetable) && self.rejectUnmeetable) || has(self.estimator) && "
+            "self.estimator != 'ema'",
+            holds=lambda estimation: (
+                not estimation.reject_unmeetable or estimation.estimator != "ema"
+            ),
+            reason="needs an estimate of the completion, and estimator ema has none",
+            fix="set estimator to rwt or loadAware, or leave it out",
+            at="rejectUnmeetable",
+        ),
+    )
 
 
 class TenantSpec(SpecSection):

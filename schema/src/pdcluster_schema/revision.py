@@ -21,13 +21,23 @@ from typing import Any
 
 from pydantic import Field
 
-from pdcluster_schema.canonical import canonical, in_order
 from pdcluster_schema.engine import BY_DEVICE, EngineSpec
-from pdcluster_schema.names import REVISION_LENGTH
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_schema.placement import PlacementSpec
+from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.section import SpecSection
-from pdcluster_schema.sections import ROUTER, RoleSpec
+from pdcluster_schema.sections import ROUTER, PlacementSpec, RoleSpec
+from pdcluster_schema.workload import REVISION_LENGTH
+
+_OF_QUANTITIES = frozenset({"requests", "limits"})
+_QUANTITIES = frozenset({"sizeLimit", "divisor"})
+_SETS = frozenset({"imagePullSecrets", "tolerations", "topologySpreadConstraints", "add", "drop"})
+_NOTHING_IF_EMPTY = frozenset(
+    (
+        *("metadata", "spec", "labels", "annotations", "nodeSelector", "securityContext"),
+        *("capabilities", "resources", "requests", "limits"),
+        *("affinity", "nodeAffinity", "podAffinity", "podAntiAffinity"),
+    )
+)
 
 
 class RunningSpec(PDClusterSpec):
@@ -157,3 +167,41 @@ def _placement(placement: PlacementSpec | None) -> dict[str, Any] | None:
 def _set_fields(section: SpecSection) -> dict[str, Any]:
     """The values that differ from the defaults."""
     return section.model_dump(exclude_defaults=True)
+
+
+def canonical(value: Any, field: str = "") -> Any:
+    """A template, or a part of one (`field`), in one spelling of what Kubernetes takes in several:
+    quantities, sets, empty maps.
+
+    Kustomize, Helm and editors write `1`, `"1"` and `1000m` as they like.  Two templates that are
+    equal after it make the same pods.  Lists whose order counts stay as they are, and so do empty
+    maps that say something, such as `emptyDir: {}` or a selector of everything.
+
+    >>> canonical({"limits": {"cpu": "1", "memory": "1024Mi"}, "requests": {}})
+    {'limits': {'cpu': 1, 'memory': '1Gi'}}
+    """
+    if isinstance(value, dict):
+        return _map(value, field)
+    if isinstance(value, list | tuple):
+        return _list(value, field)
+    return canonical_quantity(value) if field in _QUANTITIES else value
+
+
+def _map(value: dict[str, Any], field: str) -> dict[str, Any]:
+    if field in _OF_QUANTITIES:
+        return {name: canonical_quantity(amount) for name, amount in value.items()}
+    items = {name: canonical(item, name) for name, item in value.items()}
+    return {
+        name: item for name, item in items.items() if not (name in _NOTHING_IF_EMPTY and item == {})
+    }
+
+
+def _list(value: list[Any] | tuple[Any, ...], field: str) -> list[Any]:
+    items = [canonical(item) for item in value]
+    return in_order(items) if field in _SETS else items
+
+
+def in_order(values: Any) -> list[Any]:
+    """The members of a set, each once."""
+    members = {json.dumps(each, sort_keys=True): each for each in values}
+    return [members[key] for key in sorted(members)]

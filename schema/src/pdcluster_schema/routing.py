@@ -1,12 +1,11 @@
 """`spec.routing`: where a request and its prefill run, and by which numbers."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pdcluster_schema.rules import rule
-from pdcluster_schema.section import Many, SpecSection
+from pdcluster_schema.section import Many, Rule, SpecSection, ascending
 from pdcluster_schema.values import Natural, Positive, Weight
 
 DEFAULT_LENGTH_THRESHOLD = 256
@@ -59,16 +58,7 @@ class SloFeedbackSpec(SpecSection):
     margin: Share = 0.15
     """Share by which one side has to be better before the threshold moves."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        low, high = self.min_threshold, self.max_threshold
-        if low > high:
-            reason, fix = (
-                f"must be at most maxThreshold ({high}), not {low}",
-                "lower minThreshold or raise maxThreshold",
-            )
-            raise rule(reason, fix, at="minThreshold")
-        return self
+    RULES = (ascending("minThreshold", "maxThreshold"),)
 
 
 class OffloadSpec(SpecSection):
@@ -160,24 +150,41 @@ class PrefillQueueSpec(SpecSection):
     ] = ()
     """Windows by priority, in place of the mode's; the first that fits."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        low, high = self.min_window_milliseconds, self.max_window_milliseconds
-        if low > high:
-            reason = f"must be at most maxWindowMilliseconds ({high:g}), not {low:g}"
-            raise rule(
-                reason,
-                "lower minWindowMilliseconds or raise maxWindowMilliseconds",
-                at="minWindowMilliseconds",
-            )
-        if self.min_prompts > self.max_prompts:
-            reason = f"must be at most maxPrompts ({self.max_prompts}), not {self.min_prompts}"
-            raise rule(reason, "lower minPrompts or raise maxPrompts", at="minPrompts")
-        if not _ascends(self.length_buckets):
-            raise rule("must ascend, each once", "sort them", at="lengthBuckets")
-        if not _ascends([each.priority for each in self.latency_classes]):
-            raise rule("must ascend by priority, each once", "sort them", at="latencyClasses")
-        return self
+    RULES = (
+        Rule(
+            cel="(has(self.minWindowMilliseconds) ? self.minWindowMilliseconds : 2.0) <= "
+            "(has(self.maxWindowMilliseconds) ? self.maxWindowMilliseconds : 10.0)",
+            holds=lambda queue: queue.min_window_milliseconds <= queue.max_window_milliseconds,
+            reason="must be at most {maxWindowMilliseconds}",
+            fix="lower minWindowMilliseconds or raise maxWindowMilliseconds",
+            at="minWindowMilliseconds",
+        ),
+        Rule(
+            cel="(has(self.minPrompts) ? self.minPrompts : 8) <= (has(self.maxPrompts) ? "
+            "self.maxPrompts : 32)",
+            holds=lambda queue: queue.min_prompts <= queue.max_prompts,
+            reason="must be at most {maxPrompts}",
+            fix="lower minPrompts or raise maxPrompts",
+            at="minPrompts",
+        ),
+        Rule(
+            cel="!has(self.lengthBuckets) || self.lengthBuckets.all(x, "
+            "self.lengthBuckets.exists_one(y, y == x)) && self.lengthBuckets.isSorted()",
+            holds=lambda queue: _ascends(queue.length_buckets),
+            reason="must ascend, each once",
+            fix="sort them",
+            at="lengthBuckets",
+        ),
+        Rule(
+            cel="!has(self.latencyClasses) || self.latencyClasses.all(x, "
+            "self.latencyClasses.exists_one(y, y.priority == x.priority)) && "
+            "self.latencyClasses.map(x, x.priority).isSorted()",
+            holds=lambda queue: _ascends([each.priority for each in queue.latency_classes]),
+            reason="must ascend by priority, each once",
+            fix="sort them",
+            at="latencyClasses",
+        ),
+    )
 
 
 def _ascends(values: Sequence[int]) -> bool:

@@ -1,6 +1,4 @@
-"""The sections of a PDCluster spec that have no file of their own: roles and pools, accelerators,
-service, rollout and network policy.  A section exists only when something reads it.
-"""
+"""Roles and pools, accelerators, placement, rollout and network policy of a PDCluster spec."""
 
 from collections import Counter
 from typing import Annotated, Final, Literal, Self
@@ -8,33 +6,80 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
-from pdcluster_schema.crd.keywords import Crd
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.ports import HTTP_PORT
-from pdcluster_schema.resources import ResourcesSpec
-from pdcluster_schema.rules import rule
-from pdcluster_schema.section import Many, SpecSection
-from pdcluster_schema.service import CorsSpec, EndpointPickerSpec, HttpLimitsSpec
+from pdcluster_schema.quantities import ResourcesSpec
+from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, ascending, rule, spelled
 from pdcluster_schema.values import (
     MAX_SECONDS,
     MAX_WORKERS,
     HardwareNumber,
     Name,
-    ObjectName,
     PodTemplate,
-    Port,
     Ranks,
     Replicas,
     Text,
     WholeSeconds,
+    is_label,
 )
 
+
+class Metadata(SpecSection):
+    """Name and namespace of the object; labels and annotations are the user's own."""
+
+    name: Name
+    namespace: Annotated[
+        str,
+        spelled(
+            r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
+            "a namespace",
+            "use at most 63 lower-case letters, digits and '-'",
+        ),
+    ] = "default"
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class PlacementSpec(SpecSection):
+    """Keep all workers of a revision where KV moves fast, on nodes with one value of a label, such
+    as a rack or an NVLink domain; and how fast it has to move.
+    """
+
+    domain_label: Text | None = None
+    """Key of that label; by default workers may be on any nodes."""
+    mode: Literal["Required", "Preferred"] = "Preferred"
+    """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere.
+    """
+    min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
+        default=None, alias="minTransferGBps"
+    )
+    """Floor in 10^9 bytes per second: the condition KVTransferVerified is False while a verified
+    transfer is slower; by default any rate will do. A verification moves some MiB, which is slower
+    than a long prompt. A change makes no new revision.
+    """
+
+    RULES = (
+        Rule(
+            cel="has(self.domainLabel) || has(self.minTransferGBps)",
+            holds=lambda place: place.domain_label or place.min_transfer_gbps is not None,
+            reason="says nothing",
+            fix="give domainLabel, minTransferGBps or both, or remove it",
+        ),
+    )
+
+
+COMPUTING = ("prefill", "decode", "mixed")
 MAX_POOLS = 16
 """Pools of all roles together."""
 ROUTER: Final = "router"  # the one role without an engine
+ROLES = (*COMPUTING, ROUTER)
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
+
+
+def _sum(number: str, most: int) -> str:
+    parts = [f"(has(self.{role}) ? {number.format(role=role)} : 0)" for role in ROLES]
+    return f"{' + '.join(parts)} <= {most}"
 
 
 class AcceleratorSpec(SpecSection):
@@ -63,6 +108,17 @@ class AcceleratorSpec(SpecSection):
     bf16Flops.
     """
 
+    RULES = (
+        Cel(
+            "(has(self.resource) ? self.resource : '') == (has(oldSelf.resource) ? "
+            "oldSelf.resource : '') && (has(self.nodeLabels) && size(self.nodeLabels) > 0 ? "
+            "has(oldSelf.nodeLabels) && self.nodeLabels == oldSelf.nodeLabels : "
+            "!has(oldSelf.nodeLabels) || size(oldSelf.nodeLabels) == 0)",
+            "the definition of an accelerator cannot change: add a type under another name, "
+            "and pools of it",
+        ),
+    )
+
 
 class PoolSpec(SpecSection):
     """Replicas of one role on one type of accelerator."""
@@ -85,28 +141,36 @@ class PoolSpec(SpecSection):
     max_replicas: Replicas | None = None
     """Most workers that replicas may ever be."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        low, high = self.min_replicas or 0, self.max_replicas
-        if high is not None and low > high:
-            raise rule(
-                f"must be at most maxReplicas ({high}), not {low}",
-                "lower minReplicas or raise maxReplicas",
-                at="minReplicas",
-            )
-        if self.replicas < low:
-            raise rule(
-                f"must be at least minReplicas ({low}), not {self.replicas}",
-                "raise replicas or lower minReplicas",
-                at="replicas",
-            )
-        if high is not None and self.replicas > high:
-            raise rule(
-                f"must be at most maxReplicas ({high}), not {self.replicas}",
-                "lower replicas or raise maxReplicas",
-                at="replicas",
-            )
-        return self
+    RULES = (
+        ascending("minReplicas", "maxReplicas"),
+        Rule(
+            cel="!has(self.minReplicas) || self.replicas >= self.minReplicas",
+            holds=lambda pool: pool.replicas >= (pool.min_replicas or 0),
+            reason="must be at least {minReplicas}",
+            fix="raise replicas or lower minReplicas",
+            at="replicas",
+        ),
+        Rule(
+            cel="!has(self.maxReplicas) || self.replicas <= self.maxReplicas",
+            holds=lambda pool: pool.max_replicas is None or pool.replicas <= pool.max_replicas,
+            reason="must be at most {maxReplicas}",
+            fix="lower replicas or raise maxReplicas",
+            at="replicas",
+        ),
+        is_label("self.name", ".name"),
+        Cel(
+            "self.gpu == oldSelf.gpu",
+            "gpu of a pool cannot change: add a pool under another name, and remove this one",
+            ".gpu",
+        ),
+        Cel(
+            "self.gpu == 'cpu' || self.?gpusPerReplica.orValue(0) == "
+            "oldSelf.?gpusPerReplica.orValue(0)",
+            "gpusPerReplica of a pool cannot change: add a pool under another name, and remove "
+            "this one",
+            ".gpusPerReplica",
+        ),
+    )
 
 
 class RoleSpec(SpecSection):
@@ -159,41 +223,60 @@ class RolesSpec(SpecSection):
     mixed: RoleSpec | None = None
     router: RoleSpec | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        found = set(self.computing())
-        if found not in ({"prefill", "decode"}, {"mixed"}):
-            listed = ", ".join(sorted(found)) or "nothing"
-            raise rule(
-                f"must be exactly {{prefill, decode}} or {{mixed}}, not {{{listed}}}",
-                "add the missing role or remove the others",
+    RULES = (
+        *(
+            Cel(
+                f"!self.?{role}.?engine.?type.hasValue()",
+                "engine.type is of the whole cluster, since KV moves between engines of one type: "
+                "set it in spec.engine",
+                f".{role}",
             )
-        requested = sum(pool.replicas for role in self.present().values() for pool in role.pools)
-        if requested > MAX_WORKERS:
-            reason = (
-                f"replicas of all pools must be at most {MAX_WORKERS} together, not {requested}"
-            )
-            raise rule(reason, "lower some, or make another PDCluster")
-        pools = sum(len(role.pools) for role in self.present().values())
-        if pools > MAX_POOLS:
-            reason = f"pools of all roles must be at most {MAX_POOLS} together, not {pools}"
-            raise rule(reason, "join some, or make another PDCluster")
-        return self
+            for role in COMPUTING
+        ),
+        Rule(
+            cel="has(self.mixed) ? !has(self.prefill) && !has(self.decode) : has(self.prefill) && "
+            "has(self.decode)",
+            holds=lambda roles: set(roles.computing()) in ({"prefill", "decode"}, {"mixed"}),
+            reason="must be exactly prefill and decode, or mixed",
+            fix="add the missing role or remove the others",
+            found=lambda roles: " and ".join(sorted(roles.computing())) or "nothing",
+        ),
+        Rule(
+            cel=_sum("self.{role}.pools.map(p, p.replicas).sum()", MAX_WORKERS),
+            holds=lambda roles: sum(pool.replicas for pool in roles.pools()) <= MAX_WORKERS,
+            reason=f"replicas of all pools must be at most {MAX_WORKERS} together",
+            fix="lower some, or make another PDCluster",
+            found=lambda roles: sum(pool.replicas for pool in roles.pools()),
+        ),
+        Rule(
+            cel=_sum("size(self.{role}.pools)", MAX_POOLS),
+            holds=lambda roles: len(roles.pools()) <= MAX_POOLS,
+            reason=f"pools of all roles must be at most {MAX_POOLS} together",
+            fix="join some, or make another PDCluster",
+            found=lambda roles: len(roles.pools()),
+        ),
+        Rule(
+            cel="!has(self.router) || !has(self.router.engine)",
+            holds=lambda roles: not roles.router or "engine" not in roles.router.model_fields_set,
+            reason="is not for routers, which have no engine",
+            fix="remove it",
+            at="router.engine",
+        ),
+        Rule(
+            cel="!has(self.router) || self.router.pools.all(p, p.gpu == 'cpu')",
+            holds=lambda roles: (
+                not roles.router or all(pool.gpu == NO_ACCELERATOR for pool in roles.router.pools)
+            ),
+            reason="must have gpu: cpu, since a router computes nothing",
+            fix="leave gpu out",
+            at="router.pools",
+            found=lambda roles: ", ".join(pool.gpu for pool in roles.router.pools),
+        ),
+    )
 
-    @model_validator(mode="after")
-    def _router_computes_nothing(self) -> Self:
-        if self.router is None:
-            return self
-        if "engine" in self.router.model_fields_set:
-            raise rule("is not for routers, which have no engine", "remove it", at="router.engine")
-        for index, pool in enumerate(self.router.pools):
-            if pool.gpu != NO_ACCELERATOR:
-                raise rule(
-                    f"is {pool.gpu}, and a router computes nothing",
-                    "leave gpu out",
-                    at=f"router.pools[{index}].gpu",
-                )
-        return self
+    def pools(self) -> list[PoolSpec]:
+        """Those of all roles."""
+        return [pool for role in self.present().values() for pool in role.pools]
 
     def present(self) -> dict[str, RoleSpec]:
         """The roles that are given, by name, in a fixed order."""
@@ -204,29 +287,6 @@ class RolesSpec(SpecSection):
         """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-class ServiceSpec(SpecSection):
-    """Service of the OpenAI API."""
-
-    port: Port = HTTP_PORT
-    """HTTP port of the Service."""
-    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    """Type of the Service."""
-    annotations: dict[str, str] = Field(default_factory=dict)
-    """Annotations of the Service, for a load balancer."""
-    api_key_secret: ObjectName | None = None
-    """A Secret each of whose values is a key that clients may present as `Authorization: Bearer`;
-    by default no key is asked for.
-    """
-    shared_prefix_cache: bool = False
-    """Let all API keys share cached KV blocks. By default each key has its own: with a shared cache
-    the holder of one key can find out, by `cached_tokens` and by time, how prompts of another
-    begin. Takes effect without a restart.
-    """
-    cors: CorsSpec = CorsSpec()
-    limits: HttpLimitsSpec = HttpLimitsSpec()
-    endpoint_picker: EndpointPickerSpec | None = None
 
 
 class RolloutSpec(SpecSection):

@@ -1,14 +1,13 @@
-"""The HTTP side of `spec.service`: which web pages may call the API, and what a client may hold
-open.
-"""
+"""Addresses of a cluster, for clients and between workers: `spec.service`, `spec.discovery`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pdcluster_schema.rules import rule, spelled
-from pdcluster_schema.section import Many, SpecSection
-from pdcluster_schema.values import ObjectName, Port
+from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.quantities import Quantity
+from pdcluster_schema.section import Crd, Many, Rule, SpecSection, spelled
+from pdcluster_schema.values import Endpoint, ObjectName, Port, Text
 
 ANY = "*"
 MAX_ORIGINS = 64
@@ -75,15 +74,16 @@ class CorsSpec(SpecSection):
     max_age_seconds: Annotated[int, Field(ge=0, le=86_400)] = 600
     """Time for which a browser may remember what it was allowed."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.allow_credentials and ANY in self.allowed_origins:
-            reason, fix = (
-                "is not for every origin",
-                "name them in allowedOrigins in place of *, or leave it out",
-            )
-            raise rule(reason, fix, at="allowCredentials")
-        return self
+    RULES = (
+        Rule(
+            cel="!has(self.allowCredentials) || !self.allowCredentials || "
+            "!has(self.allowedOrigins) || !('*' in self.allowedOrigins)",
+            holds=lambda cors: not cors.allow_credentials or ANY not in cors.allowed_origins,
+            reason="is not for every origin",
+            fix="name them in allowedOrigins in place of *, or leave it out",
+            at="allowCredentials",
+        ),
+    )
 
 
 class HttpLimitsSpec(SpecSection):
@@ -101,3 +101,95 @@ class HttpLimitsSpec(SpecSection):
     """
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] = 75
     """Time that a connection may wait for a request; then it is closed."""
+
+
+class ServiceSpec(SpecSection):
+    """Service of the OpenAI API."""
+
+    port: Port = HTTP_PORT
+    """HTTP port of the Service."""
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Type of the Service."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the Service, for a load balancer."""
+    api_key_secret: ObjectName | None = None
+    """A Secret each of whose values is a key that clients may present as `Authorization: Bearer`;
+    by default no key is asked for.
+    """
+    shared_prefix_cache: bool = False
+    """Let all API keys share cached KV blocks. By default each key has its own: with a shared cache
+    the holder of one key can find out, by `cached_tokens` and by time, how prompts of another
+    begin. Takes effect without a restart.
+    """
+    cors: CorsSpec = CorsSpec()
+    limits: HttpLimitsSpec = HttpLimitsSpec()
+    endpoint_picker: EndpointPickerSpec | None = None
+
+
+MAX_ENDPOINTS = 16
+
+
+class StorageSpec(SpecSection):
+    """A volume for each member of the one that is run; by default it keeps its data in memory, and
+    the workers register again after a restart.
+    """
+
+    size: Quantity
+    """Size of one volume, in bytes or as a quantity such as 2Gi."""
+    class_name: Annotated[Text, Crd(maxLength=253)] | None = None
+    """StorageClass; by default the cluster's own."""
+    retain: bool = False
+    """Keep the volumes when the PDCluster is deleted."""
+
+
+class EtcdSpec(SpecSection):
+    """The etcd that holds the workers' leased records; given endpoints, or one that is run for this
+    cluster.
+    """
+
+    endpoints: Annotated[
+        tuple[Endpoint, ...], Many, Field(max_length=MAX_ENDPOINTS), Crd(list_type="atomic")
+    ] = ()
+    """host:port of an etcd to use; by default one is run for this cluster. An IPv6 address is in
+    brackets. One that is, or leads to, a loopback, link-local or metadata address is not asked.
+    """
+    tls_secret: ObjectName | None = None
+    """A Secret with ca.crt, and tls.crt and tls.key if the etcd asks clients for a certificate; by
+    default plain HTTP.
+    """
+    replicas: Annotated[Literal[1, 3], Crd(default=None)] = 1
+    """Members of the one that is run. Default 1."""
+    image: Text | None = None
+    """Image of the one that is run; by default the operator's setting."""
+    storage: StorageSpec | None = None
+
+    RULES = (
+        Rule(
+            cel="!has(self.tlsSecret) || size(self.?endpoints.orValue([])) > 0",
+            holds=lambda etcd: etcd.tls_secret is None or etcd.endpoints,
+            reason="is for endpoints, and none are given",
+            fix="give endpoints, or leave tlsSecret out",
+            at="tlsSecret",
+        ),
+        Rule(
+            cel="!has(self.storage) || size(self.?endpoints.orValue([])) == 0",
+            holds=lambda etcd: etcd.storage is None or not etcd.endpoints,
+            reason="is for an etcd that is run here, and endpoints are given",
+            fix="leave storage or endpoints out",
+            at="storage",
+        ),
+        Rule(
+            cel="self.?replicas.orValue(1) == 1 || has(self.storage) || "
+            "size(self.?endpoints.orValue([])) > 0",
+            holds=lambda etcd: etcd.replicas == 1 or etcd.storage or etcd.endpoints,
+            reason="is needed by 3 members: one that lost its data could not come back",
+            fix="give storage, or replicas: 1",
+            at="storage",
+        ),
+    )
+
+
+class DiscoverySpec(SpecSection):
+    """Discovery among the workers of a cluster."""
+
+    etcd: EtcdSpec = EtcdSpec()

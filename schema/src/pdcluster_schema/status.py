@@ -1,8 +1,11 @@
-"""`status` of a PDCluster, as the operator writes it."""
+"""`status` of a PDCluster, as the operator writes it, and the PDPoolScaler object."""
 
 from typing import Annotated, Literal, Required, TypedDict
 
-from pdcluster_schema.crd.keywords import Crd
+from annotated_types import MaxLen, MinLen
+
+from pdcluster_schema.section import Crd
+from pdcluster_schema.values import Replicas
 
 Int32 = Annotated[int, Crd(format="int32")]
 Time = Annotated[str, Crd(format="date-time")]
@@ -283,3 +286,28 @@ class ClusterStatus(TypedDict, total=False):
     """StatefulSets that stay until others take their place, of the revision before or of pools that
     are no longer declared.
     """
+
+
+ScalerName = Annotated[str, MinLen(1), MaxLen(63)]
+
+
+class PoolScalerSpec(TypedDict):
+    """The pool, and its desired number of workers."""
+
+    cluster: ScalerName
+    """Name of the PDCluster in this namespace."""
+    role: Literal["prefill", "decode", "mixed", "router"]
+    """Role of the pool."""
+    pool: ScalerName
+    """Name of the pool."""
+    replicas: Replicas
+    """Workers that are asked for; the pool's minReplicas and maxReplicas bound what is run."""
+
+
+class PoolScalerStatus(TypedDict, total=False):
+    """Observed state; written by the operator alone."""
+
+    replicas: Int32
+    """Workers that exist."""
+    selector: str
+    """Labels of the pool's pods, as HPA reads them."""

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pdcluster_schema.crd.keywords import Cel, Crd, quoted
-from pdcluster_schema.names import dns_label
-from pdcluster_schema.rules import check_size, rule, spelled
+from pdcluster_schema.section import Cel, Crd, check_size, quoted, rule, spelled
 from pdcluster_schema.text import shortened
 
 MAX_REPLICAS = 1024
@@ -47,6 +45,32 @@ Seconds = Annotated[float, Field(gt=0.0, le=MAX_SECONDS)]
 Milliseconds = Annotated[float, Field(gt=0.0, le=1000 * MAX_SECONDS)]
 Weight = Annotated[float, Field(ge=0.0, le=MAX_WEIGHT)]
 Above0 = Annotated[float, Field(gt=0.0, le=MAX_WEIGHT)]
+_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def dns_label(value: str) -> str:
+    """Accept a DNS-1123 label that starts with a letter (Services need that); raises a rule error
+    otherwise.
+    """
+    if _LABEL.fullmatch(value) is None:
+        raise rule(
+            f"{value!r} is not a name that Kubernetes takes",
+            "use at most 63 lower-case letters, digits and '-', starting with a letter and ending "
+            "with a letter or digit",
+        )
+    return value
+
+
+def is_label(value: str, path: str) -> Cel:
+    """A name is a DNS-1123 label that starts with a letter."""
+    return Cel(
+        f"{value}.matches('^[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?$')",
+        "use at most 63 lower-case letters, digits and '-', starting with a letter and ending "
+        "with a letter or digit",
+        path,
+    )
+
+
 Name = Annotated[str, Crd(minLength=1, maxLength=63), AfterValidator(dns_label)]
 Text = Annotated[str, Field(min_length=1)]
 ObjectName = Annotated[

@@ -11,9 +11,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from pdcluster_schema.crd.keywords import Cel, Crd
-from pdcluster_schema.rules import rule
-from pdcluster_schema.section import SpecSection
+from pdcluster_schema.section import Cel, Crd, SpecSection, rule
 from pdcluster_schema.values import VariableName
 
 VLLM: Final = "vllm"

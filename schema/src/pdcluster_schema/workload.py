@@ -1,11 +1,22 @@
-"""One workload: the workers of one role, pool and revision, which Kubernetes runs as a
-StatefulSet.
-"""
+"""Workloads: the workers of one role, pool and revision, and what they are called."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdcluster_schema.names import workload_name
+# a StatefulSet's pods carry its name and a revision hash in one 63-character label
+MAX_WORKLOAD_NAME = 52
+REVISION_LENGTH = 8
+
+
+def workload_name(cluster: str, role: str, pool: str, revision: str) -> str:
+    """Name of the workload of one role, pool and revision."""
+    return f"{cluster}-{role}-{pool}-{revision}"
+
+
+def process_name(cluster: str, role: str, pool: str, ordinal: int) -> str:
+    """Name of one worker process on a single machine."""
+    return f"{cluster}-{role}-{pool}-{ordinal}"
+
 
 PoolKey = tuple[str, str]
 """(role, pool)"""

@@ -35,7 +35,7 @@ from pdcluster_api.plan.observed.state import (
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.apply_plan import tls_step
 from pdcluster_operator.reconcile.rendering import Records, Rendering
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

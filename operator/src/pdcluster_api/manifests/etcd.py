@@ -25,9 +25,9 @@ from pdcluster_api.manifests.objects import (
     http_probe,
     pod_base,
 )
-from pdcluster_schema.discovery import EtcdSpec, StorageSpec
 from pdcluster_schema.labels import ETCD, cluster_labels
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.service import EtcdSpec, StorageSpec
 
 DATA_FOLDER = "/var/lib/etcd"
 MIN_QUOTA_MIB = 128  # what is never compacted away shows early

@@ -38,12 +38,11 @@ from pdcluster_schema.labels import (
     TEMPLATE_HASH,
     workload_labels,
 )
-from pdcluster_schema.names import workload_name
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
-from pdcluster_schema.workload import WorkloadId
+from pdcluster_schema.workload import WorkloadId, workload_name
 
 
 def render_record(

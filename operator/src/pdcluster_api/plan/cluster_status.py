@@ -33,7 +33,7 @@ from pdcluster_api.plan.status.disaggregating import (
 from pdcluster_api.plan.status.events import events
 from pdcluster_api.plan.status.transfers import Pairs, Transfers, VerificationSettings, transfers
 from pdcluster_schema import conditions as words
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 
 
 def plan_status(desired: DesiredState) -> StatusPlan:

@@ -25,9 +25,8 @@ from pdcluster_operator.scrape.page import ScrapeTarget
 from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper, scrape_round
 from pdcluster_operator.scrape.windows import Windows
 from pdcluster_schema import labels
-from pdcluster_schema.addresses import join_address
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.ports import HTTP_PORT, join_address
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pdcluster_operator.reconcile.observation import (
 from pdcluster_operator.reconcile.session import Session, Sessions
 from pdcluster_operator.writes.events import EventRecorder
 from pdcluster_schema import conditions
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 
 logger = logging.getLogger(__name__)
 

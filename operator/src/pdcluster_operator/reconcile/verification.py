@@ -20,9 +20,8 @@ from pdcluster_api.discovery.verifier import (
 from pdcluster_api.manifests.objects import child_names
 from pdcluster_api.plan.observed.state import PairVerification, PairVerifications
 from pdcluster_api.plan.result import DueVerification
-from pdcluster_schema.addresses import join_address
 from pdcluster_schema.backoff import Backoff
-from pdcluster_schema.ports import GRPC_PORT
+from pdcluster_schema.ports import GRPC_PORT, join_address
 from pdcluster_schema.workload import PoolPair
 
 logger = logging.getLogger(__name__)

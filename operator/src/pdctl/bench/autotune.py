@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.errors import StartError
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.bench.datasets import DatasetSampling, Lengths, random_requests
 from pdctl.bench.load import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 from pdctl.bench.load import BenchRequest
 
 Name = Literal["random", "custom", "sharegpt"]

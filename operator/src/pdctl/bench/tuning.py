@@ -8,7 +8,7 @@ or the trials are used up.
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
-from pdcluster_schema.scheduling import SchedulerName
+from pdcluster_schema.ports import SchedulerName
 
 GAIN = 1.1
 """A neighbour has to hold so much more: loads are short, and their noise is not to be climbed."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pdcluster_api.errors import InvalidTraceError, StartError
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
 

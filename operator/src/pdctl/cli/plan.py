@@ -13,7 +13,7 @@ import typer
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
 from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import DiscoveryState
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load_applied, parse_stored
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.text import shortened

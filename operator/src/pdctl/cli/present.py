@@ -12,7 +12,7 @@ from pdcluster_api.plan.autoscale.base import bounds_of
 from pdcluster_api.plan.observed.state import Previous, ScalingDecision
 from pdcluster_api.plan.status.autoscaled import FIELD, recorded
 from pdcluster_schema import conditions as words
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse_stored
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey

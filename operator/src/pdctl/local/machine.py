@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.vllm import DEFAULT_COMMAND, VllmSettings
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.plan import LocalPlan, ProcessSpec
 

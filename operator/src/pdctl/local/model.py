@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcluster_api.errors import StartError
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdcluster_schema.engine import MAX_THREADS, EngineSpec
-from pdcluster_schema.errors import Fault, InvalidObjectError
-from pdcluster_schema.names import process_name
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.workload import process_name
 
 Slot = tuple[str, PoolSpec, int]
 """Role, pool and ordinal of a worker."""

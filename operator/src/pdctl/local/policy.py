@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pdcluster_api.manifests.worker_config import policy_file
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.ineffective import ineffective_remarks, without_ineffective

@@ -5,7 +5,7 @@ from typing import Any
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import BY_DEVICE, EngineSpec
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.sections import AcceleratorSpec, PoolSpec
 

@@ -20,7 +20,7 @@ from pdcluster_api.plan.observed.state import (
 )
 from pdcluster_api.plan.sizes import PoolSize, ScrapeState, held_by_type, pool_facts
 from pdcluster_schema.accelerators import NUMBERS, accelerators_text
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.revision import at_revision, revision_of, template_hash
 from pdcluster_schema.sections import ROUTER, PoolSpec

@@ -14,7 +14,7 @@ from pdcluster_api.plan.autoscale.decide import decide
 from pdcluster_api.plan.autoscale.rules import GRACE_ROUNDS
 from pdcluster_api.plan.autoscale.values import Clock, Memory, Outcome, PoolSample, WorkerSample
 from pdcluster_api.plan.observed.state import ScalingDecision
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.workload import PoolKey
 from pdctl.replay.pools import SimulatedPool, SimulatedWorker, scale_pools

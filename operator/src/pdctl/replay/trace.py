@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdcluster_api.errors import InvalidTraceError
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 
 COLUMNS = ("seconds", "requests_per_second", "input_tokens", "output_tokens")
 MAX_ROWS = 1_000_000

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pdcluster_schema.crd.keywords import Cel
-from pdcluster_schema.crd.openapi import Rules, Schema, SchemaMaker
-from pdcluster_schema.crd.section_rules import SECTION_RULES
+from pdcluster_schema.crd.openapi import Schema, SchemaMaker
 from pdcluster_schema.crd.spec_rules import object_rules, spec_rules
 from pdcluster_schema.labels import GROUP
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdcluster_schema.scaler import PoolScalerSpec, PoolScalerStatus
-from pdcluster_schema.status import ClusterStatus
+from pdcluster_schema.section import Cel
+from pdcluster_schema.status import ClusterStatus, PoolScalerSpec, PoolScalerStatus
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _DISAGGREGATING = '.status.conditions[?(@.type=="Disaggregating")].status'
@@ -52,8 +50,7 @@ _SCALER_RULE = Cel(
 
 def pdcluster_crd() -> Schema:
     """The CRD of PDCluster."""
-    rules: Rules = {**SECTION_RULES, PDClusterSpec: tuple(spec_rules())}
-    maker = SchemaMaker(rules)
+    maker = SchemaMaker({PDClusterSpec: tuple(spec_rules())})
     # not seen yet: kstatus would take an object without a status for ready
     status = {**maker.section(ClusterStatus), "default": {"observedGeneration": -1}}
     name = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}

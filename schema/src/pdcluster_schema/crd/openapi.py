@@ -24,8 +24,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pdcluster_schema.crd.keywords import Cel, Crd
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.section import Cel, Crd, plain
 
 Schema = dict[str, Any]
 Rules = Mapping[type, tuple[Cel, ...]]
@@ -58,8 +58,8 @@ class SchemaMaker:
         schema: Schema = {"type": "object", "description": " ".join((kind.__doc__ or "").split())}
         if required := [field.name for field in fields if field.is_required]:
             schema["required"] = required
-        if kind in self._rules:
-            schema["x-kubernetes-validations"] = [each.schema() for each in self._rules[kind]]
+        if rules := self._rules.get(kind, getattr(kind, "RULES", ())):
+            schema["x-kubernetes-validations"] = [each.schema() for each in rules]
         schema["properties"] = {
             field.name: self._field(field, has_defaults=has_defaults) for field in fields
         }
@@ -68,7 +68,7 @@ class SchemaMaker:
     def _field(self, field: "_Field", *, has_defaults: bool) -> Schema:
         schema = self._type(field.annotation, field.metadata, has_defaults)
         if has_defaults and isinstance(field.default, str | int | float):
-            schema["default"] = _plain(field.default)
+            schema["default"] = plain(field.default)
         if field.description:
             schema = {**schema, "description": field.description}
         return _marked(schema, field.metadata)
@@ -165,21 +165,16 @@ def _bounds(schema: Schema, metadata: Iterable[Any]) -> Schema:
     for each in metadata:
         match each:
             case annotated_types.Ge(value):
-                found["minimum"] = _plain(value)
+                found["minimum"] = plain(value)
             case annotated_types.Gt(value):
-                found |= {"minimum": _plain(value), "exclusiveMinimum": True}
+                found |= {"minimum": plain(value), "exclusiveMinimum": True}
             case annotated_types.Le(value):
-                found["maximum"] = _plain(value)
+                found["maximum"] = plain(value)
             case annotated_types.MinLen(value):
                 found[f"min{unit}"] = value
             case annotated_types.MaxLen(value):
                 found[f"max{unit}"] = value
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A number that is whole as an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _marked(schema: Schema, marks: Iterable[Any]) -> Schema:

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_camel
 
 from pdcluster_schema.accelerators import accelerators
-from pdcluster_schema.crd.keywords import Cel
-from pdcluster_schema.crd.section_rules import COMPUTING, ROLES, is_label
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
-from pdcluster_schema.names import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
-from pdcluster_schema.ports import MAX_RANKS
+from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.routing import PREFILL_PARTS
-from pdcluster_schema.scheduling import WHOLE_PROMPT_SCHEDULERS
+from pdcluster_schema.section import Cel
+from pdcluster_schema.sections import COMPUTING, ROLES
+from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY
+from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 
 _KNOWN = sorted(accelerators(), key=lambda name: (name.islower(), name))
 _TYPES = f"{', '.join(_KNOWN[:-1])} and {_KNOWN[-1]}, or be defined in spec.accelerators"

@@ -6,7 +6,7 @@ import pytest
 
 from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of, engine_of
 from tests.schema.object_cases import Change, at, vllm

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from pdcluster_api.manifests.render import Manifest, RenderSettings, etcd_record_name, render_shared
-from pdcluster_schema.discovery import EtcdSpec
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
+from pdcluster_schema.service import EtcdSpec
 from tests.operator.pdcluster_api.manifests.rendering import (
     OWNER,
     SITE,
@@ -77,7 +77,7 @@ def test_room_grows_with_the_workers_that_there_may_be() -> None:
 def test_three_members_without_volumes_are_refused() -> None:
     with pytest.raises(
         InvalidObjectError,
-        match=r"etcd\.storage: 3 members need storage.*give storage, or replicas: 1",
+        match=r"etcd\.storage: is needed by 3 members.*give storage, or replicas: 1",
     ):
         cluster_of(at("spec.discovery.etcd", {"replicas": 3}))
 

@@ -21,7 +21,7 @@ from pdcluster_operator.informer.cache import (
     trim,
 )
 from pdcluster_operator.writes.actions import Verb
-from pdcluster_schema.errors import Fault, InvalidObjectError
+from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA, VERIFY
 from pdcluster_schema.load import parse_stored
 from pdcluster_schema.values import MAX_SPEC_BYTES

@@ -4,7 +4,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_operator.reconcile.observation import MAX_PARSED, ParsedClusters
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from tests.operator.bodies import cluster
 
 POOLS = {"pools": [{"name": "cpu", "replicas": 1}]}

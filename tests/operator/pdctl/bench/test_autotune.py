@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pdcluster_api.errors import IncompleteAnswerError, StartError
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.bench import autotune as autotune_module
 from pdctl.bench.autotune import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.local.model import FoundModel, find_model
 

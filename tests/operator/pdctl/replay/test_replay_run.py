@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdcluster_api.errors import InvalidTraceError, StartError
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
 from pdctl.replay.queueing import Speeds, share_of_first
 from pdctl.replay.report import summarize, summary_lines, write_table

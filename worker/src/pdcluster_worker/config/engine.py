@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS
+from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS, SchedulerName
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     DelayerSettings,
     Natural,
     Positive,
-    SchedulerName,
     SchedulerSettings,
     SchedulingPolicy,
     Section,

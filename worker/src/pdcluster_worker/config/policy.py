@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from pdcluster_schema.errors import InvalidObjectError
-from pdcluster_schema.faults import validated_known
+from pdcluster_schema.faults import InvalidObjectError, validated_known
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.config.documents import check_numbers, document_of
 from pdcluster_worker.errors import ConfigError

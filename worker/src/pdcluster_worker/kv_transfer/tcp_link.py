@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pdcluster_schema.addresses import parse_address
+from pdcluster_schema.ports import parse_address
 from pdcluster_worker.engine.ports import KVMemory, TransferRoute
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.kv_transfer import sockets, wire

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from pdcluster_schema.addresses import join_address
+from pdcluster_schema.ports import join_address
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carrier import CarrierError

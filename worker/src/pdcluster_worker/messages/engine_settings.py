@@ -8,6 +8,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from pdcluster_schema.ports import WHOLE_PROMPT_SCHEDULERS, SchedulerName
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
@@ -19,13 +21,7 @@ class Section(
     pass
 
 
-SchedulerName = Literal[
-    "continuous", "sarathi", "prefill-first", "orca", "request-level", "simple-chunking"
-]
 SCHEDULER_NAMES: tuple[SchedulerName, ...] = get_args(SchedulerName)
-
-WHOLE_PROMPT_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "orca", "request-level")
-"""Those that compute a prompt in one step, whatever its length."""
 
 WATERMARK_SCHEDULERS: tuple[SchedulerName, ...] = ("prefill-first", "sarathi")
 """Those whose admissions leave at least one block of `BLOCKS_PER_KEPT` free."""

@@ -11,7 +11,7 @@ import grpc
 import msgspec
 from msgspec.structs import replace
 
-from pdcluster_schema.addresses import join_address
+from pdcluster_schema.ports import join_address
 from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (

@@ -6,7 +6,7 @@ import json
 import uuid
 from pathlib import Path
 
-from pdcluster_schema.addresses import join_address, parse_address
+from pdcluster_schema.ports import join_address, parse_address
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.metrics import Metrics

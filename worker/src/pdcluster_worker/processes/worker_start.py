@@ -6,7 +6,7 @@ from pathlib import Path
 
 import uvloop
 
-from pdcluster_schema.addresses import join_address
+from pdcluster_schema.ports import join_address
 from pdcluster_worker.config.data_parallel import has_board, thread_share
 from pdcluster_worker.config.worker import (
     Identity,

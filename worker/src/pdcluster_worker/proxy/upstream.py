@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from pdcluster_schema.addresses import parse_address
+from pdcluster_schema.ports import parse_address
 from pdcluster_worker.proxy.picker import Candidate
 
 MAX_IDLE = 64

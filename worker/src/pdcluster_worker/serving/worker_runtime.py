@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import grpc
 import msgspec
 
-from pdcluster_schema.addresses import join_address
 from pdcluster_schema.etcd_keys import command_key, dtype_key, workers_prefix
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.ports import join_address
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry

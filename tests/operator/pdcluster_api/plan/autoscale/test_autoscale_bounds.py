@@ -9,7 +9,7 @@ import pytest
 from pdcluster_api.plan.autoscale import rules
 from pdcluster_api.plan.autoscale.base import bounds_of, is_on
 from pdcluster_schema.autoscale import ScheduleSpec
-from pdcluster_schema.errors import InvalidObjectError
+from pdcluster_schema.faults import InvalidObjectError
 from tests.operator.pdcluster_api.plan.autoscale.worlds import (
     CALM,
     IDLE,

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_api.plan.cluster_status import NOTHING_IS_REVERTED, plan_invalid
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
 from pdcluster_schema import conditions as words
-from pdcluster_schema.errors import Fault
+from pdcluster_schema.faults import Fault
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
     ETCD_READY,

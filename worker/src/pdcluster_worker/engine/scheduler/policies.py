@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
+from pdcluster_schema.ports import SchedulerName
 from pdcluster_worker.engine.block_table import BlockTables
 from pdcluster_worker.engine.request import EngineRequest
 from pdcluster_worker.engine.scheduler.base import Schedule, Scheduler, by_kind
 from pdcluster_worker.engine.scheduler.sarathi import Sarathi
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.messages.engine_settings import EngineSettings, SchedulerName, wrong_sizes
+from pdcluster_worker.messages.engine_settings import EngineSettings, wrong_sizes
 
 
 class Continuous(Scheduler):

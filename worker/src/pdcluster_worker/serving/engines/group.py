@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pdcluster_schema.addresses import join_address
-from pdcluster_schema.ports import MAX_ENGINES
+from pdcluster_schema.ports import MAX_ENGINES, join_address
 from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import EngineReady
