@@ -526,8 +526,8 @@ BAD = [
     ),
     InvalidObject(
         at("spec.autoscale.schedules", [{**NIGHT, "maxReplicas": None}]),
-        "spec.autoscale.schedules[0]: the schedule changes nothing; give minReplicas, maxReplicas or "
-        "both",
+        "spec.autoscale.schedules[0]: the schedule changes nothing; give minReplicas, "
+        "maxReplicas or both",
         "spec.autoscale.schedules[0]",
     ),
     *(
