@@ -11,10 +11,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.errors import HubError
@@ -55,7 +55,7 @@ def _fetch_with_retries(download: ModelDownload, attempts: int) -> None:
             _fetch_once(download)
             return
         except HubError as e:
-            before, num_bytes = num_bytes, _bytes_in(download.work)
+            before, num_bytes = num_bytes, sum(map(_size, download.work.glob("*")))
             if num_bytes > before:
                 num_failures = 0
                 backoff.reset()
@@ -94,20 +94,20 @@ def _fetch_once(download: ModelDownload) -> None:
 
 def _fetch_files(hub: Hub, listing: RepoListing, folder: Path, files: Sequence[RemoteFile]) -> None:
     """Fetch several in parallel; the first failure ends the others."""
-    num_present = sum(_bytes_of(folder, file) for file in files)
     total = sum(file.size or 0 for file in files)
-    check_space(folder, total - num_present)
+    check_space(folder, total - _num_present(folder, files))
+    stop = threading.Event()
     with (
-        DownloadProgress(folder.name.strip("."), total) as progress,
+        logged_progress(folder, files, total),
         ThreadPoolExecutor(PARALLEL_FILES) as threads,
     ):
-        progress.add(num_present)
-        fetcher = _FileFetcher(hub, listing.commit, folder, progress)
-        futures = [threads.submit(fetcher.fetch, file) for file in files]
+        futures = [
+            threads.submit(_fetch_file, hub, listing.commit, folder, file, stop) for file in files
+        ]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            fetcher.stop.set()
+            stop.set()
             for future in futures:
                 future.cancel()
     errors = [future.exception() for future in futures if not future.cancelled()]
@@ -124,110 +124,79 @@ def _rank(error: BaseException) -> int:
     return 2 if isinstance(error, _StoppedError) else 1 if isinstance(error, HubError) else 0
 
 
-class _FileFetcher:
-    """One commit into one folder; `stop` ends every file that is under way."""
-
-    def __init__(self, hub: Hub, commit: str, folder: Path, progress: "DownloadProgress") -> None:
-        self._hub = hub
-        self._commit = commit
-        self._folder = folder
-        self._progress = progress
-        self.stop = threading.Event()
-
-    def fetch(self, file: RemoteFile) -> None:
-        """Fetch what is missing.  Raises FetchError, HubError, _StoppedError, OSError."""
-        whole, part = self._folder / file.name, self._folder / f"{file.name}.part"
-        if whole.exists():
-            return
-        with part.open("a+b") as out:
-            digest = hashlib.sha256()
-            start = _hash(out, digest)
-            if file.size is None or start < file.size:
-                digest = self._append(file, out, start, digest)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-        self._check(file, part, size, digest.hexdigest())
-        part.rename(whole)
-
-    def _append(self, file: RemoteFile, out: Any, start: int, digest: Any) -> Any:
-        with self._hub.read(self._commit, file.name, start) as (first, chunks):
-            if first < start:  # the hub sends the whole file again
-                out.truncate(0)
-                self._progress.add(-start)
-                digest = hashlib.sha256()
-            for chunk in chunks:
-                if self.stop.is_set():
-                    raise _StoppedError
-                out.write(chunk)
-                digest.update(chunk)
-                self._progress.add(len(chunk))
-        return digest
-
-    def _check(self, file: RemoteFile, part: Path, size: int, digest: str) -> None:
-        """Leave a short file for the next attempt; delete a false one."""
-        if file.size is not None and size < file.size:
-            raise HubError(f"{file.name} broke off at {size} of {file.size} bytes")
-        if (file.size is not None and size > file.size) or file.sha256 not in (None, digest):
-            part.unlink()
-            self._progress.add(-size)
-            raise HubError(
-                f"{file.name} did not come as the hub announced it ({size} bytes, sha256 "
-                f"{digest[:12]}): thrown away"
-            )
+def _fetch_file(
+    hub: Hub, commit: str, folder: Path, file: RemoteFile, stop: threading.Event
+) -> None:
+    """Fetch what is missing of a file.  Raises FetchError, HubError, _StoppedError, OSError."""
+    whole, part = folder / file.name, folder / f"{file.name}.part"
+    if whole.exists():
+        return
+    with part.open("a+b") as out:
+        out.seek(0)
+        digest = hashlib.sha256()
+        while chunk := out.read(_READ_BYTES):  # what an earlier run has left
+            digest.update(chunk)
+        start = out.tell()
+        if file.size is None or start < file.size:
+            with hub.read(commit, file.name, start) as (first, chunks):
+                if first < start:  # the hub sends the whole file again
+                    out.truncate(0)
+                    digest = hashlib.sha256()
+                for chunk in chunks:
+                    if stop.is_set():
+                        raise _StoppedError
+                    out.write(chunk)
+                    digest.update(chunk)
+        out.flush()
+        os.fsync(out.fileno())
+        size = out.tell()
+    _check(file, part, size, digest.hexdigest())
+    part.rename(whole)
 
 
-class DownloadProgress:
-    """Counts bytes from any thread; within its `with` block it logs them."""
+def _check(file: RemoteFile, part: Path, size: int, digest: str) -> None:
+    """Leave a short file for the next attempt; delete a false one."""
+    if file.size is not None and size < file.size:
+        raise HubError(f"{file.name} broke off at {size} of {file.size} bytes")
+    if (file.size is not None and size > file.size) or file.sha256 not in (None, digest):
+        part.unlink()
+        raise HubError(
+            f"{file.name} did not come as the hub announced it ({size} bytes, sha256 "
+            f"{digest[:12]}): thrown away"
+        )
 
-    def __init__(self, title: str, total: int) -> None:
-        self.done = 0
-        self._title = title
-        self._total = total
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._report, daemon=True)
 
-    def __enter__(self) -> "DownloadProgress":
-        self._thread.start()
-        return self
+@contextmanager
+def logged_progress(folder: Path, files: Sequence[RemoteFile], total: int) -> Iterator[None]:
+    stop = threading.Event()
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def add(self, num_bytes: int) -> None:
-        """num_bytes: negative for bytes that were thrown away."""
-        with self._lock:
-            self.done += num_bytes
-
-    def _report(self) -> None:
-        before, at = self.done, time.monotonic()
-        while not self._stop.wait(LOG_SECONDS):
-            done, now = self.done, time.monotonic()
+    def report() -> None:
+        before, at = _num_present(folder, files), time.monotonic()
+        while not stop.wait(LOG_SECONDS):
+            done, now = _num_present(folder, files), time.monotonic()
             logger.info(
                 "fetching %s percent=%.1f bytes=%d of=%d bytes_per_second=%.0f",
-                *(self._title, 100 * done / self._total if self._total else 0.0),
-                *(done, self._total, (done - before) / (now - at)),
+                *(folder.name.strip("."), 100 * done / total if total else 0.0),
+                *(done, total, (done - before) / (now - at)),
             )
             before, at = done, now
 
-
-def _bytes_of(folder: Path, file: RemoteFile) -> int:
-    for path in (folder / file.name, folder / f"{file.name}.part"):
-        if path.exists():
-            return path.stat().st_size
-    return 0
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir()) if folder.exists() else 0
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
-def _hash(part: Any, digest: Any) -> int:
-    """Hash what an earlier run has left; returns its size."""
-    part.seek(0)
-    while chunk := part.read(_READ_BYTES):
-        digest.update(chunk)
-    size: int = part.tell()
-    return size
+def _num_present(folder: Path, files: Sequence[RemoteFile]) -> int:
+    """Bytes of these files, whole or in part."""
+    return sum(_size(folder / name) for file in files for name in (file.name, f"{file.name}.part"))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -159,30 +159,18 @@ def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[Remo
     Raises FetchError when they are not there.
     """
     by_name = {file.name: file for file in files}
-    needed = [WEIGHTS] if index is None else sorted(_shards(index))
-    missing = [name for name in needed if name not in by_name or "/" in name]
-    if missing:
-        others = (
-            ", ".join(
-                sorted(
-                    name
-                    for name in by_name
-                    if name.endswith((".bin", ".pth", ".gguf", ".safetensors"))
-                )[:5]
-            )
-            or "none"
-        )
-        raise FetchError(
-            f"it has no {missing[0]} (weights there: {others}): choose a repository or revision "
-            "with safetensors weights"
-        )
-    return [by_name[name] for name in needed]
-
-
-def _shards(index: bytes) -> set[str]:
     try:
-        return set(json.loads(index)["weight_map"].values())
+        needed = [WEIGHTS] if index is None else sorted({*json.loads(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise FetchError(
             f"its {INDEX} cannot be read ({type(e).__name__}: {e}): choose another revision"
         ) from e
+    missing = [name for name in needed if name not in by_name or "/" in name]
+    if missing:
+        formats = (".bin", ".pth", ".gguf", ".safetensors")
+        others = ", ".join(sorted(name for name in by_name if name.endswith(formats))[:5])
+        raise FetchError(
+            f"it has no {missing[0]} (weights there: {others or 'none'}): choose a repository or "
+            "revision with safetensors weights"
+        )
+    return [by_name[name] for name in needed]

@@ -39,10 +39,7 @@ class ModelDownload:
         return self.target.parent / f".{self.target.name}.partial"
 
     def is_there(self) -> bool:
-        """Return whether an earlier run has finished.
-
-        Raises FetchError when the folder holds something else.
-        """
+        """True if an earlier run has finished.  Raises FetchError for anything else there."""
         try:
             held = json.loads((self.target / MARKER).read_text())
             commit = held["commit"]
@@ -65,10 +62,7 @@ class ModelDownload:
             )
         logger.info(
             "model is there repo=%s revision=%s commit=%s folder=%s",
-            self.repo,
-            self.revision,
-            commit,
-            self.target,
+            *(self.repo, self.revision, commit, self.target),
         )
         return True
 
