@@ -4,7 +4,6 @@ a client that it came to the wrong worker.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -73,7 +72,7 @@ def create_app(
     parsers: ParserNames = DEFAULT_PARSERS,
 ) -> Starlette:
     """policy: in force now.  limits: None = by the policy."""
-    settings = _Settings(policy, clock, tenant_of, limits, traces or RecentTraces())
+    limits = limits or _limits_by(policy)
     serving = ServingContext(
         backend,
         tokenizer,
@@ -83,14 +82,15 @@ def create_app(
         Tenants(clock, backend.num_ingresses),
         model_parsers(parsers, tokenizer.chat_template),
     )
-    reader = BodyReader(lambda: policy().admission.max_body_bytes, settings.limits_now)
+    reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)
     routes = [
         *completion_routes(serving, reader),
         *tokenize_routes(serving, reader),
         *message_routes(serving, reader),
         *response_routes(serving, reader),
     ]
-    return _application(routes, backend, metrics, settings)
+    traces = traces or RecentTraces()
+    return _application(routes, backend, metrics, policy, clock, tenant_of, limits, traces)
 
 
 def create_prefill_app(
@@ -112,43 +112,37 @@ def create_prefill_app(
 
     paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES)
     routes = [Route(path, refuse, methods=["POST"]) for path in paths]
-    settings = _Settings(policy, clock, tenant_of, limits, traces or RecentTraces())
-    return _application(routes, worker, metrics, settings)
+    limits, traces = limits or _limits_by(policy), traces or RecentTraces()
+    return _application(routes, worker, metrics, policy, clock, tenant_of, limits, traces)
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    policy: Callable[[], PolicyConfig]
-    clock: Callable[[], float]
-    tenant_of: TenantOfKey
-    limits: LimitsNow | None
-    traces: RecentTraces
-
-    @property
-    def limits_now(self) -> LimitsNow:
-        return self.limits or (lambda: limits_of(self.policy().http_limits))
+def _limits_by(policy: Callable[[], PolicyConfig]) -> LimitsNow:
+    return lambda: limits_of(policy().http_limits)
 
 
 def _application(
-    routes: Sequence[Route], worker: WorkerView, metrics: Metrics, settings: _Settings
+    routes: Sequence[Route],
+    worker: WorkerView,
+    metrics: Metrics,
+    policy: Callable[[], PolicyConfig],
+    clock: Callable[[], float],
+    tenant_of: TenantOfKey,
+    limits: LimitsNow,
+    traces: RecentTraces,
 ) -> Starlette:
-    policy, tenant_of = settings.policy, settings.tenant_of
     app = Starlette(
         routes=[
             *routes,
             *model_routes(worker),
             *state_routes(worker, metrics),
-            trace_route(settings.traces, tenant_of),
+            trace_route(traces, tenant_of),
         ],
         middleware=[
             Middleware(Cors, policy=lambda: policy().cors),
             Middleware(
-                RequestContextMiddleware,
-                traces=settings.traces,
-                draining=worker.draining,
-                clock=settings.clock,
+                RequestContextMiddleware, traces=traces, draining=worker.draining, clock=clock
             ),
-            Middleware(EarlyResponse, limits=settings.limits_now),
+            Middleware(EarlyResponse, limits=limits),
             Middleware(Authorization, tenant_of=tenant_of, rejected=metrics.request_rejected),
         ],
         exception_handlers=error_handlers(metrics.request_rejected),

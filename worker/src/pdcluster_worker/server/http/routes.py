@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -64,34 +65,20 @@ class JsonRoute(ApiRoute):
         reader: BodyReader,
         streams: bool = False,
     ) -> None:
-        self.body = TypeAdapter(body)
-        endpoint = _JsonEndpoint(self.body, handle, reader)
-        super().__init__(path, endpoint, answers, method="POST", streams=streams)
+        super().__init__(path, handle, answers, method="POST", streams=streams)
+        self.body = adapter = TypeAdapter(body)
 
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope, receive)
+            content_type = request.headers.get("content-type", "")
+            with suppress(ClientDisconnect):
+                async with reader.body(scope, receive) as content:
+                    note_body(scope, len(content))
+                    value = await off_loop(len(content), checked, content, content_type, adapter)
+                    response = await handle(value, request)
+                    await response(scope, receive, send)
 
-class _JsonEndpoint:
-    def __init__(
-        self,
-        adapter: TypeAdapter[Any],
-        handle: Callable[[Any, Request], Awaitable[Response]],
-        reader: BodyReader,
-    ) -> None:
-        self._adapter = adapter
-        self._handle = handle
-        self._reader = reader
-        self.__name__ = handle.__name__
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        try:
-            async with self._reader.body(scope, receive) as content:
-                note_body(scope, len(content))
-                content_type = request.headers.get("content-type", "")
-                body = await off_loop(len(content), checked, content, content_type, self._adapter)
-                response = await self._handle(body, request)
-                await response(scope, receive, send)
-        except ClientDisconnect:
-            return
+        self.app = answer
 
 
 Json = dict[str, Any]
