@@ -4,9 +4,6 @@ no block behind.
 
 import pytest
 
-from tests.reference import Reference
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 from tests.system.worker_process import Metrics, WorkerProcess
 
 LONG = 1500
@@ -20,7 +17,7 @@ def has_token(worker: WorkerProcess, before: Metrics) -> bool:
     return worker.growth(before, "generation_tokens_total") > 0
 
 
-def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
+def test_abort_while_decoding(pair, prompts):
     for place in ("local", "remote"):
         with pair.decode.client.stream(prompts(100), place, max_tokens=1500) as stream:
             stream.read_tokens(5)
@@ -28,7 +25,7 @@ def test_abort_while_decoding(pair: Pair, prompts: Prompts) -> None:
         pair.cluster.wait_settled()
 
 
-def test_abort_of_a_whole_answer(pair: Pair, prompts: Prompts) -> None:
+def test_abort_of_a_whole_answer(pair, prompts):
     with pair.decode.client.unread(prompts(100), "local", max_tokens=1500, stop=["never"]):
         pair.decode.wait_for(
             lambda: pair.decode.metrics().value("num_requests_running") > 0, "the request runs"
@@ -36,7 +33,7 @@ def test_abort_of_a_whole_answer(pair: Pair, prompts: Prompts) -> None:
     pair.cluster.wait_settled()
 
 
-def test_abort_while_prefilling_locally(slow: Pair, prompts: Prompts) -> None:
+def test_abort_while_prefilling_locally(slow, prompts):
     def is_in_time() -> bool:
         before = slow.decode.metrics()
         with slow.decode.client.unread(prompts(LONG), "local"):
@@ -50,7 +47,7 @@ def test_abort_while_prefilling_locally(slow: Pair, prompts: Prompts) -> None:
     assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
-def test_abort_while_prefilling_remotely(slow: Pair, prompts: Prompts) -> None:
+def test_abort_while_prefilling_remotely(slow, prompts):
     def is_in_time() -> bool:
         before, prefill_before = slow.decode.metrics(), slow.prefill.metrics()
         with slow.decode.client.unread(prompts(LONG), "remote"):
@@ -68,7 +65,7 @@ def test_abort_while_prefilling_remotely(slow: Pair, prompts: Prompts) -> None:
     assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
-def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
+def test_abort_while_transferring(slow, prompts):
     before = slow.decode.metrics()
     with slow.decode.client.stream(prompts(800), "remote", max_tokens=50) as stream:
         stream.read_tokens(1)
@@ -81,7 +78,7 @@ def test_abort_while_transferring(slow: Pair, prompts: Prompts) -> None:
     slow.decode.wait_growth(before, "remote_prefill_total", 1, outcome="cancelled")
 
 
-def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
+def test_abort_while_waiting_for_a_credit(slow, prompts):
     before, num_blocks = slow.decode.metrics(), -(-LONG // 16)
     with slow.prefill.engine_stopped():  # so that the first request keeps its credit
         with slow.decode.client.unread(prompts(LONG), "remote"):
@@ -103,7 +100,7 @@ def test_abort_while_waiting_for_a_credit(slow: Pair, prompts: Prompts) -> None:
     slow.cluster.wait_settled()
 
 
-def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
+def test_abort_while_queued_in_the_engine(slow, prompts):
     def is_in_time() -> bool:
         others = [prompts(LONG) for _ in range(2)]
         with (
@@ -119,9 +116,7 @@ def test_abort_while_queued_in_the_engine(slow: Pair, prompts: Prompts) -> None:
     assert any(is_in_time() for _ in range(ATTEMPTS))
 
 
-def test_one_choice_that_stops_leaves_its_siblings(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_one_choice_that_stops_leaves_its_siblings(pair, prompts, reference):
     prompt = prompts(40)
     expected = reference.greedy(prompt, 8)
 
@@ -133,7 +128,7 @@ def test_one_choice_that_stops_leaves_its_siblings(
 
 
 @pytest.mark.parametrize("prefill", ["local", "remote"])
-def test_many_clients_leave_at_once(pair: Pair, prompts: Prompts, prefill: str) -> None:
+def test_many_clients_leave_at_once(pair, prompts, prefill):
     streams = [pair.decode.client.stream(prompts(120), prefill, max_tokens=1000) for _ in range(10)]
     for stream in streams:
         opened = stream.__enter__()

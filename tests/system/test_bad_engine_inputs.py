@@ -4,7 +4,6 @@ the field, the limit and the fix; a request that the model fails on fails alone.
 
 import json
 import shutil
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from pdcluster_worker.system.native_dtype import read_native_dtype
 from tests.make_tiny_model import VOCAB_SIZE
 from tests.system.client import body
-from tests.system.cluster import NewCluster
-from tests.system.prompts import Prompts
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 """KV heads, layers, keys and values, tokens, head size, float32."""
@@ -45,9 +42,7 @@ NAMES = [" ".join(f"{name}={size}" for name, size in sizes.items()) for sizes, _
 
 
 @pytest.mark.parametrize(("sizes", "reason"), SIZES, ids=NAMES)
-def test_size_that_no_engine_can_have_ends_with_2(
-    new_cluster: NewCluster, sizes: dict[str, int | None], reason: str
-) -> None:
+def test_size_that_no_engine_can_have_ends_with_2(new_cluster, sizes, reason):
     worker = new_cluster(f"size-{SIZES.index((sizes, reason))}").add_worker(
         "mixed", "mixed-0", start=False
     )
@@ -60,7 +55,7 @@ def test_size_that_no_engine_can_have_ends_with_2(
     assert reason in worker.log_tail(1)
 
 
-def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster: NewCluster) -> None:
+def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster):
     worker = new_cluster("dtype").add_worker("mixed", "mixed-0", start=False)
     worker.settings["model"]["dtype"] = "float16"
     worker.start()
@@ -86,8 +81,8 @@ def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster: NewCluster) -> None
     ],
 )
 def test_model_type_that_nothing_here_runs_ends_with_2(
-    new_cluster: NewCluster, tiny_model: Path, tmp_path: Path, fields: dict[str, str], reason: str
-) -> None:
+    new_cluster, tiny_model, tmp_path, fields, reason
+):
     folder = shutil.copytree(tiny_model, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
@@ -100,7 +95,7 @@ def test_model_type_that_nothing_here_runs_ends_with_2(
     assert reason in worker.log_tail(1)
 
 
-def test_kernels_of_a_level_that_does_not_exist_end_with_2(new_cluster: NewCluster) -> None:
+def test_kernels_of_a_level_that_does_not_exist_end_with_2(new_cluster):
     worker = new_cluster("level").add_worker("mixed", "mixed-0", start=False)
     worker.start(PDCLUSTER_KERNELS="sse9")
 
@@ -110,7 +105,7 @@ def test_kernels_of_a_level_that_does_not_exist_end_with_2(new_cluster: NewClust
     )
 
 
-def test_worker_without_kernels_says_why(new_cluster: NewCluster, prompts: Prompts) -> None:
+def test_worker_without_kernels_says_why(new_cluster, prompts):
     worker = new_cluster("no-kernels").add_worker("mixed", "mixed-0", start=False)
     worker.start(PDCLUSTER_KERNELS="off")
     worker.wait_ready()
@@ -126,9 +121,7 @@ def test_worker_without_kernels_says_why(new_cluster: NewCluster, prompts: Promp
 
 
 @pytest.mark.skipif(read_native_dtype() == "bfloat16", reason="this CPU multiplies it natively")
-def test_worker_in_a_dtype_that_its_cpu_lacks_says_so(
-    new_cluster: NewCluster, prompts: Prompts
-) -> None:
+def test_worker_in_a_dtype_that_its_cpu_lacks_says_so(new_cluster, prompts):
     worker = new_cluster("bfloat16").add_worker("mixed", "mixed-0", start=False)
     worker.settings["model"]["dtype"] = "bfloat16"
     worker.start()
@@ -141,8 +134,8 @@ def test_worker_in_a_dtype_that_its_cpu_lacks_says_so(
 
 
 def test_request_without_finite_logits_fails_alone_and_is_counted(
-    new_cluster: NewCluster, tiny_model: Path, tmp_path: Path, prompts: Prompts
-) -> None:
+    new_cluster, tiny_model, tmp_path, prompts
+):
     """The embedding of one token is NaN, as in weights that training has broken."""
     folder = shutil.copytree(tiny_model, tmp_path / "poisoned")
     tensors = load_file(folder / "model.safetensors")

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.reference import Reference
 from tests.system.certificates import Certificates
 from tests.system.client import Answer, Stream
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.fake_prefill import FakePrefill
 from tests.system.kv_port import write_blocks
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_BLOCKS = 64
@@ -67,9 +65,7 @@ class DishonestCaller(threading.Thread):
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["before", "after"])
-def test_peer_that_never_makes_progress_is_given_up(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference, begins: bool
-) -> None:
+def test_peer_that_never_makes_progress_is_given_up(decode, fake, prompts, reference, begins):
     """Before or after the first token; its server answers pings all the time."""
     prompt, before = prompts(100), decode.metrics()
     decode.take_policy({"stallSeconds": 1, "offload": {"prefillLengthThreshold": 64}})
@@ -92,9 +88,7 @@ def test_peer_that_never_makes_progress_is_given_up(
     )
 
 
-def test_write_after_the_epoch_ended_is_refused(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
-) -> None:  # T4
+def test_write_after_the_epoch_ended_is_refused(decode, fake, prompts, reference):  # T4
     before = decode.metrics()
     with decode.client.unread(prompts(100), "remote"):
         call = fake.next_call()
@@ -120,18 +114,14 @@ def test_write_after_the_epoch_ended_is_refused(
     assert decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_write_during_the_epoch_is_accepted_once(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
-) -> None:
+def test_write_during_the_epoch_is_accepted_once(decode, fake, prompts):
     with decode.client.unread(prompts(40), "remote"):
         target = fake.next_call().prefill.target
         assert write_blocks(target, target.block_ids, decode.block_bytes) == [None] * 3
         assert None not in write_blocks(target, target.block_ids, decode.block_bytes)
 
 
-def test_write_outside_the_target_is_refused(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts
-) -> None:
+def test_write_outside_the_target_is_refused(decode, fake, prompts):
     with decode.client.unread(prompts(40), "remote"):
         target = fake.next_call().prefill.target
         others = set(range(NUM_BLOCKS + 1)) - set(target.block_ids)
@@ -140,12 +130,8 @@ def test_write_outside_the_target_is_refused(
 
 @pytest.mark.parametrize("num_written", [0, 2])
 def test_claim_of_blocks_that_never_came_means_local_prefill(
-    decode: WorkerProcess,
-    fake: FakePrefill,
-    prompts: Prompts,
-    reference: Reference,
-    num_written: int,
-) -> None:
+    decode, fake, prompts, reference, num_written
+):
     prompt = prompts(60)
     asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
@@ -164,8 +150,8 @@ def test_claim_of_blocks_that_never_came_means_local_prefill(
 
 
 def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
-) -> None:
+    decode, fake, prompts, reference
+):
     prompt = prompts(60)
     asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
@@ -179,9 +165,7 @@ def test_blocks_that_differ_from_their_checksum_mean_local_prefill(
     reference.check(prompt, asker.result().tokens)
 
 
-def test_call_that_breaks_off_means_local_prefill(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
-) -> None:
+def test_call_that_breaks_off_means_local_prefill(decode, fake, prompts, reference):
     before, prompt = decode.metrics(), prompts(60)
     asker = DishonestCaller(decode, prompt, "remote")
     call = fake.next_call()
@@ -192,9 +176,7 @@ def test_call_that_breaks_off_means_local_prefill(
     decode.wait_growth(before, "remote_prefill_total", 1, outcome="failed")
 
 
-def test_first_token_reaches_the_client_before_the_kv(
-    decode: WorkerProcess, fake: FakePrefill, prompts: Prompts, reference: Reference
-) -> None:
+def test_first_token_reaches_the_client_before_the_kv(decode, fake, prompts, reference):
     prompt = prompts(60)
     streams: list[Stream] = []
     seen = threading.Event()

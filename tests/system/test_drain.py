@@ -17,7 +17,6 @@ import pytest
 
 from bench.request_trace import Length, RequestTrace, asks_of
 from tests.make_tiny_model import SPECIAL_TOKENS, VOCAB_SIZE
-from tests.reference import Reference
 from tests.system.chaos import Chaos
 from tests.system.client import Json, body
 from tests.system.cluster import Cluster, NewCluster
@@ -74,9 +73,7 @@ def fleet(fleet_cluster: Fleet) -> Iterator[Fleet]:
     fleet_cluster.cluster.wait_settled()
 
 
-async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(
-    fleet: Fleet, prompts: Prompts, reference: Reference
-) -> None:
+async def test_drains_of_both_roles_cut_no_stream_and_change_no_token(fleet, prompts, reference):
     cluster, random, load = fleet.cluster, Random(0), Load(fleet.decodes, MAX_TOKENS)
 
     def ask(ingress: str) -> Outcome:
@@ -157,9 +154,7 @@ def traced(fleet: Fleet) -> Iterator[WorkerProcess]:
     del fleet.cluster.workers[router.name]
 
 
-async def test_trace_is_answered_once_while_workers_come_and_go(
-    fleet: Fleet, traced: WorkerProcess, reference: Reference
-) -> None:
+async def test_trace_is_answered_once_while_workers_come_and_go(fleet, traced, reference):
     rows = TRACE.rows("0")
     needs_ping = asks_of(rows, TRACE.block_tokens, range(len(SPECIAL_TOKENS), VOCAB_SIZE), "0")
     chaos = Chaos(fleet.cluster, traced, TRACED, "0")
@@ -199,9 +194,7 @@ async def test_trace_is_answered_once_while_workers_come_and_go(
     assert sum(metrics.by_label("request_rejected_total", "reason").values()) == 0
 
 
-def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(
-    fleet: Fleet, prompts: Prompts, reference: Reference
-) -> None:
+def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(fleet, prompts, reference):
     first, others = fleet.decodes[FIRST], [fleet.decodes[STAYS], fleet.decodes[ENDS]]
     prompt, before = prompts(40), [worker.metrics() for worker in others]
     with first.client.stream(prompts(20), "local", max_tokens=1500) as own:
@@ -232,9 +225,7 @@ def test_draining_ingress_relays_new_requests_and_goes_on_being_scraped(
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(
-    fleet: Fleet, prompts: Prompts, reference: Reference, place: str
-) -> None:
+def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(fleet, prompts, reference, place):
     first, prompt = fleet.decodes[FIRST], prompts(100)
     sampled = {**SAMPLED, "prefill": place}
     greedy = {"n": 2, "logprobs": 2, "max_tokens": 20, "prefill": place}
@@ -261,9 +252,7 @@ def test_every_kind_of_answer_is_the_same_over_a_draining_ingress(
         reference.check(prompt, choice.tokens)
 
 
-def test_request_over_an_old_connection_is_answered_and_the_connection_closed(
-    fleet: Fleet, prompts: Prompts
-) -> None:
+def test_request_over_an_old_connection_is_answered_and_the_connection_closed(fleet, prompts):
     """As a gateway keeps them: the Service's change of mind does not reach them."""
     first = fleet.decodes[FIRST]
     with ExitStack() as stack:
@@ -281,9 +270,7 @@ def test_request_over_an_old_connection_is_answered_and_the_connection_closed(
     first.wait_ready()
 
 
-def test_last_decode_worker_finishes_its_streams_and_names_another_way(
-    fleet: Fleet, prompts: Prompts, reference: Reference
-) -> None:
+def test_last_decode_worker_finishes_its_streams_and_names_another_way(fleet, prompts, reference):
     prompt, last = prompts(40), fleet.decodes[STAYS]
     with last.client.stream(prompt, "auto", max_tokens=1500) as stream:
         stream.read_tokens(1)

@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.reference import Reference
 from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_FLIPS = 25
@@ -42,9 +40,7 @@ def is_ready(worker: WorkerProcess) -> bool:
     return worker.client.http.get("/ready").status_code == httpx.codes.OK
 
 
-def test_prefill_worker_drained_in_mid_transfer_finishes_it(
-    slow: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prefill_worker_drained_in_mid_transfer_finishes_it(slow, prompts, reference):
     prompt, before = prompts(500), slow.decode.metrics()
     with (
         slow.decode.client.stream(prompt, "remote") as stream,
@@ -64,9 +60,7 @@ def test_prefill_worker_drained_in_mid_transfer_finishes_it(
     slow.prefill.wait_ready()
 
 
-def test_requests_that_wait_for_a_draining_prefill_worker_are_served(
-    slow: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_requests_that_wait_for_a_draining_prefill_worker_are_served(slow, prompts, reference):
     """A promised credit is kept; requests without one prefill here, and none fails."""
     cluster, decode, waiting = slow.cluster, slow.decode, [prompts(300) for _ in range(4)]
     with ThreadPoolExecutor(len(waiting)) as pool:
@@ -96,8 +90,8 @@ def test_requests_that_wait_for_a_draining_prefill_worker_are_served(
 
 
 def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(
-    slow: Pair, prompts: Prompts, reference: Reference
-) -> None:
+    slow, prompts, reference
+):
     cluster, decode, prompt = slow.cluster, slow.decode, prompts(20)
     with decode.client.stream(prompt, "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
@@ -117,9 +111,7 @@ def test_command_that_is_withdrawn_in_the_middle_lets_the_worker_serve_again(
     ("drain", "state"), [(True, "drained"), (False, "ready")], ids=["drain", "serve"]
 )
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_last_of_many_quick_commands_wins(
-    commanded: Pair, prompts: Prompts, role: str, drain: bool, state: str
-) -> None:
+def test_last_of_many_quick_commands_wins(commanded, prompts, role, drain, state):
     worker = {"prefill": commanded.prefill, "decode": commanded.decode}[role]
     # the first and the last flip drain
     name, log, num_changes = worker.name, Log(worker), NUM_FLIPS + (not drain)
@@ -140,7 +132,7 @@ def test_last_of_many_quick_commands_wins(
     assert (commanded.cluster.records()[name]["state"], is_ready(worker)) == (state, not drain)
 
 
-def test_worker_that_restarts_obeys_the_command_that_is_there(commanded: Pair) -> None:
+def test_worker_that_restarts_obeys_the_command_that_is_there(commanded):
     cluster, prefill = commanded.cluster, commanded.prefill
     engine_id = prefill.record["engine_id"]
     cluster.command(prefill.name, drain=True)
@@ -159,9 +151,7 @@ def test_worker_that_restarts_obeys_the_command_that_is_there(commanded: Pair) -
     cluster.wait_state(prefill.name, "ready")
 
 
-def test_sigterm_in_a_drain_by_command_ends_in_order(
-    commanded: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_sigterm_in_a_drain_by_command_ends_in_order(commanded, prompts, reference):
     cluster, decode, prompt, log = (
         commanded.cluster,
         commanded.decode,
@@ -187,9 +177,7 @@ def test_sigterm_in_a_drain_by_command_ends_in_order(
     assert cluster.record(decode.name) is None
 
 
-def test_command_in_the_drain_of_sigterm_changes_nothing(
-    commanded: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_command_in_the_drain_of_sigterm_changes_nothing(commanded, prompts, reference):
     cluster, decode, prompt, log = (
         commanded.cluster,
         commanded.decode,
@@ -214,9 +202,7 @@ def test_command_in_the_drain_of_sigterm_changes_nothing(
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
-def test_drain_waits_for_a_client_that_has_not_taken_its_answer(
-    commanded: Pair, prompts: Prompts, by_command: bool
-) -> None:
+def test_drain_waits_for_a_client_that_has_not_taken_its_answer(commanded, prompts, by_command):
     """No request runs any more, and the answer would go with the network of a pod."""
     cluster, decode = commanded.cluster, commanded.decode
     before = decode.metrics()
@@ -240,9 +226,7 @@ def test_drain_waits_for_a_client_that_has_not_taken_its_answer(
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["command", "sigterm"])
-def test_drain_ends_though_etcd_is_gone(
-    commanded: Pair, prompts: Prompts, reference: Reference, by_command: bool
-) -> None:
+def test_drain_ends_though_etcd_is_gone(commanded, prompts, reference, by_command):
     cluster, decode, prompt, log = (
         commanded.cluster,
         commanded.decode,

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from tests.reference import Reference
 from tests.system.client import Answer, body
 from tests.system.cluster import Pair
 from tests.system.prompts import Prompts
@@ -62,7 +61,7 @@ def ask(request: pytest.FixtureRequest, mixed: WorkerProcess, pair: Pair) -> Ask
 
 
 @pytest.mark.parametrize("concurrency", [1, 12], ids=["alone", "together"])
-def test_greedy_tokens_equal_transformers(ask: Ask, concurrency: int, reference: Reference) -> None:
+def test_greedy_tokens_equal_transformers(ask, concurrency, reference):
     # One set of prompts for all paths, so that transformers computes each once; a prompt of an
     # earlier path is another path's prefix
     # hit, which must not change a token either.
@@ -79,9 +78,7 @@ def test_greedy_tokens_equal_transformers(ask: Ask, concurrency: int, reference:
         reference.check(prompt, answer.tokens)
 
 
-def test_seeded_sampling_is_the_same_on_every_path(
-    pair: Pair, mixed: WorkerProcess, prompts: Prompts, reference: Reference
-) -> None:
+def test_seeded_sampling_is_the_same_on_every_path(pair, mixed, prompts, reference):
     for length in (5, 33, 64, 130):
         prompt = prompts(length)
         answers = [
@@ -99,7 +96,7 @@ def test_seeded_sampling_is_the_same_on_every_path(
                 assert answer.choices[0].logprobs == pytest.approx(first.logprobs, abs=1e-4)
 
 
-def test_unseeded_sampling_differs_between_requests(pair: Pair, prompts: Prompts) -> None:
+def test_unseeded_sampling_differs_between_requests(pair, prompts):
     prompt = prompts(20)
 
     answers = {
@@ -110,9 +107,7 @@ def test_unseeded_sampling_differs_between_requests(pair: Pair, prompts: Prompts
     assert len(answers) == 3
 
 
-def test_greedy_logprobs_are_the_same_on_every_path(
-    pair: Pair, mixed: WorkerProcess, prompts: Prompts
-) -> None:
+def test_greedy_logprobs_are_the_same_on_every_path(pair, mixed, prompts):
     prompt = prompts(65)
 
     answers = [
@@ -145,9 +140,7 @@ def _among_others(decode: WorkerProcess, prompt: list[int], prompts: Prompts) ->
     return answers
 
 
-def test_constrained_answers_are_the_same_on_every_path(
-    pair: Pair, mixed: WorkerProcess, prompts: Prompts
-) -> None:
+def test_constrained_answers_are_the_same_on_every_path(pair, mixed, prompts):
     """Token n is the text "[n]" here; the prefill worker makes the first token under the constraint
     too.
     """
@@ -175,8 +168,8 @@ def test_constrained_answers_are_the_same_on_every_path(
 
 @pytest.mark.parametrize("place", ["remote", "local"])
 def test_a_constraint_that_cannot_be_compiled_is_a_400_wherever_its_prompt_would_run(
-    pair: Pair, prompts: Prompts, place: str
-) -> None:
+    pair, prompts, place
+):
     requested = body(prompts(20), place, guided_json={"properties": {"a": {"type": "strin"}}})
     reply = pair.decode.client.post(requested)
 

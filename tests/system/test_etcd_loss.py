@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.reference import Reference
 from tests.system.cluster import LEASE_SECONDS, Pair
-from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 
 HEAL_SECONDS = 30.0
@@ -29,9 +27,7 @@ def lossy(pair: Pair) -> Iterator[Pair]:
     )
 
 
-def test_outage_longer_than_the_lease_loses_no_request(
-    lossy: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_outage_longer_than_the_lease_loses_no_request(lossy, prompts, reference):
     away_until = 0.0
 
     def ask_both_ways() -> None:
@@ -61,9 +57,7 @@ def test_outage_longer_than_the_lease_loses_no_request(
     ask_both_ways()
 
 
-def test_etcd_that_comes_back_empty_is_filled_again(
-    lossy: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_etcd_that_comes_back_empty_is_filled_again(lossy, prompts, reference):
     engines = {name: record["engine_id"] for name, record in lossy.cluster.records().items()}
     prompt = prompts(50)
     with lossy.decode.client.stream(prompt, "remote", max_tokens=1000) as stream:

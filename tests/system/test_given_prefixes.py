@@ -5,9 +5,7 @@ It gets the KV, and computes the rest alone.
 
 import pytest
 
-from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
-from tests.system.prompts import Prompts
 from tests.system.worker_process import Metrics
 
 BLOCK = 16
@@ -28,9 +26,7 @@ def num_computed(pair: Pair, before: Metrics) -> float:
     return pair.prefill.growth(before, "engine_step_tokens_sum", kind="prefill")
 
 
-def test_next_turn_of_a_chat_is_not_computed_again(
-    new_pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_next_turn_of_a_chat_is_not_computed_again(new_pair, prompts, reference):
     """The first turn is prefilled and answered by the decode worker, the second goes to prefill."""
     first = prompts(10 * BLOCK)
     answer = new_pair.decode.client.complete(first, "local", max_tokens=2 * BLOCK + 1)
@@ -51,9 +47,7 @@ def test_next_turn_of_a_chat_is_not_computed_again(
     )
 
 
-def test_prefix_that_both_hold_is_not_sent(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prefix_that_both_hold_is_not_sent(pair, prompts, reference):
     prompt = prompts(10 * BLOCK)
     pair.decode.client.complete(prompt, "remote", max_tokens=1)
 

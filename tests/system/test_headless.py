@@ -11,9 +11,7 @@ import pytest
 import yaml
 
 from tests.ports import free_port
-from tests.reference import Reference
 from tests.system.cluster import NewCluster
-from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 from tests.system.worker_process import WorkerProcess
 
@@ -74,9 +72,7 @@ def serving(head: WorkerProcess) -> dict[str, float]:
     return head.metrics().by_label("engine_up", "engine")
 
 
-def test_headless_engine_serves_and_its_end_is_its_own(
-    head: WorkerProcess, prompts: Prompts, reference: Reference, tmp_path: Path
-) -> None:
+def test_headless_engine_serves_and_its_end_is_its_own(head, prompts, reference, tmp_path):
     with Headless(tmp_path, head, revision="r2") as stranger:
         status, said = stranger.end()
     assert status == 1

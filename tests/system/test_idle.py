@@ -2,13 +2,12 @@
 
 import time
 
-from tests.system.cluster import Pair
 from tests.system.idle import MAX_SHARE, cpu_seconds
 
 WINDOW_SECONDS = 5.0
 
 
-def test_idle_workers_use_little_cpu(pair: Pair) -> None:
+def test_idle_workers_use_little_cpu(pair):
     pair.cluster.wait_settled()
     before = {worker: cpu_seconds(worker) for worker in (pair.prefill, pair.decode)}
 

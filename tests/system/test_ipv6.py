@@ -5,17 +5,12 @@ over IPv4 too.
 import httpx
 import pytest
 
-from tests.reference import Reference
-from tests.system.cluster import NewCluster
 from tests.system.ipv6 import has_ipv6
-from tests.system.prompts import Prompts
 from tests.system.worker_process import port_of
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
-def test_workers_of_ipv6_pods_serve_and_move_blocks(
-    new_cluster: NewCluster, prompts: Prompts, reference: Reference
-) -> None:
+def test_workers_of_ipv6_pods_serve_and_move_blocks(new_cluster, prompts, reference):
     cluster = new_cluster("ipv6")
     for role in ("prefill", "decode"):
         worker = cluster.add_worker(role, f"{role}-0", start=False)

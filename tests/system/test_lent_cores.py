@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.system.cpu_cores import SLOT, VARIABLE
-from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
 from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
@@ -56,9 +55,7 @@ def wait_for_working(file: Path, **threads: int) -> None:
     )
 
 
-def test_a_decode_engine_computes_on_the_core_of_a_resting_prefill_engine(
-    lending: Pair, cores_file: Path
-) -> None:
+def test_a_decode_engine_computes_on_the_core_of_a_resting_prefill_engine(lending, cores_file):
     prompt = Prompts("lent to decode")(20)
     with lending.decode.client.stream(prompt, "local", max_tokens=STREAMED) as stream:
         stream.read_tokens(1)
@@ -68,9 +65,7 @@ def test_a_decode_engine_computes_on_the_core_of_a_resting_prefill_engine(
     lending.cluster.wait_settled()
 
 
-def test_a_prefill_engine_has_its_core_back_and_both_give_the_tokens_of_one(
-    lending: Pair, reference: Reference
-) -> None:
+def test_a_prefill_engine_has_its_core_back_and_both_give_the_tokens_of_one(lending, reference):
     prompts = Prompts("lent and taken back")
     cases = [prompts(length) for length in LENGTHS * 3]
     ways = ["remote", "local", "auto"] * len(LENGTHS)
@@ -86,7 +81,7 @@ def test_a_prefill_engine_has_its_core_back_and_both_give_the_tokens_of_one(
     lending.cluster.wait_settled()
 
 
-def test_a_worker_that_ends_leaves_its_core(lending: Pair, cores_file: Path) -> None:
+def test_a_worker_that_ends_leaves_its_core(lending, cores_file):
     lending.prefill.terminate()
     lending.prefill.wait_end()
     wait_for_working(cores_file)

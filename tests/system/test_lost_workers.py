@@ -23,19 +23,14 @@ from pdcluster_worker.messages.peers import (
 )
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, TransferTarget
 from pdcluster_worker.peers.calls import CHANNEL_OPTIONS, WorkerStub
-from tests.reference import Reference
 from tests.system.certificates import Certificates
 from tests.system.client import answer_of, body
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 
 @pytest.mark.parametrize("prefill", ["auto", "remote"])
 # T2
-def test_prefill_killed_before_the_first_token(
-    slow: Pair, prompts: Prompts, reference: Reference, prefill: str
-) -> None:
+def test_prefill_killed_before_the_first_token(slow, prompts, reference, prefill):
     prompt = prompts(1500)
     before = slow.decode.metrics()
     replies: list[httpx.Response] = []
@@ -63,9 +58,7 @@ def test_prefill_killed_before_the_first_token(
 
 
 # T5
-def test_prefill_back_at_the_same_address_is_used_again(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prefill_back_at_the_same_address_is_used_again(pair, prompts, reference):
     old = pair.prefill.record
     pair.prefill.kill()
     pair.prefill.restart()
@@ -83,9 +76,7 @@ def test_prefill_back_at_the_same_address_is_used_again(
 
 
 # T5
-def test_decode_back_at_the_same_address_is_served_again(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_decode_back_at_the_same_address_is_served_again(pair, prompts, reference):
     pair.decode.kill()
     pair.decode.restart()
     pair.cluster.wait_connected()
@@ -97,9 +88,7 @@ def test_decode_back_at_the_same_address_is_served_again(
 
 
 # T5
-def test_calls_for_an_old_engine_are_refused(
-    pair: Pair, certificates: Certificates, prompts: Prompts
-) -> None:
+def test_calls_for_an_old_engine_are_refused(pair, certificates, prompts):
     status = _prefill_for(pair.prefill, "0" * 32, certificates, prompts(20))
     failure = _generate_for(pair.decode, "0" * 32, certificates, prompts(20))
 

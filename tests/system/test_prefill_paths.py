@@ -6,10 +6,7 @@ import httpx
 import openai
 import pytest
 
-from tests.reference import Reference
 from tests.system.client import MODEL, Json, answer_of, body
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 from tests.system.tokens import chat_tokens, text_of, tokens_in
 from tests.system.worker_process import WorkerProcess
 
@@ -18,9 +15,7 @@ THRESHOLD = 256  # routing.offload.prefillLengthThreshold, by default
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64, 100])
-def test_forced_remote_moves_what_the_prompt_implies(
-    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int
-) -> None:
+def test_forced_remote_moves_what_the_prompt_implies(pair, prompts, reference, num_tokens):
     prompt, num_blocks = prompts(num_tokens), -(-num_tokens // BLOCK)
     before, sent_before = pair.decode.metrics(), pair.prefill.metrics()
 
@@ -48,7 +43,7 @@ def test_forced_remote_moves_what_the_prompt_implies(
         )
 
 
-def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_forced_local_moves_nothing(pair, prompts, reference):
     prompt = prompts(THRESHOLD + 44)
     before = pair.decode.metrics()
 
@@ -65,9 +60,7 @@ def test_forced_local_moves_nothing(pair: Pair, prompts: Prompts, reference: Ref
     ("num_tokens", "place"),
     [(THRESHOLD - 1, "local"), (THRESHOLD, "remote"), (THRESHOLD + 1, "remote")],
 )
-def test_auto_offloads_from_the_threshold_on(
-    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int, place: str
-) -> None:
+def test_auto_offloads_from_the_threshold_on(pair, prompts, reference, num_tokens, place):
     prompt = prompts(num_tokens)
     before = pair.decode.metrics()
 
@@ -79,7 +72,7 @@ def test_auto_offloads_from_the_threshold_on(
     assert pair.decode.growth(before, "long_prompts_total", prefill="local") == 0
 
 
-def test_both_records_say_that_long_prompts_are_offloaded(pair: Pair, prompts: Prompts) -> None:
+def test_both_records_say_that_long_prompts_are_offloaded(pair, prompts):
     pair.decode.client.complete(prompts(THRESHOLD), "auto")
 
     def stated(worker: WorkerProcess) -> Json:
@@ -94,7 +87,7 @@ def test_both_records_say_that_long_prompts_are_offloaded(pair: Pair, prompts: P
     assert pair.prefill.metrics().value("kv_transfer_bytes_per_second", transport="tcp") > 0
 
 
-def test_auto_counts_only_tokens_that_are_not_cached(pair: Pair, prompts: Prompts) -> None:
+def test_auto_counts_only_tokens_that_are_not_cached(pair, prompts):
     shared = prompts(64)
     pair.decode.client.complete(shared, "local")
 
@@ -103,7 +96,7 @@ def test_auto_counts_only_tokens_that_are_not_cached(pair: Pair, prompts: Prompt
     assert (answer.prefill, answer.cached_tokens) == ("local", 64)
 
 
-def test_policy_file_takes_effect_while_running(pair: Pair, prompts: Prompts) -> None:
+def test_policy_file_takes_effect_while_running(pair, prompts):
     try:
         pair.decode.write_policy({"offload": {"prefillLengthThreshold": 32}})
         pair.decode.wait_for(
@@ -124,9 +117,7 @@ def test_policy_file_takes_effect_while_running(pair: Pair, prompts: Prompts) ->
 
 
 # T12
-def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(pair, prompts, reference):
     shared = prompts(5 * BLOCK)
     pair.decode.client.complete(shared, "local", max_tokens=1)
     prompt = [*shared, *prompts(2 * BLOCK + 3)]
@@ -142,9 +133,7 @@ def test_prefix_hit_at_the_decode_side_writes_only_missing_blocks(
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_echo_gives_the_log_probabilities_of_transformers(
-    pair: Pair, prompts: Prompts, reference: Reference, place: str
-) -> None:
+def test_echo_gives_the_log_probabilities_of_transformers(pair, prompts, reference, place):
     prompt = prompts(THRESHOLD + 3)
     pair.decode.client.complete(prompt, "local", max_tokens=1)  # it is in the cache now
     requested = {
@@ -170,9 +159,7 @@ def test_echo_gives_the_log_probabilities_of_transformers(
 
 
 @pytest.mark.parametrize("num_tokens", [4 * BLOCK, 4 * BLOCK + 1])
-def test_full_prefix_hit_with_forced_remote_moves_one_block(
-    pair: Pair, prompts: Prompts, reference: Reference, num_tokens: int
-) -> None:
+def test_full_prefix_hit_with_forced_remote_moves_one_block(pair, prompts, reference, num_tokens):
     prompt = prompts(num_tokens)
     first = pair.decode.client.complete(prompt, "remote")
     before = pair.decode.metrics()
@@ -188,7 +175,7 @@ def test_full_prefix_hit_with_forced_remote_moves_one_block(
     )
 
 
-def test_max_tokens_one_moves_no_kv(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_max_tokens_one_moves_no_kv(pair, prompts, reference):
     prompt = prompts(50)
     before = pair.decode.metrics()
 
@@ -201,9 +188,7 @@ def test_max_tokens_one_moves_no_kv(pair: Pair, prompts: Prompts, reference: Ref
     assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_first_token_that_stops_moves_no_kv(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_first_token_that_stops_moves_no_kv(pair, prompts, reference):
     prompt = prompts(50)
     (stop,) = reference.greedy(prompt, 1)
     before = pair.decode.metrics()
@@ -217,9 +202,7 @@ def test_first_token_that_stops_moves_no_kv(
     assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
 
 
-def test_further_choices_start_from_the_cached_prompt(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_further_choices_start_from_the_cached_prompt(pair, prompts, reference):
     prompt = prompts(3 * BLOCK + 5)
     before = pair.decode.metrics()
 
@@ -235,7 +218,7 @@ def test_further_choices_start_from_the_cached_prompt(
     pair.decode.wait_growth(before, "prefix_cache_hit_tokens_total", 2 * 3 * BLOCK)
 
 
-def test_usage_tells_cached_tokens(pair: Pair, prompts: Prompts) -> None:
+def test_usage_tells_cached_tokens(pair, prompts):
     prompt = prompts(2 * BLOCK + 1)
 
     first, second = (pair.decode.client.complete(prompt, "local") for _ in range(2))
@@ -249,9 +232,7 @@ def test_usage_tells_cached_tokens(pair: Pair, prompts: Prompts) -> None:
     assert (second.cached_tokens, second.tokens) == (2 * BLOCK, first.tokens)
 
 
-def test_cached_blocks_are_private_per_salt_on_both_workers(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_cached_blocks_are_private_per_salt_on_both_workers(pair, prompts, reference):
     """`local` shows the decode worker's cache, `remote` the prefill worker's own."""
     prompt = prompts(4 * BLOCK + 1)
 
@@ -265,9 +246,7 @@ def test_cached_blocks_are_private_per_salt_on_both_workers(
     assert [cached("remote", "c"), cached("remote", "c")] == [0, 64]
 
 
-def test_stream_sends_the_place_with_the_first_token(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_stream_sends_the_place_with_the_first_token(pair, prompts, reference):
     for place in ("remote", "local"):
         prompt = prompts(70)
         with pair.decode.client.stream(
@@ -278,9 +257,7 @@ def test_stream_sends_the_place_with_the_first_token(
         reference.check(prompt, tokens)
 
 
-def test_list_of_prompts_goes_remote_prompt_by_prompt(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_list_of_prompts_goes_remote_prompt_by_prompt(pair, prompts, reference):
     cases = [prompts(30), prompts(45), prompts(5)]
     before = pair.decode.metrics()
 
@@ -291,9 +268,7 @@ def test_list_of_prompts_goes_remote_prompt_by_prompt(
     pair.decode.wait_growth(before, "remote_prefill_total", 3, outcome="ok")
 
 
-def test_openai_client_can_force_and_see_the_path(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_openai_client_can_force_and_see_the_path(pair, prompts, reference):
     content = prompts(40)
     with openai.OpenAI(base_url=f"{pair.decode.client.http.base_url}/v1", api_key="none") as client:
         reply = client.chat.completions.with_raw_response.create(
@@ -310,9 +285,7 @@ def test_openai_client_can_force_and_see_the_path(
     reference.check(chat_tokens(content), tokens_in(text))
 
 
-def test_mixed_worker_does_both_phases(
-    mixed: WorkerProcess, prompts: Prompts, reference: Reference
-) -> None:
+def test_mixed_worker_does_both_phases(mixed, prompts, reference):
     prompt = prompts(THRESHOLD + 50)
 
     answer = mixed.client.complete(prompt, "auto")
@@ -321,16 +294,14 @@ def test_mixed_worker_does_both_phases(
     reference.check(prompt, answer.tokens)
 
 
-def test_forced_remote_without_a_prefill_worker_is_refused(
-    mixed: WorkerProcess, prompts: Prompts
-) -> None:
+def test_forced_remote_without_a_prefill_worker_is_refused(mixed, prompts):
     reply = mixed.client.post(body(prompts(20), "remote"))
 
     assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert reply.json()["error"]["code"] == "no_prefill_worker"
 
 
-def test_prefill_worker_serves_no_clients(pair: Pair, prompts: Prompts) -> None:
+def test_prefill_worker_serves_no_clients(pair, prompts):
     reply = pair.prefill.client.post(body(prompts(20)))
 
     assert reply.status_code == httpx.codes.NOT_FOUND

@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from pdcluster_worker.messages.requests import SamplingParams
-from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import NewCluster, Pair
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 NUM_BLOCKS = 24
@@ -68,9 +66,7 @@ class Watcher:
 
 
 @pytest.mark.parametrize("places", [("local",), ("remote",), ("local", "remote")], ids="-".join)
-def test_requests_beyond_the_pool_wait_and_all_finish(
-    tight: Pair, prompts: Prompts, reference: Reference, places: tuple[str, ...]
-) -> None:  # T7
+def test_requests_beyond_the_pool_wait_and_all_finish(tight, prompts, reference, places):  # T7
     cases = [(prompts(90 + index), places[index % len(places)]) for index in range(16)]
     with (
         Watcher(tight.decode, "num_requests_waiting") as watcher,
@@ -88,9 +84,7 @@ def test_requests_beyond_the_pool_wait_and_all_finish(
 
 @pytest.mark.parametrize("place", ["local", "remote"])
 # T6
-def test_preempted_requests_come_out_right(
-    tight: Pair, prompts: Prompts, reference: Reference, place: str
-) -> None:
+def test_preempted_requests_come_out_right(tight, prompts, reference, place):
     # Six times 30 tokens fit; six times 330 do not.
     cases = [prompts(30) for _ in range(6)]
     before = tight.decode.metrics()
@@ -107,9 +101,7 @@ def test_preempted_requests_come_out_right(
     assert tight.decode.growth(before, "preemptions_total") > 0
 
 
-def test_preempted_seeded_requests_equal_undisturbed_ones(
-    tight: Pair, pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_preempted_seeded_requests_equal_undisturbed_ones(tight, pair, prompts, reference):
     cases = [prompts(30) for _ in range(6)]
     sampling = SamplingParams(
         max_tokens=300,
@@ -132,14 +124,14 @@ def test_preempted_seeded_requests_equal_undisturbed_ones(
         reference.check_sampled(prompt, undisturbed.tokens, answer.tokens, sampling)
 
 
-def test_request_that_could_never_fit_is_refused_at_once(tight: Pair, prompts: Prompts) -> None:
+def test_request_that_could_never_fit_is_refused_at_once(tight, prompts):
     for place in ("local", "remote"):
         reply = tight.decode.client.post(body(prompts(NUM_BLOCKS * 16 - 4), place, max_tokens=20))
         assert reply.status_code == 400
         assert "error" in reply.json()
 
 
-def test_requests_beyond_the_queue_bound_are_asked_to_retry(slow: Pair, prompts: Prompts) -> None:
+def test_requests_beyond_the_queue_bound_are_asked_to_retry(slow, prompts):
     def num_refused() -> int:
         """Refused requests of two at the same time."""
         requests = [body(prompts(1500), "local", max_tokens=1) for _ in range(2)]
@@ -164,9 +156,7 @@ def test_requests_beyond_the_queue_bound_are_asked_to_retry(slow: Pair, prompts:
         slow.decode.wait_for(lambda: num_refused() == 0, "both are served again")
 
 
-def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(
-    pair: Pair, prompts: Prompts
-) -> None:
+def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(pair, prompts):
     """By what the worker has measured of its own streams; a policy takes effect while it runs."""
     policy = {
         "allowClientPriority": True,
@@ -203,9 +193,7 @@ def test_low_priority_gets_less_under_load_and_is_refused_beyond_its_objective(
 
 @pytest.mark.parametrize("place", ["local", "remote"])
 # T8
-def test_equal_client_ids_never_mix_streams(
-    pair: Pair, prompts: Prompts, reference: Reference, place: str
-) -> None:
+def test_equal_client_ids_never_mix_streams(pair, prompts, reference, place):
     cases = [prompts(50 + index) for index in range(8)]
 
     def ask(prompt: list[int]) -> list[int]:

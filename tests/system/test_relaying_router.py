@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import Cluster, NewCluster
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 POLICY = {"relaying": {"enabled": True, "policy": "roundRobin"}}
@@ -57,9 +55,7 @@ def relayed(router: WorkerProcess) -> float:
 
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
-def test_relayed_answers_are_those_of_the_worker(
-    router: WorkerProcess, prompts: Prompts, reference: Reference, mode: str
-) -> None:
+def test_relayed_answers_are_those_of_the_worker(router, prompts, reference, mode):
     prompt, before = prompts(70), relayed(router)
 
     answer = router.client.complete(prompt, mode, max_tokens=8)
@@ -71,9 +67,7 @@ def test_relayed_answers_are_those_of_the_worker(
     assert relayed(router) == before + 2
 
 
-def test_route_and_ids_are_the_workers(
-    router: WorkerProcess, cluster: Cluster, prompts: Prompts
-) -> None:
+def test_route_and_ids_are_the_workers(router, cluster, prompts):
     reply = router.client.post(body(prompts(70), "remote"), headers={"x-pdcluster-route": "1"})
 
     assert "peer=relayed-prefill-0" in reply.headers["x-pdcluster-route"]
@@ -81,9 +75,7 @@ def test_route_and_ids_are_the_workers(
     assert "connection" not in reply.headers
 
 
-def test_a_worker_that_is_killed_has_its_requests_answered_elsewhere(
-    router: WorkerProcess, cluster: Cluster, prompts: Prompts
-) -> None:
+def test_a_worker_that_is_killed_has_its_requests_answered_elsewhere(router, cluster, prompts):
     one, other = decodes(cluster)
     os.kill(one.process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
@@ -98,9 +90,7 @@ def test_a_worker_that_is_killed_has_its_requests_answered_elsewhere(
     assert other.is_alive
 
 
-def test_a_drained_worker_and_a_drained_router_lose_nothing(
-    router: WorkerProcess, cluster: Cluster, prompts: Prompts
-) -> None:
+def test_a_drained_worker_and_a_drained_router_lose_nothing(router, cluster, prompts):
     one, _ = decodes(cluster)
     with ThreadPoolExecutor(8) as pool:
         requested = [
@@ -119,9 +109,7 @@ def test_a_drained_worker_and_a_drained_router_lose_nothing(
     assert router.wait_end() == 0
 
 
-def test_without_decode_workers_the_router_says_so(
-    router: WorkerProcess, cluster: Cluster, prompts: Prompts
-) -> None:
+def test_without_decode_workers_the_router_says_so(router, cluster, prompts):
     one, other = decodes(cluster)
     with cluster.drained_by_command(one.name), cluster.drained_by_command(other.name):
         router.wait_for(

@@ -10,11 +10,9 @@ import pytest
 
 from pdcluster_worker.tracing.request_trace import LIFETIME
 from tests.otlp_collector import Collector, Span
-from tests.reference import Reference
 from tests.system.client import body
 from tests.system.cluster import NewCluster, Pair
 from tests.system.pdctl import pdctl
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 
 
@@ -58,9 +56,7 @@ def _num_decodes(router: WorkerProcess) -> float:
 
 
 @pytest.mark.parametrize("mode", ["local", "remote"])
-def test_router_streams_the_tokens_of_a_decode_worker(
-    router: WorkerProcess, prompts: Prompts, reference: Reference, mode: str
-) -> None:
+def test_router_streams_the_tokens_of_a_decode_worker(router, prompts, reference, mode):
     prompt = prompts(70)
 
     answer = router.client.complete(prompt, mode, max_tokens=8)
@@ -69,9 +65,7 @@ def test_router_streams_the_tokens_of_a_decode_worker(
     assert (len(answer.tokens), answer.prefill) == (8, mode)
 
 
-def test_router_says_why_a_request_went_where_it_went(
-    router: WorkerProcess, pair: Pair, prompts: Prompts
-) -> None:
+def test_router_says_why_a_request_went_where_it_went(router, pair, prompts):
     reply = router.client.post(body(prompts(70), "remote"), headers={"x-pdcluster-route": "1"})
     route = reply.headers["x-pdcluster-route"]
 
@@ -97,9 +91,7 @@ def _seen_at(url: str, pair: Pair) -> list[str]:
     return list(LIFETIME[:5] if url == str(pair.prefill.client.http.base_url) else LIFETIME)
 
 
-def test_request_is_one_trace_over_all_its_workers(
-    router: WorkerProcess, pair: Pair, prompts: Prompts, collector: Collector
-) -> None:
+def test_request_is_one_trace_over_all_its_workers(router, pair, prompts, collector):
     trace_id, client_id = 32 * "7", 16 * "b"
     headers = {"traceparent": f"00-{trace_id}-{client_id}-01"}
     assert router.client.post(body(prompts(70), "remote"), headers=headers).status_code == 200
@@ -135,7 +127,7 @@ def test_request_is_one_trace_over_all_its_workers(
     }
 
 
-def test_router_has_no_engine_and_no_torch(router: WorkerProcess) -> None:
+def test_router_has_no_engine_and_no_torch(router):
     maps = Path(f"/proc/{router.process.pid}/maps").read_text()
 
     assert "libtorch" not in maps
@@ -146,9 +138,7 @@ def test_router_has_no_engine_and_no_torch(router: WorkerProcess) -> None:
     )
 
 
-def test_router_keeps_models_listed_and_says_why_without_decode_workers(
-    router: WorkerProcess, pair: Pair, prompts: Prompts
-) -> None:
+def test_router_keeps_models_listed_and_says_why_without_decode_workers(router, pair, prompts):
     with pair.cluster.drained_by_command(pair.decode.name):
         router.wait_for(
             lambda: _has_no_decode(router), "the router sees that the decode worker drains"

@@ -17,8 +17,6 @@ from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import MetricsPage, parse_page
 from pdcluster_operator.scrape.windows import worker_sample
 from tests.chart.helm_chart import RELEASE, named, render
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 from tests.system.worker_process import SETTLE_SECONDS, WorkerProcess
 
@@ -53,7 +51,7 @@ def wait_shown(worker: WorkerProcess, is_so: Callable[[WorkerSample], bool]) -> 
     return sample
 
 
-def test_idle_worker_shows_every_number(pair: Pair) -> None:
+def test_idle_worker_shows_every_number(pair):
     pair.cluster.wait_settled()
     for worker in (pair.prefill, pair.decode):
         page = reading(worker)
@@ -68,7 +66,7 @@ def test_idle_worker_shows_every_number(pair: Pair) -> None:
         assert abs(time.time() - page.prompt_tokens_created) < 24 * 3600  # Unix seconds
 
 
-def test_worker_says_what_it_computes_on(pair: Pair) -> None:
+def test_worker_says_what_it_computes_on(pair):
     for worker in (pair.prefill, pair.decode):
         told = worker.record["device"]
         assert (told["kind"], bool(told["name"])) == ("cpu", True)
@@ -82,9 +80,7 @@ def test_worker_says_what_it_computes_on(pair: Pair) -> None:
         assert f"computes on device=cpu name={told['name']}" in worker.log.read_text()
 
 
-def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(
-    pair: Pair, prompts: Prompts
-) -> None:
+def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(pair, prompts):
     """A scrape beyond a bound fails whole, so there is room for five times of all that is here."""
     assert pair.decode.client.complete(prompts(100), "remote", max_tokens=2).prefill == "remote"
     pages = [
@@ -113,7 +109,7 @@ def test_page_of_a_worker_stays_well_below_the_bounds_of_its_pod_monitor(
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, place: str) -> None:
+def test_rates_of_a_load_are_where_it_was_served(pair, prompts, place):
     num_requests, prompt_tokens, output_tokens = 4, 100, 20
     before = {worker: reading(worker) for worker in (pair.prefill, pair.decode)}
     for _ in range(num_requests):
@@ -176,9 +172,7 @@ def test_rates_of_a_load_are_where_it_was_served(pair: Pair, prompts: Prompts, p
     assert 0 < after[pair.decode].engine_busy_ratio <= 1
 
 
-def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(
-    slow: Pair, prompts: Prompts
-) -> None:
+def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(slow, prompts):
     """Not a reason for another decode worker."""
     with ThreadPoolExecutor(NUM_WAITING) as pool:
         with slow.prefill.engine_stopped():
@@ -199,9 +193,7 @@ def test_requests_that_wait_for_prefill_are_the_prefill_queue_alone(
     wait_shown(slow.decode, lambda shown: shown.prefill_queue_requests == 0)
 
 
-def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(
-    slow: Pair, prompts: Prompts
-) -> None:
+def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(slow, prompts):
     """Not a reason for another prefill worker; four run at once."""
     with ThreadPoolExecutor(4 + NUM_WAITING) as pool:
         answers = [
@@ -225,7 +217,7 @@ def test_requests_that_wait_for_the_decode_engine_are_its_queue_alone(
     )
 
 
-def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> None:
+def test_worker_that_restarts_is_another_life(pair, prompts):
     pair.decode.client.complete(prompts(20))
     before = reading(pair.decode)
     pair.decode.terminate()
@@ -238,7 +230,7 @@ def test_worker_that_restarts_is_another_life(pair: Pair, prompts: Prompts) -> N
     assert worker_sample("w", reading(pair.decode), before).request_rate is None
 
 
-def test_draining_worker_goes_on_telling(slow: Pair, prompts: Prompts) -> None:
+def test_draining_worker_goes_on_telling(slow, prompts):
     before = reading(slow.decode)
     with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
         stream.read_tokens(1)

@@ -5,17 +5,11 @@ The prefix is computed by the prefill worker once and sent once; the rest is com
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.reference import Reference
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
-
 BLOCK = 16
 SHARED = 20 * BLOCK  # over the default threshold of 256
 
 
-def test_prefix_of_prompts_that_come_at_once_is_computed_and_sent_once(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prefix_of_prompts_that_come_at_once_is_computed_and_sent_once(pair, prompts, reference):
     shared = prompts(SHARED)
     requested = [[*shared, *prompts(20)] for _ in range(6)]
     before, decode_before = pair.prefill.metrics(), pair.decode.metrics()
@@ -31,9 +25,7 @@ def test_prefix_of_prompts_that_come_at_once_is_computed_and_sent_once(
     assert pair.prefill.growth(before, "engine_step_tokens_sum", kind="prefill") == SHARED + 20
 
 
-def test_prompts_go_on_when_the_client_of_the_first_leaves(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_prompts_go_on_when_the_client_of_the_first_leaves(pair, prompts, reference):
     shared = prompts(SHARED)
     requested = [[*shared, *prompts(20)] for _ in range(3)]
 

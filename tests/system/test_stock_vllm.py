@@ -18,10 +18,8 @@ import pytest
 from tests.make_tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.otlp_collector import Collector
 from tests.reference import Reference
-from tests.system.certificates import Certificates
 from tests.system.client import Answer, body
 from tests.system.cluster import NewCluster, Pair
-from tests.system.prompts import Prompts
 from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
 from tests.system.tokens import write_tokenizer
 from tests.system.verifying import verified
@@ -102,8 +100,8 @@ def wait_idle(worker: WorkerProcess) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 33, 100, 300])
 def test_remote_prefill_gives_the_tokens_of_a_local_one(
-    stock_pair: Pair, wide_model: Path, prompts: Prompts, num_tokens: int
-) -> None:
+    stock_pair, wide_model, prompts, num_tokens
+):
     decode, prompt = stock_pair.decode, prompts(num_tokens)
     before = decode.metrics()
 
@@ -121,9 +119,7 @@ def test_remote_prefill_gives_the_tokens_of_a_local_one(
     wait_idle(stock_pair.prefill)
 
 
-def test_a_seeded_draw_and_its_logprobs_do_not_depend_on_the_path(
-    stock_pair: Pair, prompts: Prompts
-) -> None:
+def test_a_seeded_draw_and_its_logprobs_do_not_depend_on_the_path(stock_pair, prompts):
     prompt, fields = prompts(70), {"temperature": 1.0, "seed": 11, "logprobs": 3}
 
     remote, local = (
@@ -134,7 +130,7 @@ def test_a_seeded_draw_and_its_logprobs_do_not_depend_on_the_path(
     assert remote.choices[0].logprobs == pytest.approx(local.choices[0].logprobs, abs=1e-4)
 
 
-def test_the_second_turn_hits_the_prefix_cache(stock_pair: Pair, prompts: Prompts) -> None:
+def test_the_second_turn_hits_the_prefix_cache(stock_pair, prompts):
     prompt = prompts(200)
     first = stock_pair.decode.client.complete(prompt, "local")
 
@@ -143,7 +139,7 @@ def test_the_second_turn_hits_the_prefix_cache(stock_pair: Pair, prompts: Prompt
     assert again.cached_tokens >= 192
 
 
-def test_an_abort_reaches_the_engine(stock_pair: Pair, prompts: Prompts) -> None:
+def test_an_abort_reaches_the_engine(stock_pair, prompts):
     with stock_pair.decode.client.stream(prompts(64), "remote", max_tokens=900) as stream:
         stream.read_tokens(3)
 
@@ -152,7 +148,7 @@ def test_an_abort_reaches_the_engine(stock_pair: Pair, prompts: Prompts) -> None
     assert stock_pair.decode.metrics().value("num_requests_running") == 0
 
 
-def test_a_refusal_of_the_engine_is_a_400(stock_pair: Pair, prompts: Prompts) -> None:
+def test_a_refusal_of_the_engine_is_a_400(stock_pair, prompts):
     reply = stock_pair.decode.client.post(
         body(prompts(4), structured_outputs={"regex": "(["}, max_tokens=4)
     )
@@ -160,9 +156,7 @@ def test_a_refusal_of_the_engine_is_a_400(stock_pair: Pair, prompts: Prompts) ->
     assert reply.status_code == httpx.codes.BAD_REQUEST, reply.text
 
 
-def test_both_engines_spans_are_below_their_workers(
-    stock_pair: Pair, prompts: Prompts, collector: Collector
-) -> None:
+def test_both_engines_spans_are_below_their_workers(stock_pair, prompts, collector):
     trace_id = "5" * 32
     headers = {"traceparent": f"00-{trace_id}-{'6' * 16}-01"}
     requested = body(prompts(120), "remote", max_tokens=4)
@@ -188,9 +182,7 @@ def test_both_engines_spans_are_below_their_workers(
         assert owner[parents("llm_request")[engine]] == worker
 
 
-def test_a_verified_transfer_counts_the_tokens_and_bytes_that_came(
-    stock_pair: Pair, certificates: Certificates
-) -> None:
+def test_a_verified_transfer_counts_the_tokens_and_bytes_that_came(stock_pair, certificates):
     found = verified(stock_pair.decode, certificates, even_if_busy=True)
 
     assert found["outcome"] == "verified", found
@@ -199,9 +191,7 @@ def test_a_verified_transfer_counts_the_tokens_and_bytes_that_came(
     assert found["bytes_per_second"] > 0, found
 
 
-def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(
-    stock_pair: Pair, prompts: Prompts
-) -> None:
+def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(stock_pair, prompts):
     """Its engine computes nothing while its server is stopped, so the request is on its way."""
     prefill, decode, prompt = stock_pair.prefill, stock_pair.decode, prompts(400)
     before, answers = decode.metrics(), list[Answer]()
@@ -227,9 +217,7 @@ def test_a_prefill_worker_killed_in_the_middle_costs_no_answer_and_comes_back(
     decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
 
 
-def test_an_engine_that_dies_ends_its_streams_and_its_worker(
-    stock_pair: Pair, prompts: Prompts
-) -> None:
+def test_an_engine_that_dies_ends_its_streams_and_its_worker(stock_pair, prompts):
     decode = stock_pair.decode
     with decode.client.stream(prompts(10), "local", max_tokens=900) as stream:
         stream.read_tokens(3)
@@ -244,7 +232,7 @@ def test_an_engine_that_dies_ends_its_streams_and_its_worker(
     assert decode.client.complete(prompts(10), "remote").prefill == "remote"
 
 
-def test_a_drain_lets_a_stream_end(stock_pair: Pair, prompts: Prompts) -> None:
+def test_a_drain_lets_a_stream_end(stock_pair, prompts):
     decode = stock_pair.decode
     with decode.client.stream(prompts(40), "remote", max_tokens=200) as stream:
         stream.read_tokens(3)

@@ -139,7 +139,7 @@ def of_stream(place: str, text: str) -> Answer:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_calls_are_the_same_on_every_path(cluster: Cluster, choice: str) -> None:
+def test_calls_are_the_same_on_every_path(cluster, choice):
     ingress, router = cluster.workers[INGRESS], cluster.workers[ROUTER]
 
     expected = ask(ingress, choice, "local", stream=False)

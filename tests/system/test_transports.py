@@ -17,7 +17,6 @@ from tests.system.client import Json
 from tests.system.cluster import NewCluster, Pair, is_settled
 from tests.system.conftest import SLOW, SLOW_BYTES_PER_SECOND
 from tests.system.idle import MAX_SHARE, cpu_seconds
-from tests.system.prompts import Prompts
 from tests.transports import need_transport
 
 BLOCK = 16
@@ -82,16 +81,12 @@ def check_path(over: Pair, transport: str, reference: Reference, prompt: list[in
 
 # T6
 @pytest.mark.parametrize("num_tokens", [1, 17, 100])
-def test_remote_prefill_gives_the_same_tokens(
-    over: Pair, transport: str, prompts: Prompts, reference: Reference, num_tokens: int
-) -> None:
+def test_remote_prefill_gives_the_same_tokens(over, transport, prompts, reference, num_tokens):
     check_path(over, transport, reference, prompts(num_tokens))
 
 
 # T12
-def test_only_missing_blocks_are_written(
-    over: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_only_missing_blocks_are_written(over, prompts, reference):
     shared = prompts(5 * BLOCK)
     over.decode.client.complete(shared, "local", max_tokens=1)
     prompt, before = [*shared, *prompts(2 * BLOCK + 3)], over.decode.metrics()
@@ -103,7 +98,7 @@ def test_only_missing_blocks_are_written(
 
 
 # T1, T10
-def test_client_that_leaves_in_a_transfer_leaves_no_block(over: Pair, prompts: Prompts) -> None:
+def test_client_that_leaves_in_a_transfer_leaves_no_block(over, prompts):
     with over.decode.client.stream(prompts(400), "remote", max_tokens=12) as stream:
         stream.read_tokens(1)
         over.decode.wait_for(lambda: over.decode.blocks()["receiving"] > 0, "the transfer goes on")
@@ -112,8 +107,8 @@ def test_client_that_leaves_in_a_transfer_leaves_no_block(over: Pair, prompts: P
 
 # T4
 def test_frozen_writer_of_a_request_that_was_given_up_writes_into_no_block_of_others(
-    over: Pair, transport: str, prompts: Prompts, reference: Reference
-) -> None:
+    over, transport, prompts, reference
+):
     with ExitStack() as frozen:
         with over.decode.client.stream(prompts(400), "remote", max_tokens=12) as stream:
             stream.read_tokens(1)
@@ -133,8 +128,8 @@ def test_frozen_writer_of_a_request_that_was_given_up_writes_into_no_block_of_ot
 # T2, T5
 @every_transport
 def test_prefill_worker_that_dies_in_a_transfer_is_used_again_once_it_is_back(
-    over: Pair, transport: str, prompts: Prompts, reference: Reference
-) -> None:
+    over, transport, prompts, reference
+):
     """Again and again at the same address; nothing of the last one is used, or kept."""
     used = []
     for _ in range(NUM_LIVES):
@@ -162,8 +157,8 @@ def test_prefill_worker_that_dies_in_a_transfer_is_used_again_once_it_is_back(
 # T3, T5
 @every_transport
 def test_decode_worker_that_dies_in_a_transfer_frees_the_blocks_of_the_other(
-    over: Pair, transport: str, prompts: Prompts, reference: Reference
-) -> None:
+    over, transport, prompts, reference
+):
     with over.decode.client.stream(prompts(800), "remote", max_tokens=12) as stream:
         stream.read_tokens(1)
         over.prefill.wait_for(
@@ -181,7 +176,7 @@ def test_decode_worker_that_dies_in_a_transfer_frees_the_blocks_of_the_other(
 
 
 # T11
-def test_drain_lets_a_transfer_finish(over: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_drain_lets_a_transfer_finish(over, prompts, reference):
     prompt, before = prompts(200), over.decode.metrics()
     with over.decode.client.stream(prompt, "remote", max_tokens=12) as stream:
         stream.read_tokens(1)
@@ -194,7 +189,7 @@ def test_drain_lets_a_transfer_finish(over: Pair, prompts: Prompts, reference: R
     assert over.prefill.wait_end() == 0
 
 
-def test_threads_of_the_transport_do_not_spin(over: Pair) -> None:
+def test_threads_of_the_transport_do_not_spin(over):
     over.cluster.wait_settled()
     before = {worker: cpu_seconds(worker) for worker in (over.prefill, over.decode)}
     time.sleep(WINDOW_SECONDS)  # the window that is measured, not a wait for something

@@ -17,7 +17,6 @@ from random import Random
 
 import pytest
 
-from tests.reference import Reference
 from tests.system.client import Json
 from tests.system.cluster import Cluster, NewCluster
 from tests.system.load import Load, Outcome
@@ -86,9 +85,7 @@ def busy(square: Square, prompts: Prompts) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-def test_request_goes_to_the_decode_worker_with_fewer(
-    square: Square, busy: None, prompts: Prompts, reference: Reference, place: str
-) -> None:
+def test_request_goes_to_the_decode_worker_with_fewer(square, busy, prompts, reference, place):
     prompt, before = prompts(50), square.decodes[1].metrics()
 
     answer = square.decodes[0].client.complete(prompt, place)
@@ -100,9 +97,7 @@ def test_request_goes_to_the_decode_worker_with_fewer(
     )
 
 
-def test_request_goes_to_the_decode_worker_that_has_its_prefix(
-    square: Square, prompts: Prompts, reference: Reference
-) -> None:
+def test_request_goes_to_the_decode_worker_that_has_its_prefix(square, prompts, reference):
     """decode-1 gets prompts of its own; as soon as its events have come, decode-0 sends it what
     begins like them.
     """
@@ -145,9 +140,7 @@ SEEDED: Json = {
 
 @pytest.mark.parametrize("end", ["killed", "drained"])
 @pytest.mark.parametrize("fields", [{"n": 1}, SEEDED], ids=["greedy", "two seeded choices"])
-def test_request_moves_in_mid_stream_and_no_client_can_tell(
-    square: Square, prompts: Prompts, end: str, fields: Json
-) -> None:
+def test_request_moves_in_mid_stream_and_no_client_can_tell(square, prompts, end, fields):
     (ingress, leaves), prompt = square.decodes, prompts(100)
     plain = leaves.client.complete(prompt, "local", max_tokens=LONG, **fields)
     stop = text_of(plain.tokens[-20:-10])
@@ -188,8 +181,8 @@ def test_request_moves_in_mid_stream_and_no_client_can_tell(
 
 
 def test_decode_peer_lost_before_the_first_token_means_another_try(
-    square: Square, busy: None, prompts: Prompts, reference: Reference
-) -> None:
+    square, busy, prompts, reference
+):
     prompt, lost = prompts(50), square.decodes[1]
     with lost.engine_stopped(), ThreadPoolExecutor(1) as pool:  # no token comes
         answer = pool.submit(square.decodes[0].client.complete, prompt, "local")
@@ -200,9 +193,7 @@ def test_decode_peer_lost_before_the_first_token_means_another_try(
         reference.check(prompt, answer.result().tokens)
 
 
-async def test_kills_under_load_never_give_a_wrong_answer(
-    square: Square, prompts: Prompts, reference: Reference
-) -> None:
+async def test_kills_under_load_never_give_a_wrong_answer(square, prompts, reference):
     prefills, decodes = square.prefills, {worker.name: worker for worker in square.decodes}
     random = Random(0)
     places = ["auto", "local", "remote"]

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
@@ -54,9 +53,7 @@ def requests_by_engine(worker: WorkerProcess) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("prefill", ["local", "remote"])
-def test_tokens_of_two_engines_are_those_of_one(
-    twos: Pair, reference: Reference, prefill: str
-) -> None:
+def test_tokens_of_two_engines_are_those_of_one(twos, reference, prefill):
     prompts = Prompts("two engines")
     cases = [prompts(length) for length in LENGTHS]
     with ThreadPoolExecutor(len(cases)) as pool:
@@ -80,7 +77,7 @@ def test_tokens_of_two_engines_are_those_of_one(
         assert twos.prefill.metrics().value("prefill_delayer_wait_passes_count") > 0
 
 
-def test_worker_of_two_engines_states_both_and_divides_its_memory(twos: Pair) -> None:
+def test_worker_of_two_engines_states_both_and_divides_its_memory(twos):
     record = twos.decode.record
     first, second = record["engines"]
     assert [(e["rank"], e["state"]) for e in (first, second)] == [(0, "ready"), (1, "ready")]
@@ -93,8 +90,8 @@ def test_worker_of_two_engines_states_both_and_divides_its_memory(twos: Pair) ->
 
 
 def test_streams_of_an_engine_that_dies_go_on_at_the_other_and_it_comes_back(
-    twos: Pair, prompts: Prompts, reference: Reference
-) -> None:
+    twos, prompts, reference
+):
     decode = twos.decode
     cases = [prompts(10) for _ in range(4)]
     with ExitStack() as stack:
@@ -145,7 +142,7 @@ def test_streams_of_an_engine_that_dies_go_on_at_the_other_and_it_comes_back(
     twos.cluster.wait_settled()
 
 
-def test_worker_whose_engines_all_die_ends(twos: Pair) -> None:
+def test_worker_whose_engines_all_die_ends(twos):
     for pid in [twos.decode.engine_pid_of(rank) for rank in range(2)]:
         os.kill(pid, signal.SIGKILL)
 

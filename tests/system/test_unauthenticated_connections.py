@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 from contextlib import closing
-from pathlib import Path
 
 import grpc
 import httpx
@@ -15,9 +14,9 @@ import pytest
 from pdcluster_worker.kv_transfer import wire
 from pdcluster_worker.peers.calls import CHANNEL_OPTIONS, WorkerStub
 from tests.reference import Reference
-from tests.system.certificates import Certificates, make_certificates
+from tests.system.certificates import make_certificates
 from tests.system.client import Json, body
-from tests.system.cluster import Cluster, NewCluster, Pair
+from tests.system.cluster import Cluster, Pair
 from tests.system.kv_port import HEADS, SOCKET_SECONDS, connect, receive
 from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
@@ -31,9 +30,7 @@ def check_still_works(pair: Pair, prompts: Prompts, reference: Reference) -> Non
 
 
 # T4
-def test_write_under_an_unknown_epoch_is_refused(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_write_under_an_unknown_epoch_is_refused(pair, prompts, reference):
     before, block = pair.decode.metrics(), os.urandom(pair.decode.block_bytes)
     with connect(pair.decode.record["kv_address"]) as sock:
         sock.sendall(wire.encode_hello(wire.KvHello(pair.decode.record["engine_id"])))
@@ -57,9 +54,7 @@ def test_write_under_an_unknown_epoch_is_refused(
     )
 
 
-def test_connection_for_another_engine_is_refused(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_connection_for_another_engine_is_refused(pair, prompts, reference):
     with connect(pair.decode.record["kv_address"]) as sock:
         sock.sendall(wire.encode_hello(wire.KvHello("an-earlier-engine")))
         reply = receive(sock, wire.decode_reply)
@@ -71,9 +66,7 @@ def test_connection_for_another_engine_is_refused(
 
 @pytest.mark.parametrize("port", ["kv", "grpc", "http"])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_garbage_closes_that_connection_only(
-    pair: Pair, prompts: Prompts, reference: Reference, port: str, role: str
-) -> None:
+def test_garbage_closes_that_connection_only(pair, prompts, reference, port, role):
     worker: WorkerProcess = getattr(pair, role)
     for garbage in (b"\x80\x04\x95pickle" + os.urandom(4096), b"\x00" * 64, b"GET / HTTP/1.1\r\n"):
         with connect(worker.record[f"{port}_address"]) as sock:
@@ -87,9 +80,7 @@ def test_garbage_closes_that_connection_only(
     check_still_works(pair, prompts, reference)
 
 
-def test_peer_outside_the_ca_is_refused(
-    pair: Pair, tmp_path: Path, certificates: Certificates
-) -> None:
+def test_peer_outside_the_ca_is_refused(pair, tmp_path, certificates):
     stranger = make_certificates(tmp_path / "stranger")
     no_certificate = grpc.ssl_channel_credentials(certificates.ca.read_bytes())
     wrong_certificate = grpc.ssl_channel_credentials(
@@ -112,8 +103,8 @@ def test_peer_outside_the_ca_is_refused(
 
 
 def test_mismatched_prefill_workers_are_refused_as_pairs(
-    new_cluster: NewCluster, other_model: Path, prompts: Prompts, reference: Reference
-) -> None:  # T9
+    new_cluster, other_model, prompts, reference
+):  # T9
     cluster = new_cluster("mismatch")
     decode = cluster.add_worker("decode", "decode-0")
     # what `auto` is in this revision

@@ -12,9 +12,7 @@ import psutil
 import pytest
 
 from tests.ports import free_ports
-from tests.reference import Reference
 from tests.system.cluster import Cluster, NewCluster
-from tests.system.prompts import Prompts
 from tests.system.worker_process import WorkerProcess
 from tests.transports import need_transport
 
@@ -51,8 +49,8 @@ def rank_of(worker: WorkerProcess) -> psutil.Process:
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
 def test_remote_prefill_between_unequal_ranks_gives_the_same_tokens(
-    ranks: Cluster, prompts: Prompts, reference: Reference, prefill: int, decode: int
-) -> None:
+    ranks, prompts, reference, prefill, decode
+):
     source, target = ranks.workers[f"prefill-{prefill}"], ranks.workers[f"decode-{decode}"]
     with ranks.drained_by_command(f"prefill-{3 - prefill}", f"decode-{3 - decode}"):
         for other in (f"prefill-{3 - prefill}", f"decode-{3 - decode}"):
@@ -82,13 +80,8 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
 def test_every_rank_of_unequal_workers_writes_by_the_transport_of_the_pair(
-    new_cluster: NewCluster,
-    transport: str,
-    prompts: Prompts,
-    reference: Reference,
-    prefill: int,
-    decode: int,
-) -> None:
+    new_cluster, transport, prompts, reference, prefill, decode
+):
     cluster = new_cluster(f"ranks-{transport}-{prefill}")
     for role, size in (("prefill", prefill), ("decode", decode)):
         worker = cluster.add_worker(
@@ -116,16 +109,14 @@ def test_every_rank_of_unequal_workers_writes_by_the_transport_of_the_pair(
     cluster.wait_settled()
 
 
-def test_version_and_record_say_the_ranks(ranks: Cluster) -> None:
+def test_version_and_record_say_the_ranks(ranks):
     for size in (1, 2):
         worker = ranks.workers[f"decode-{size}"]
         assert worker.client.http.get("/version").json()["device"]["tensor_parallel_size"] == size
         assert worker.record["device"].get("tensor_parallel_size", 1) == size
 
 
-def test_a_dead_rank_ends_its_worker_and_costs_others_nothing(
-    ranks: Cluster, prompts: Prompts, reference: Reference
-) -> None:
+def test_a_dead_rank_ends_its_worker_and_costs_others_nothing(ranks, prompts, reference):
     """Kill a rank of a prefill worker first, then of a decode worker in the middle of a stream."""
     prefill, decode = ranks.workers["prefill-2"], ranks.workers["decode-2"]
     os.kill(rank_of(prefill).pid, signal.SIGKILL)

@@ -9,10 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.system.certificates import Certificates, make_certificates
-from tests.system.cluster import NewCluster, Pair
+from tests.system.certificates import make_certificates
+from tests.system.cluster import NewCluster
 from tests.system.conftest import SLOW_BYTES_PER_SECOND
-from tests.system.prompts import Prompts
 from tests.system.relay import Relays, relayed
 from tests.system.verifying import verified
 from tests.system.worker_process import WorkerProcess
@@ -44,7 +43,7 @@ def behind_relays(open_cluster: NewCluster, other_model: Path) -> Iterator[Relay
             cluster.wait_settled()
 
 
-def test_pair_that_moves_kv_is_verified(pair: Pair, certificates: Certificates) -> None:
+def test_pair_that_moves_kv_is_verified(pair, certificates):
     before, sent = pair.decode.metrics(), pair.prefill.metrics()
 
     found = verified(pair.decode, certificates)
@@ -76,7 +75,7 @@ def test_pair_that_moves_kv_is_verified(pair: Pair, certificates: Certificates) 
     assert pair.prefill.growth(sent, "remote_prefill_phase_seconds_count", phase="queue") == 0
 
 
-def test_each_verification_has_a_fresh_prompt(pair: Pair, certificates: Certificates) -> None:
+def test_each_verification_has_a_fresh_prompt(pair, certificates):
     before = pair.prefill.metrics()
 
     num_tokens = sum(verified(pair.decode, certificates)["num_prompt_tokens"] for _ in range(2))
@@ -85,9 +84,7 @@ def test_each_verification_has_a_fresh_prompt(pair: Pair, certificates: Certific
     assert pair.prefill.growth(before, "prefix_cache_hit_tokens_total") == 0
 
 
-def test_busy_pair_is_left_alone_unless_that_is_asked_for(
-    pair: Pair, certificates: Certificates, prompts: Prompts
-) -> None:
+def test_busy_pair_is_left_alone_unless_that_is_asked_for(pair, certificates, prompts):
     with pair.decode.client.stream(prompts(20), "local", max_tokens=1800) as stream:
         stream.read_tokens(1)
         before = pair.prefill.metrics()
@@ -100,33 +97,27 @@ def test_busy_pair_is_left_alone_unless_that_is_asked_for(
         assert verified(pair.decode, certificates)["outcome"] == "verified"
 
 
-def test_only_holders_of_a_certificate_of_the_cluster_may_ask(
-    pair: Pair, tmp_path: Path, certificates: Certificates
-) -> None:
+def test_only_holders_of_a_certificate_of_the_cluster_may_ask(pair, tmp_path, certificates):
     with pytest.raises(grpc.RpcError) as e:
         verified(pair.decode, make_certificates(tmp_path / "other"))
     assert e.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_worker_verifies_for_its_own_pod_and_as_a_decode_worker(
-    pair: Pair, certificates: Certificates
-) -> None:
+def test_worker_verifies_for_its_own_pod_and_as_a_decode_worker(pair, certificates):
     for worker, pod in ((pair.decode, "gone-decode-0"), (pair.prefill, None)):
         with pytest.raises(grpc.RpcError) as e:
             verified(worker, certificates, pod=pod)
         assert e.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_rate_is_that_of_the_transport(slow: Pair, certificates: Certificates) -> None:
+def test_rate_is_that_of_the_transport(slow, certificates):
     found = verified(slow.decode, certificates)
 
     assert found["outcome"] == "verified"
     assert 0 < found["bytes_per_second"] < 2 * SLOW_BYTES_PER_SECOND
 
 
-def test_damaged_block_fails_the_verification_and_the_next_one_passes(
-    behind_relays: Relayed, certificates: Certificates
-) -> None:
+def test_damaged_block_fails_the_verification_and_the_next_one_passes(behind_relays, certificates):
     behind_relays.relays.damage_next = True
 
     found = verified(behind_relays.decode, certificates)
@@ -139,9 +130,7 @@ def test_damaged_block_fails_the_verification_and_the_next_one_passes(
     assert verified(behind_relays.decode, certificates)["outcome"] == "verified"
 
 
-def test_refused_pair_fails_the_verification(
-    behind_relays: Relayed, certificates: Certificates
-) -> None:
+def test_refused_pair_fails_the_verification(behind_relays, certificates):
     found = verified(behind_relays.decode, certificates, OTHER_POOL)
 
     assert (found["outcome"], found["fault"]) == ("failed", "pair_refused")

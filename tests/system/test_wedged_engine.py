@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from pdctl.local.processes import Launch, Supervisor
-from tests.reference import Reference
 from tests.system.client import answer_of, body
-from tests.system.cluster import Cluster, NewCluster, Pair
+from tests.system.cluster import Cluster, Pair
 from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 from tests.system.worker_process import READY_SECONDS, SETTLE_SECONDS, WorkerProcess
@@ -65,9 +64,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_stopped_prefill_engine_costs_no_auto_request(
-    impatient: Pair, pool: ThreadPoolExecutor, prompts: Prompts, reference: Reference
-) -> None:
+def test_stopped_prefill_engine_costs_no_auto_request(impatient, pool, prompts, reference):
     decode, prefill, prompt = impatient.decode, impatient.prefill, prompts(300)
     before, engine_pid = decode.metrics(), prefill.engine_pid
     with prefill.engine_stopped():
@@ -95,9 +92,7 @@ def test_stopped_prefill_engine_costs_no_auto_request(
     assert decode.client.complete(prompts(300), "auto").prefill == "remote"
 
 
-def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(
-    impatient: Pair, prompts: Prompts
-) -> None:
+def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient, prompts):
     with impatient.prefill.engine_stopped():
         reply = impatient.decode.client.post(body(prompts(300), "remote"))
 
@@ -105,9 +100,7 @@ def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(
     assert "has stalled" in reply.json()["error"]["message"]
 
 
-def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
-    impatient: Pair, pool: ThreadPoolExecutor, prompts: Prompts
-) -> None:
+def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(impatient, pool, prompts):
     decode, engine_pid = impatient.decode, impatient.decode.engine_pid
     with decode.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(2)
@@ -122,12 +115,8 @@ def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(
 
 
 def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
-    impatient: Pair,
-    second: WorkerProcess,
-    pool: ThreadPoolExecutor,
-    prompts: Prompts,
-    reference: Reference,
-) -> None:
+    impatient, second, pool, prompts, reference
+):
     """Those that came to it, those that were sent there, and those that come while its stall is
     known.
     """
@@ -152,9 +141,7 @@ def test_requests_of_a_stopped_engine_go_to_the_other_decode_worker(
     assert _status(first, "/ready") == httpx.codes.OK
 
 
-async def test_supervisor_restarts_a_worker_whose_engine_stalls(
-    new_cluster: NewCluster,
-) -> None:
+async def test_supervisor_restarts_a_worker_whose_engine_stalls(new_cluster):
     cluster, said = new_cluster("supervised"), list[str]()
     worker = cluster.add_worker("mixed", "supervised-0", start=False)
     worker.write_policy({"stallSeconds": 1})

@@ -7,16 +7,11 @@ import signal
 
 import httpx
 
-from tests.reference import Reference
 from tests.system.client import body
-from tests.system.cluster import Pair
-from tests.system.prompts import Prompts
 
 
 # T11
-def test_sigterm_lets_an_open_stream_finish(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_sigterm_lets_an_open_stream_finish(pair, prompts, reference):
     prompt = prompts(100)
     with pair.decode.client.stream(prompt, "remote", max_tokens=400) as stream:
         stream.read_tokens(2)
@@ -30,7 +25,7 @@ def test_sigterm_lets_an_open_stream_finish(
     assert pair.cluster.record(pair.decode.name) is None
 
 
-def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> None:  # T11
+def test_draining_worker_takes_no_new_requests(slow, prompts):  # T11
     with slow.decode.client.stream(prompts(20), "local", max_tokens=1500) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
@@ -49,9 +44,7 @@ def test_draining_worker_takes_no_new_requests(slow: Pair, prompts: Prompts) -> 
 
 
 # T11
-def test_sigterm_of_a_prefill_worker_finishes_its_transfer(
-    slow: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_sigterm_of_a_prefill_worker_finishes_its_transfer(slow, prompts, reference):
     prompt = prompts(500)
     before = slow.decode.metrics()
     with slow.decode.client.stream(prompt, "remote") as stream:
@@ -66,7 +59,7 @@ def test_sigterm_of_a_prefill_worker_finishes_its_transfer(
     assert slow.decode.client.complete(prompts(300), "auto", max_tokens=1).prefill == "local"
 
 
-def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts: Prompts) -> None:
+def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair, prompts):
     command = f"/pdcluster/test/{pair.cluster.name}/commands/{pair.prefill.name}"
     try:
         pair.cluster.etcd.put(command, "drain")
@@ -84,7 +77,7 @@ def test_drain_command_in_etcd_takes_the_worker_out_and_back(pair: Pair, prompts
     )
 
 
-def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: Reference) -> None:
+def test_sigterm_again_changes_nothing(pair, prompts, reference):
     """As a container runtime sends it that was restarted in the middle of a drain."""
     prompt = prompts(60)
     with pair.decode.client.stream(prompt, "local", max_tokens=1000) as stream:
@@ -105,7 +98,7 @@ def test_sigterm_again_changes_nothing(pair: Pair, prompts: Prompts, reference: 
     assert pair.decode.wait_end() == 0
 
 
-def test_interrupt_in_a_drain_does_not_wait(slow: Pair, prompts: Prompts) -> None:
+def test_interrupt_in_a_drain_does_not_wait(slow, prompts):
     with slow.decode.client.stream(prompts(20), "local", max_tokens=2000) as stream:
         stream.read_tokens(1)
         slow.decode.terminate()
@@ -123,7 +116,7 @@ def test_interrupt_in_a_drain_does_not_wait(slow: Pair, prompts: Prompts) -> Non
     assert slow.cluster.record(slow.decode.name) is None
 
 
-def test_dead_engine_ends_its_worker_at_once(pair: Pair, prompts: Prompts) -> None:
+def test_dead_engine_ends_its_worker_at_once(pair, prompts):
     with pair.decode.client.stream(prompts(100), "remote", max_tokens=1500) as stream:
         stream.read_tokens(2)
         pair.decode.kill_engine()
@@ -135,9 +128,7 @@ def test_dead_engine_ends_its_worker_at_once(pair: Pair, prompts: Prompts) -> No
     assert pair.cluster.record(pair.decode.name) is None  # revoked, not left to its lease
 
 
-def test_dead_prefill_engine_costs_no_request(
-    pair: Pair, prompts: Prompts, reference: Reference
-) -> None:
+def test_dead_prefill_engine_costs_no_request(pair, prompts, reference):
     pair.prefill.kill_engine()
     assert pair.prefill.wait_end() == 1
 
@@ -147,7 +138,7 @@ def test_dead_prefill_engine_costs_no_request(
     assert pair.cluster.record(pair.prefill.name) is None
 
 
-def test_interrupt_drains_like_sigterm(pair: Pair) -> None:
+def test_interrupt_drains_like_sigterm(pair):
     pair.prefill.process.send_signal(signal.SIGINT)
 
     assert pair.prefill.wait_end() == 0

@@ -16,7 +16,6 @@ import pytest
 
 from tests.system.certificates import Certificates
 from tests.system.client import MODEL, Json, answer_of, body
-from tests.system.cluster import NewCluster
 from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 from tests.system.worker_process import END_SECONDS, READY_SECONDS
@@ -91,12 +90,8 @@ def write_files(folder: Path, model: Path, certificates: Certificates, endpoint:
 
 @pytest.mark.skipif(not can_confine(), reason="needs root and the right to mount")
 def test_a_worker_needs_no_rights_and_writes_only_into_tmp(
-    folder: Path,
-    new_cluster: NewCluster,
-    tiny_model: Path,
-    certificates: Certificates,
-    prompts: Prompts,
-) -> None:
+    folder, new_cluster, tiny_model, certificates, prompts
+):
     cluster = new_cluster("pod")
     engine = write_files(folder, tiny_model, certificates, cluster.etcd.endpoint)
     tmp = str(folder / "tmp")

@@ -4,16 +4,13 @@ One whose etcd is away waits and says so.
 """
 
 import socket
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.ports import free_port
 from tests.system.client import Client
-from tests.system.cluster import NewCluster
 from tests.system.etcd_server import EtcdServer
-from tests.system.prompts import Prompts
 from tests.system.waiting import wait_for
 
 START_SECONDS = 120.0
@@ -21,7 +18,7 @@ START_SECONDS = 120.0
 
 # the one of the server process, the other of the engine process
 @pytest.mark.parametrize("kind", ["http", "kv"])
-def test_taken_port_ends_with_2(new_cluster: NewCluster, kind: str) -> None:
+def test_taken_port_ends_with_2(new_cluster, kind):
     worker = new_cluster(f"port-{kind}").add_worker("decode", "decode-0", start=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = worker.settings["listen"][kind] = other.getsockname()[1]
@@ -31,7 +28,7 @@ def test_taken_port_ends_with_2(new_cluster: NewCluster, kind: str) -> None:
     assert str(port) in worker.log_tail(1)
 
 
-def test_missing_model_folder_ends_with_2(new_cluster: NewCluster, tmp_path: Path) -> None:
+def test_missing_model_folder_ends_with_2(new_cluster, tmp_path):
     worker = new_cluster("no-model").add_worker("decode", "decode-0", model=tmp_path / "nowhere")
 
     assert worker.wait_end() == 2
@@ -39,7 +36,7 @@ def test_missing_model_folder_ends_with_2(new_cluster: NewCluster, tmp_path: Pat
     assert str(tmp_path / "nowhere") in worker.log_tail(1)
 
 
-def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster: NewCluster) -> None:
+def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster):
     worker = new_cluster("gpu").add_worker("decode", "decode-0", start=False)
     worker.settings["gpu"] = "B200"
     worker.start()
@@ -52,14 +49,14 @@ def test_pool_with_an_accelerator_ends_with_3_and_says_why(new_cluster: NewClust
     )
 
 
-def test_unknown_setting_ends_with_2(new_cluster: NewCluster) -> None:
+def test_unknown_setting_ends_with_2(new_cluster):
     worker = new_cluster("typo").add_worker("decode", "decode-0", blockSise=16)
 
     assert worker.wait_end() == 2
     assert "blockSise" in worker.log_tail(1)
 
 
-def test_missing_identity_ends_with_2(new_cluster: NewCluster) -> None:
+def test_missing_identity_ends_with_2(new_cluster):
     worker = new_cluster("lonely").add_worker("decode", "decode-0", start=False)
     worker.start(POD_NAME="")
 
@@ -67,7 +64,7 @@ def test_missing_identity_ends_with_2(new_cluster: NewCluster) -> None:
     assert "POD_NAME" in worker.log_tail(1)
 
 
-def test_missing_secret_ends_with_2(new_cluster: NewCluster) -> None:
+def test_missing_secret_ends_with_2(new_cluster):
     worker = new_cluster("no-secret").add_worker("decode", "decode-0", start=False)
     worker.settings["discovery"]["tls"] = {"ca": "/nowhere"}
     worker.start()
@@ -76,7 +73,7 @@ def test_missing_secret_ends_with_2(new_cluster: NewCluster) -> None:
     assert worker.log_tail(1).startswith("error: discovery.tls.ca: /nowhere cannot be read")
 
 
-def test_dtype_that_no_worker_can_compute_in_ends_with_2(new_cluster: NewCluster) -> None:
+def test_dtype_that_no_worker_can_compute_in_ends_with_2(new_cluster):
     cluster = new_cluster("pinned")
     worker = cluster.add_worker("decode", "decode-0", start=False)
     worker.settings["model"]["dtype"] = "auto"
@@ -87,9 +84,7 @@ def test_dtype_that_no_worker_can_compute_in_ends_with_2(new_cluster: NewCluster
     assert "'int4' under /pdcluster/test/pinned/dtypes/r1" in worker.log_tail(1)
 
 
-def test_etcd_away_at_start_means_not_ready_until_it_comes(
-    new_cluster: NewCluster, tmp_path: Path, prompts: Prompts
-) -> None:
+def test_etcd_away_at_start_means_not_ready_until_it_comes(new_cluster, tmp_path, prompts):
     cluster, etcd = new_cluster("early"), EtcdServer(tmp_path)
     cluster.etcd = etcd
     worker = cluster.add_worker("mixed", "mixed-0", start=False)

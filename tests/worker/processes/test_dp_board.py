@@ -35,21 +35,19 @@ def boards(clock: FakeClock) -> Iterator[list[DpBoard]]:
         RankState(False, timed_out=True, waiting=70),
     ],
 )
-def test_board_shows_others_what_a_rank_says(boards: list[DpBoard], state: RankState) -> None:
+def test_board_shows_others_what_a_rank_says(boards, state):
     boards[0].publish(state)
 
     assert [board.others() for board in boards] == [[], [state], [state]]
 
 
-def test_board_holds_counts_up_to_16_bits(boards: list[DpBoard]) -> None:
+def test_board_holds_counts_up_to_16_bits(boards):
     boards[0].publish(RankState(True, running=70_000))
 
     assert boards[1].others() == [RankState(True, running=65_535)]
 
 
-def test_board_passes_over_what_is_old_or_withdrawn(
-    boards: list[DpBoard], clock: FakeClock
-) -> None:
+def test_board_passes_over_what_is_old_or_withdrawn(boards, clock):
     boards[0].publish(FULL)
     clock.advance(STALE_SECONDS)
     boards[1].publish(RankState(False))

@@ -31,9 +31,7 @@ class OwnGpus:
     ],
     ids=["ours", "container", "process"],
 )
-def test_gpus_are_those_that_the_engine_computes_on(
-    monkeypatch: pytest.MonkeyPatch, engine: EngineConfig, use: GpuUse
-) -> None:
+def test_gpus_are_those_that_the_engine_computes_on(monkeypatch, engine, use):
     monkeypatch.setattr(server_process, "Gpus", OwnGpus)
     monkeypatch.setattr(server_process, "read_report", lambda: parse_report("B200, 8, 4, 50, 9"))
     requested = gpu_use(engine, DeviceFacts("cuda", "B200"))

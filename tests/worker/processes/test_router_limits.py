@@ -23,9 +23,7 @@ def folder_of(folder: Path, config: object) -> Path:
         ({"vocab_size": 9}, 100, (100, 9)),
     ],
 )
-def test_router_limits_are_those_of_the_model_and_the_setting(
-    tmp_path: Path, config: object, setting: int | None, limits: tuple[int, int]
-) -> None:
+def test_router_limits_are_those_of_the_model_and_the_setting(tmp_path, config, setting, limits):
     assert model_limits(folder_of(tmp_path, config), setting) == limits
 
 
@@ -37,13 +35,11 @@ def test_router_limits_are_those_of_the_model_and_the_setting(
         ([], "config.json: cannot be read"),
     ],
 )
-def test_router_refuses_a_model_folder_that_does_not_say(
-    tmp_path: Path, config: object, reason: str
-) -> None:
+def test_router_refuses_a_model_folder_that_does_not_say(tmp_path, config, reason):
     with pytest.raises(ModelError, match=reason):
         model_limits(folder_of(tmp_path, config), None)
 
 
-def test_router_refuses_a_missing_model_folder(tmp_path: Path) -> None:
+def test_router_refuses_a_missing_model_folder(tmp_path):
     with pytest.raises(ModelError, match="cannot be read"):
         model_limits(tmp_path, None)

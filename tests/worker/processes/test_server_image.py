@@ -25,7 +25,7 @@ IMPORTED = (
 )
 
 
-def test_server_process_imports_nothing_that_its_image_leaves_out() -> None:
+def test_server_process_imports_nothing_that_its_image_leaves_out():
     script = f"import sys; sys.modules.update(dict.fromkeys({LEFT_OUT!r})); import " + ", ".join(
         IMPORTED
     )
@@ -36,9 +36,7 @@ def test_server_process_imports_nothing_that_its_image_leaves_out() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_worker_of_our_own_engine_says_which_image_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_of_our_own_engine_says_which_image_it_needs(monkeypatch):
     monkeypatch.setattr(worker_start, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="use the variant cpu or cuda of the worker's image"):
         worker_start._check_image()

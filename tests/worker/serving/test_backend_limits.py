@@ -8,7 +8,7 @@ from pdcluster_worker.serving.engines.engines import Engine, Engines
 from tests.worker.serving.doubles import FACTS, ScriptedEngine
 
 
-async def test_limits_are_those_of_the_engine_with_the_shortest_length() -> None:
+async def test_limits_are_those_of_the_engine_with_the_shortest_length():
     short = replace(FACTS, max_model_len=96, length_note="lowered to 96")
     engines = [
         Engine(EngineClient(ScriptedEngine()), facts, f"127.0.0.1:{9100 + rank}", rank)

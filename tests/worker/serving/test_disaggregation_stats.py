@@ -13,7 +13,6 @@ from pdcluster_worker.serving.disaggregation_stats import (
     MAX_REFUSED,
     DisaggregationStats,
 )
-from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.testing import FakeClock
 
 
@@ -40,12 +39,12 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_nothing_new_is_no_write(scene: Scene) -> None:
+def test_nothing_new_is_no_write(scene):
     assert not scene.told.poll()
     assert scene.told.stated == DisaggregationRecord("nixl")
 
 
-def test_refused_peers_are_reported_at_the_next_look_and_taken_back(scene: Scene) -> None:
+def test_refused_peers_are_reported_at_the_next_look_and_taken_back(scene):
     scene.refused = {"p-1": "weights", "p-0": "dtype"}
 
     assert scene.told.poll()
@@ -56,7 +55,7 @@ def test_refused_peers_are_reported_at_the_next_look_and_taken_back(scene: Scene
     assert scene.told.stated == DisaggregationRecord("nixl")
 
 
-def test_many_refused_peers_are_counted_and_the_first_few_named(scene: Scene) -> None:
+def test_many_refused_peers_are_counted_and_the_first_few_named(scene):
     scene.refused = {f"p-{number:02}": "x" * 1000 for number in range(20)}
     scene.told.poll()
 
@@ -67,7 +66,7 @@ def test_many_refused_peers_are_counted_and_the_first_few_named(scene: Scene) ->
     assert {len(peer.reason) for peer in scene.told.stated.refused} == {MAX_REASON}
 
 
-def test_figures_are_reported_at_once_and_then_not_for_a_while(scene: Scene) -> None:
+def test_figures_are_reported_at_once_and_then_not_for_a_while(scene):
     scene.count(1, 3)
     scene.rate = 123_456_789.0
     assert scene.told.poll()
@@ -86,7 +85,7 @@ def test_figures_are_reported_at_once_and_then_not_for_a_while(scene: Scene) -> 
     assert (scene.told.stated.long_prompts, scene.told.stated.remote_ratio) == (100, 0.05)
 
 
-def test_a_steady_load_writes_nothing(scene: Scene) -> None:
+def test_a_steady_load_writes_nothing(scene):
     """The same mix for an hour, of which the window's ends see a little more or less."""
     writes = 0
     for number in range(3600):
@@ -100,7 +99,7 @@ def test_a_steady_load_writes_nothing(scene: Scene) -> None:
     assert scene.told.stated.remote_ratio == 0.9
 
 
-def test_a_quiet_worker_goes_on_saying_what_it_last_saw(scene: Scene) -> None:
+def test_a_quiet_worker_goes_on_saying_what_it_last_saw(scene):
     scene.count(0, 4)
     scene.told.poll()
     scene.clock.advance(100 * WINDOW_SECONDS)
@@ -109,7 +108,7 @@ def test_a_quiet_worker_goes_on_saying_what_it_last_saw(scene: Scene) -> None:
     assert scene.told.stated.remote_ratio == 1.0
 
 
-async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker: WorkerContext) -> None:
+async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker):
     assert worker.transport == "tcp"
     worker.note_transfer(PrefillDone("r", 1000, 0.5, busy_seconds=0.5, transport="tcp"))
     # too short to measure: the last rate stays
@@ -121,9 +120,7 @@ async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker: Work
     assert value("pdcluster_kv_transport_info", {"transport": "tcp"}) == 1
 
 
-async def test_a_transfer_by_another_transport_than_asked_for_is_counted(
-    worker: WorkerContext,
-) -> None:
+async def test_a_transfer_by_another_transport_than_asked_for_is_counted(worker):
     note = "not nixl: it does not reach the sender"
     worker.note_transfer(PrefillDone("r", 1, 0.1, transport="nixl"))
     worker.note_transfer(PrefillDone("r", 1, 0.1, transport="tcp", transport_note=note))
@@ -135,7 +132,7 @@ async def test_a_transfer_by_another_transport_than_asked_for_is_counted(
     assert value("pdcluster_kv_transport_info", {"transport": "nixl"}) is None
 
 
-def test_a_fallback_is_reported_with_its_reason_and_when_it_ends(scene: Scene) -> None:
+def test_a_fallback_is_reported_with_its_reason_and_when_it_ends(scene):
     scene.transport = "tcp", "x" * (MAX_REASON + 1)
     assert scene.told.poll()
     assert scene.told.stated.transport == "tcp"

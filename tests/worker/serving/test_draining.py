@@ -60,7 +60,7 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
     await holder.drain.close()
 
 
-async def test_drain_by_command_ends_drained_when_nothing_holds(holder: Holder) -> None:
+async def test_drain_by_command_ends_drained_when_nothing_holds(holder):
     holder.count = 2
     assert holder.drain.num_holding == 0  # they are not waited for
     holder.drain.command(True)
@@ -72,16 +72,14 @@ async def test_drain_by_command_ends_drained_when_nothing_holds(holder: Holder) 
     assert holder.states == ["draining", "drained"]
 
 
-async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(
-    holder: Holder,
-) -> None:
+async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(holder):
     holder.drain.command(True)
     await holder.drained()
 
     assert (holder.states, holder.num_asked) == (["draining", "drained"], 1)
 
 
-async def test_drain_waits_for_clients_that_have_not_taken_all(holder: Holder) -> None:
+async def test_drain_waits_for_clients_that_have_not_taken_all(holder):
     holder.num_unsent = 2
     holder.drain.command(True)
     await until(lambda: holder.num_asked >= 3)
@@ -93,9 +91,7 @@ async def test_drain_waits_for_clients_that_have_not_taken_all(holder: Holder) -
     assert (holder.states, holder.drain.num_holding) == (["draining", "drained"], 0)
 
 
-async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and_no_others(
-    holder: Holder,
-) -> None:
+async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and_no_others(holder):
     """Refusals and scrapes go on, and some answer is always on the way."""
     holder.num_unsent = 2
     holder.drain.command(True)
@@ -108,9 +104,7 @@ async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and
     assert holder.states == ["draining", "drained"]
 
 
-async def test_clients_there_are_counted_again_when_another_request_has_ended(
-    holder: Holder,
-) -> None:
+async def test_clients_there_are_counted_again_when_another_request_has_ended(holder):
     holder.num_unsent = 1
     holder.drain.command(True)
     await until(lambda: holder.num_asked >= 2)
@@ -124,9 +118,7 @@ async def test_clients_there_are_counted_again_when_another_request_has_ended(
     await holder.drained()
 
 
-async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(
-    holder: Holder, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(holder, caplog):
     holder.error = RuntimeError("can't start new thread")
     holder.drain.command(True)
     await until(lambda: holder.num_asked >= 3)
@@ -140,8 +132,8 @@ async def test_drain_goes_on_when_it_cannot_ask_for_clients_and_says_so_once(
 
 
 async def test_each_drain_gives_up_when_it_cannot_ask_for_clients_at_all(
-    holder: Holder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    holder, monkeypatch, caplog
+):
     monkeypatch.setattr(draining, "MOST_FAILURES", 5)
     holder.num_unsent, holder.error = 1, RuntimeError("can't start new thread")
     for turn in (1, 2):
@@ -153,7 +145,7 @@ async def test_each_drain_gives_up_when_it_cannot_ask_for_clients_at_all(
     assert holder.states == ["draining", "drained", "ready"] * 2
 
 
-async def test_drain_that_was_withdrawn_leaves_its_failures_behind(holder: Holder) -> None:
+async def test_drain_that_was_withdrawn_leaves_its_failures_behind(holder):
     holder.error = RuntimeError("can't start new thread")
     holder.drain.command(True)
     await until(lambda: holder.num_asked == draining.MOST_FAILURES - 1)
@@ -166,8 +158,8 @@ async def test_drain_that_was_withdrawn_leaves_its_failures_behind(holder: Holde
 
 
 async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_nothing(
-    holder: Holder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    holder, monkeypatch
+):
     """They are read now and then, so that a stalled client is known when the requests end."""
     monkeypatch.setattr(draining, "FOLLOW_SECONDS", 0.001)
     holder.count = holder.num_unsent = 1
@@ -179,9 +171,7 @@ async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_n
     await holder.drained()
 
 
-async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_void(
-    holder: Holder,
-) -> None:
+async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_void(holder):
     """Its own client may not be in it."""
     holder.count = 1
     holder.answering.clear()
@@ -198,8 +188,8 @@ async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_vo
 
 
 async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never_after_the_drain(
-    holder: Holder,
-) -> None:
+    holder,
+):
     """Output of a drained worker, such as to a scraper, does not make it drain again."""
     holder.count = 1
     looks = 0
@@ -223,9 +213,7 @@ async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never
 
 
 @pytest.mark.parametrize("word", ["request", "withdrawn"])
-async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(
-    holder: Holder, word: str
-) -> None:
+async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(holder, word):
     """A request may begin and end meanwhile: its client was not counted."""
     holder.answering.clear()
     holder.drain.command(True)
@@ -245,9 +233,7 @@ async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(
     assert "drained" not in holder.states
 
 
-async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drained(
-    holder: Holder,
-) -> None:
+async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drained(holder):
     holder.count = 1
     holder.drain.command(True)
     holder.drain.command(False)
@@ -259,7 +245,7 @@ async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drain
     assert holder.states == ["draining", "ready", "draining", "drained", "ready"]
 
 
-async def test_drained_worker_drains_again_while_something_slipped_in(holder: Holder) -> None:
+async def test_drained_worker_drains_again_while_something_slipped_in(holder):
     holder.drain.command(True)
     await holder.drained()
     holder.count = 1
@@ -274,7 +260,7 @@ async def test_drained_worker_drains_again_while_something_slipped_in(holder: Ho
     assert holder.states == ["draining", "drained", "draining", "drained"]
 
 
-async def test_end_is_not_taken_back_by_a_command(holder: Holder) -> None:
+async def test_end_is_not_taken_back_by_a_command(holder):
     holder.count = 1
     holder.drain.command(True)
     holder.drain.end()
@@ -288,7 +274,7 @@ async def test_end_is_not_taken_back_by_a_command(holder: Holder) -> None:
     assert holder.states == ["draining", "drained"]
 
 
-async def test_command_in_the_end_changes_nothing(holder: Holder) -> None:
+async def test_command_in_the_end_changes_nothing(holder):
     holder.count = 1
     holder.drain.end()
     for present in (True, False, True):
@@ -297,7 +283,7 @@ async def test_command_in_the_end_changes_nothing(holder: Holder) -> None:
     assert (holder.drain.state, holder.states) == ("draining", ["draining"])
 
 
-async def test_drained_returns_only_while_nothing_holds(holder: Holder) -> None:
+async def test_drained_returns_only_while_nothing_holds(holder):
     """Also when something slipped in between the last look and the return."""
     found: list[int] = []
 
@@ -322,7 +308,7 @@ async def test_drained_returns_only_while_nothing_holds(holder: Holder) -> None:
     assert found == [0]
 
 
-async def test_drain_looks_again_after_a_quick_change_of_mind(holder: Holder) -> None:
+async def test_drain_looks_again_after_a_quick_change_of_mind(holder):
     holder.count = 1
     for present in (True, False, True):
         holder.drain.command(present)
@@ -337,7 +323,7 @@ async def test_drain_looks_again_after_a_quick_change_of_mind(holder: Holder) ->
         st.sampled_from(["drain", "serve", "begin", "end", "look", "send", "read"]), max_size=30
     )
 )
-def test_state_follows_from_the_last_word_and_what_holds(words: list[str]) -> None:
+def test_state_follows_from_the_last_word_and_what_holds(words):
     async def play() -> None:
         holder = Holder()
         wanted = drained = False

@@ -11,7 +11,7 @@ def backend_of(*engines: Engine) -> WorkerBackend:
     return WorkerBackend("m", Engines(*engines))
 
 
-async def test_an_engine_may_load_for_its_time_and_no_longer() -> None:
+async def test_an_engine_may_load_for_its_time_and_no_longer():
     now = [100.0]
     fault = restart_reason(backend_of(), lambda: now[0])
 
@@ -21,7 +21,7 @@ async def test_an_engine_may_load_for_its_time_and_no_longer() -> None:
     assert fault() == "the engine is not ready after 3600 s"
 
 
-async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone() -> None:
+async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone():
     client = EngineClient(ScriptedEngine())
     backend = backend_of(Engine(client, FACTS, "127.0.0.1:9100", 0))
     backend.engines_are_ready()
@@ -32,7 +32,7 @@ async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone() -> None
     assert "no step for 40 s" in (fault() or "")
 
 
-async def test_readiness_names_what_the_engine_waits_for() -> None:
+async def test_readiness_names_what_the_engine_waits_for():
     backend = backend_of()
     backend.wait("the engine answers /health, and warms up")
 

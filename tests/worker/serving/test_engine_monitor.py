@@ -67,7 +67,7 @@ def scene(worker: WorkerContext, engine: ScriptedEngine) -> Scene:
     return Scene(worker, engine)
 
 
-async def test_pulse_of_an_engine_that_answers_changes_nothing(scene: Scene) -> None:
+async def test_pulse_of_an_engine_that_answers_changes_nothing(scene):
     assert not any(await scene.poll(30))
 
     assert (client_of(scene.worker).stalled, scene.worker.load().state, scene.gauge) == (
@@ -78,7 +78,7 @@ async def test_pulse_of_an_engine_that_answers_changes_nothing(scene: Scene) -> 
     assert len([m for m in scene.engine.inputs if isinstance(m, Ping)]) == 30
 
 
-async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene: Scene) -> None:
+async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene):
     scene.engine.say(stats(8, num_inputs=0))
     await scene.poll(3)
 
@@ -86,7 +86,7 @@ async def test_pulse_pings_are_no_messages_that_statistics_know_of(scene: Scene)
     assert client_of(scene.worker).is_reported
 
 
-async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scene: Scene) -> None:
+async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scene):
     backend = WorkerBackend("m", scene.worker.engines)
     scene.answers = False
     await scene.poll(5)
@@ -98,7 +98,7 @@ async def test_pulse_of_a_stalled_engine_fails_health_and_leaves_the_choice(scen
     assert (scene.worker.load().state, scene.worker.takes_new, scene.gauge) == ("stalled", False, 1)
 
 
-async def test_pulse_tells_peers_of_a_stall_at_once(scene: Scene) -> None:
+async def test_pulse_tells_peers_of_a_stall_at_once(scene):
     scene.answers = False
     await scene.poll(4)
     async with aclosing(scene.worker.reports()) as reports, asyncio.timeout(5):
@@ -108,7 +108,7 @@ async def test_pulse_tells_peers_of_a_stall_at_once(scene: Scene) -> None:
         assert (await tracking).load.state == "stalled"
 
 
-async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(scene: Scene) -> None:
+async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(scene):
     client = client_of(scene.worker)
     mailbox = client.open("r")
     scene.answers = False
@@ -125,7 +125,7 @@ async def test_pulse_fails_requests_of_a_stalled_engine_and_refuses_new_ones(sce
     assert scene.engine.inputs[-1] == Abort("r")  # an engine that recovers must not continue it
 
 
-async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(scene: Scene) -> None:
+async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(scene):
     scene.answers = False
     await scene.poll(6)
     scene.answers = True
@@ -141,7 +141,7 @@ async def test_pulse_of_an_engine_that_makes_progress_again_serves_as_before(sce
     assert scene.told == [(True, None), (False, None)]  # of a stall before any request fails
 
 
-async def test_pulse_says_when_the_engine_is_lost(scene: Scene) -> None:
+async def test_pulse_says_when_the_engine_is_lost(scene):
     scene.answers = False
 
     assert await scene.poll(9) == [*[False] * 8, True]
@@ -150,13 +150,13 @@ async def test_pulse_says_when_the_engine_is_lost(scene: Scene) -> None:
     assert [reason.endswith("longest step): killed") for reason in scene.killed] == [True]
 
 
-async def test_pulse_of_a_worker_that_is_to_end_waits_for_no_stalled_engine(scene: Scene) -> None:
+async def test_pulse_of_a_worker_that_is_to_end_waits_for_no_stalled_engine(scene):
     scene.answers, scene.is_leaving = False, True
 
     assert await scene.poll(5) == [*[False] * 4, True]
 
 
-async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None:
+async def test_pulse_margin_is_that_of_the_policy_in_force(scene):
     scene.answers = False
     scene.worker.policy = type(scene.worker.policy)(stall_seconds=100)
 
@@ -164,9 +164,7 @@ async def test_pulse_margin_is_that_of_the_policy_in_force(scene: Scene) -> None
     assert client_of(scene.worker).stalled is None
 
 
-async def test_worker_load_tells_progress_and_the_longest_step(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_worker_load_tells_progress_and_the_longest_step(worker, engine):
     engine.say(steps_of(("prefill", 1.5), num_steps=3, bytes_sent=64))
     while client_of(worker).stats is None:
         await asyncio.sleep(0)
@@ -174,7 +172,7 @@ async def test_worker_load_tells_progress_and_the_longest_step(
     assert (worker.load().progress, worker.load().longest_step_seconds) == (67, 1.5)
 
 
-async def test_worker_knows_the_steps_of_the_warm_up(worker: WorkerContext) -> None:
+async def test_worker_knows_the_steps_of_the_warm_up(worker):
     facts = replace(FACTS, longest_step_seconds=7.5)
     other = WorkerContext(
         "decode",
@@ -186,7 +184,7 @@ async def test_worker_knows_the_steps_of_the_warm_up(worker: WorkerContext) -> N
     assert other.engines.first.stall_watch.longest_step_seconds == 7.5
 
 
-async def test_refusal_of_a_draining_worker_stays_that_of_a_drain(scene: Scene) -> None:
+async def test_refusal_of_a_draining_worker_stays_that_of_a_drain(scene):
     scene.answers = False
     await scene.poll(5)
     scene.worker.announce("draining")

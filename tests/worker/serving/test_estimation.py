@@ -16,9 +16,7 @@ from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.decode.remote_prefill import RemotePrefill
 from pdcluster_worker.serving.estimation import MAX_LABELS, Estimation, TrackedRequest
-from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing import request_trace
-from tests.worker.serving.doubles import ScriptedEngine
 from tests.worker.serving.ingress.ingresses import two_tokens
 
 
@@ -82,7 +80,7 @@ def spec(deadline: float | None = None, max_tokens: int = 101) -> RequestSpec:
 
 
 @pytest.mark.parametrize("name", ["rwt", "loadAware"])
-def test_estimates_come_from_completions_of_this_worker(name) -> None:
+def test_estimates_come_from_completions_of_this_worker(name):
     bench = Bench(EstimationSpec(estimator=name))
     for _ in range(5):
         assert bench.completion() is None
@@ -92,7 +90,7 @@ def test_estimates_come_from_completions_of_this_worker(name) -> None:
     assert bench.ttft() == pytest.approx(0.51, rel=0.02)
 
 
-def test_the_default_estimates_nothing_here() -> None:
+def test_the_default_estimates_nothing_here():
     bench = Bench(EstimationSpec())
     for _ in range(9):
         bench.serve()
@@ -102,7 +100,7 @@ def test_the_default_estimates_nothing_here() -> None:
     assert bench.ttft() is None
 
 
-def test_a_preset_is_gone_by_at_once_and_another_policy_starts_over() -> None:
+def test_a_preset_is_gone_by_at_once_and_another_policy_starts_over():
     bench = Bench(EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0))
     assert bench.completion() == pytest.approx(101 * 0.02)
     for _ in range(5):
@@ -112,7 +110,7 @@ def test_a_preset_is_gone_by_at_once_and_another_policy_starts_over() -> None:
     assert bench.completion() is None
 
 
-def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
+def test_what_was_measured_outlives_a_policy_with_the_same_estimator():
     bench = Bench(EstimationSpec(estimator="loadAware"))
     for _ in range(5):
         bench.serve()
@@ -123,7 +121,7 @@ def test_what_was_measured_outlives_a_policy_with_the_same_estimator() -> None:
     assert bench.completion() is not None
 
 
-def test_requests_that_decode_together_are_one_batch() -> None:
+def test_requests_that_decode_together_are_one_batch():
     """Two at a time take twice as long; one that comes when nothing runs is alone."""
     bench = Bench(EstimationSpec(estimator="loadAware"))
     for _ in range(5):
@@ -145,7 +143,7 @@ def test_requests_that_decode_together_are_one_batch() -> None:
     assert (beside or 0) - 0.5 == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_request_that_was_cut_short_teaches_nothing() -> None:
+def test_a_request_that_was_cut_short_teaches_nothing():
     bench = Bench(EstimationSpec(estimator="rwt"))
     for _ in range(9):
         with bench.estimation.tracking(spec()) as tracked:
@@ -154,7 +152,7 @@ def test_a_request_that_was_cut_short_teaches_nothing() -> None:
     assert bench.completion() is None
 
 
-def test_the_error_of_estimates_is_exported_by_group() -> None:
+def test_the_error_of_estimates_is_exported_by_group():
     bench = Bench(
         EstimationSpec(
             estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=10.0
@@ -168,13 +166,13 @@ def test_the_error_of_estimates_is_exported_by_group() -> None:
 
 
 @pytest.mark.parametrize(("waited", "group"), [(0.0, "200s"), (0.01, "200s"), (50.0, "100s")])
-def test_the_way_to_a_worker_takes_no_request_out_of_its_group(waited: float, group: str) -> None:
+def test_the_way_to_a_worker_takes_no_request_out_of_its_group(waited, group):
     bench = Bench(EstimationSpec(slo_granularity_seconds=100.0))
 
     assert bench.estimation.request_of(aged(spec(deadline=200.0), waited)).group == group
 
 
-def test_group_labels_of_the_error_are_bounded() -> None:
+def test_group_labels_of_the_error_are_bounded():
     bench = Bench(
         EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, slo_granularity_seconds=1.0)
     )
@@ -191,7 +189,7 @@ def test_group_labels_of_the_error_are_bounded() -> None:
     assert "other" in groups
 
 
-def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
+def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate():
     policy = EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     bench = Bench(policy)
     with pytest.raises(RequestError) as refused, bench.estimation.tracking(spec(deadline=0.5)):
@@ -213,7 +211,7 @@ def test_an_estimate_beyond_the_deadline_is_refused_with_the_estimate() -> None:
         pass
 
 
-def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
+def test_a_request_that_has_begun_elsewhere_is_not_refused():
     bench = Bench(
         EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     )
@@ -222,7 +220,7 @@ def test_a_request_that_has_begun_elsewhere_is_not_refused() -> None:
         pass
 
 
-def test_a_refused_request_is_not_in_the_line() -> None:
+def test_a_refused_request_is_not_in_the_line():
     bench = Bench(
         EstimationSpec(estimator="rwt", preset_token_milliseconds=20.0, reject_unmeetable=True)
     )
@@ -234,9 +232,7 @@ def test_a_refused_request_is_not_in_the_line() -> None:
     assert bench.ttft() == before
 
 
-async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(worker, engine):
     engine.answer = two_tokens
     estimation = EstimationSpec(
         estimator="loadAware", preset_token_milliseconds=5.0, reject_unmeetable=True
@@ -261,9 +257,7 @@ async def test_a_decode_worker_follows_its_requests_and_refuses_before_any_work(
     )
 
 
-async def test_the_estimator_of_the_policy_feeds_early_rejection(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_the_estimator_of_the_policy_feeds_early_rejection(worker, engine):
     estimation = EstimationSpec(estimator="rwt", preset_token_milliseconds=60_000.0)
     worker.policy = PolicyConfig().model_copy(
         update={"estimation": estimation, "early_rejection": EarlyRejectionSpec(enabled=True)}

@@ -13,9 +13,7 @@ from tests.worker.serving.doubles import FACTS
 
 
 @pytest.mark.parametrize(("invariant", "operations"), [(True, "reference"), (False, "")])
-def test_hello_has_the_operations_where_equal_bits_are_promised(
-    invariant: bool, operations: str
-) -> None:
+def test_hello_has_the_operations_where_equal_bits_are_promised(invariant, operations):
     model = SimpleNamespace(name="chat")
     config: Any = SimpleNamespace(
         role="decode", revision="r1", model=model, engine=EngineConfig(batch_invariant=invariant)

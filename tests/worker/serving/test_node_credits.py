@@ -88,7 +88,7 @@ async def scene(tls: TLSConfig) -> Scene:
     return Scene(tls)
 
 
-async def test_two_steps_are_promised_for_each_engine_that_lives(scene: Scene) -> None:
+async def test_two_steps_are_promised_for_each_engine_that_lives(scene):
     scene.claim(*"abcdef")
     assert scene.granted() == ["a", "b", "c", "d"]
 
@@ -106,7 +106,7 @@ async def test_two_steps_are_promised_for_each_engine_that_lives(scene: Scene) -
     assert scene.granted() == ["e", "f"]
 
 
-async def test_nothing_is_promised_while_no_engine_makes_progress(scene: Scene) -> None:
+async def test_nothing_is_promised_while_no_engine_makes_progress(scene):
     first, second = scene.engines
     first.client.stall("it has stalled")
     scene.node.on_stall(first, True)
@@ -123,9 +123,7 @@ async def test_nothing_is_promised_while_no_engine_makes_progress(scene: Scene) 
     assert scene.granted() == ["b"]
 
 
-async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(
-    scene: Scene,
-) -> None:
+async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(scene):
     scene.node._announce("draining")
     scene.worker.engines_changed()
     scene.claim("a")
@@ -135,7 +133,7 @@ async def test_engine_that_comes_back_promises_nothing_for_a_worker_that_drains(
     assert scene.granted() == ["a"]
 
 
-async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene) -> None:
+async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene):
     first, second = scene.engines
     second.client.stall("it has stalled")
     scene.node.on_stall(second, True)
@@ -146,7 +144,7 @@ async def test_engine_that_stalls_as_another_dies_leaves_no_promise(scene: Scene
     assert scene.granted() == []
 
 
-async def test_another_policy_of_the_prefill_queue_holds_at_once(scene: Scene) -> None:
+async def test_another_policy_of_the_prefill_queue_holds_at_once(scene):
     """Ten tokens each, so that they fill no batch: with a window the eighth lets all eight in."""
     value = scene.worker.metrics.registry.get_sample_value
     scene.node.set_policy(

@@ -45,8 +45,8 @@ async def collect(
 
 
 async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there_at_once(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     replies = await collect(worker, engine, Tokens([Token("r", 7)]), DONE)
 
     assert replies == [Token("r", 7), DONE]
@@ -55,9 +55,7 @@ async def test_prefilling_hands_over_the_token_and_done_even_when_both_are_there
     assert worker.sent_bytes_per_second == 6400
 
 
-async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfer(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfer(worker, engine):
     await collect(
         worker, engine, Tokens([Token("r", 7, queue_seconds=0.5, prefill_seconds=0.25)]), DONE
     )
@@ -71,9 +69,7 @@ async def test_prefill_worker_observes_its_queue_prefill_first_token_and_transfe
     ] == [0.5, 0.25, 0.02]
 
 
-async def test_prefilling_ends_with_a_token_that_ends_the_request(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_prefilling_ends_with_a_token_that_ends_the_request(worker, engine):
     token = Token("r", 2, finish_reason="stop")
 
     assert await collect(worker, engine, Tokens([token])) == [token]
@@ -90,18 +86,14 @@ async def test_prefilling_ends_with_a_token_that_ends_the_request(
         (RequestFailed("r", "logits are not finite"), "logits are not finite", 500),
     ],
 )
-async def test_prefilling_failure_of_the_engine_is_reported(
-    worker: WorkerContext, engine: ScriptedEngine, output: EngineOutput, reason: str, status: int
-) -> None:
+async def test_prefilling_failure_of_the_engine_is_reported(worker, engine, output, reason, status):
     with pytest.raises(RequestError, match=reason) as caught:
         await collect(worker, engine, output)
 
     assert (caught.value.status, worker.active) == (status, 0)
 
 
-async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(worker, engine):
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Prefill) else ()
     async with aclosing(prefill(worker)) as replies:
         await anext(replies)
@@ -110,9 +102,7 @@ async def test_prefilling_cancelled_by_the_peer_aborts_in_the_engine(
     assert engine.inputs[-1] == Abort("r")
 
 
-async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_prefilling_draining_worker_keeps_the_credits_that_are_out(worker, engine):
     """The service has checked the credit before it calls; a worker without credits left refuses
     there.
     """

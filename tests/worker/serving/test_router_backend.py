@@ -77,7 +77,7 @@ async def collect(backend: RouterBackend) -> list[int]:
     return [generated.token.token_id async for generated in backend.generate([SPEC], "auto")]
 
 
-async def test_router_without_decode_workers_is_ready_and_refuses_with_the_reason() -> None:
+async def test_router_without_decode_workers_is_ready_and_refuses_with_the_reason():
     _, backend = make()
     with pytest.raises(
         RequestError,
@@ -96,7 +96,7 @@ async def test_router_without_decode_workers_is_ready_and_refuses_with_the_reaso
     )
 
 
-async def test_router_request_waits_for_a_decode_worker() -> None:
+async def test_router_request_waits_for_a_decode_worker():
     runtime, backend = make(wait_seconds=600.0)
     waiting = asyncio.create_task(collect(backend))
     await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_router_request_waits_for_a_decode_worker() -> None:
     assert (await waiting, runtime.worker.active, backend.shortfall()) == ([7], 0, None)
 
 
-async def test_router_wait_is_bounded_in_time_and_in_requests() -> None:
+async def test_router_wait_is_bounded_in_time_and_in_requests():
     _, backend = make(wait_seconds=0.01, max_queued_requests=1)
     first, second = await asyncio.gather(collect(backend), collect(backend), return_exceptions=True)
 
@@ -116,7 +116,7 @@ async def test_router_wait_is_bounded_in_time_and_in_requests() -> None:
     assert (first.code, second.code) == ("no_decode_worker", "queue_full")
 
 
-async def test_router_takes_the_lowest_limits_and_keeps_them_while_no_worker_is_there() -> None:
+async def test_router_takes_the_lowest_limits_and_keeps_them_while_no_worker_is_there():
     runtime, backend = make()
     assert (backend.max_model_len, backend.vocab_size) == (2048, 100)
 
@@ -126,7 +126,7 @@ async def test_router_takes_the_lowest_limits_and_keeps_them_while_no_worker_is_
     assert (backend.max_model_len, backend.vocab_size) == (512, 99)
 
 
-async def test_router_that_is_not_registered_yet_refuses() -> None:
+async def test_router_that_is_not_registered_yet_refuses():
     backend = RouterBackend("chat", 2048, 100)
 
     with pytest.raises(RequestError, match="this router is not ready: not registered in etcd yet"):

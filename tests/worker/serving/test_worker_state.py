@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,11 @@ from pdcluster_worker.errors import ConfigError, RequestError
 from pdcluster_worker.messages.engine import Abort, AskSnapshot, BlockEvents
 from pdcluster_worker.routing.prefill_choice import REQUESTING_HEADS
 from pdcluster_worker.serving import worker_context as worker_module
-from pdcluster_worker.serving.worker_context import WorkerContext, merge
-from tests.worker.serving.doubles import ScriptedEngine, client_of, stats, until
+from pdcluster_worker.serving.worker_context import merge
+from tests.worker.serving.doubles import client_of, stats, until
 
 
-async def test_worker_takes_requests_until_it_has_ended(worker: WorkerContext) -> None:
+async def test_worker_takes_requests_until_it_has_ended(worker):
     worker.announce("draining")
     with worker.request():
         assert worker.active == 1
@@ -32,7 +31,7 @@ async def test_worker_takes_requests_until_it_has_ended(worker: WorkerContext) -
     ) == (503, "draining", 1, 0)
 
 
-async def test_worker_tells_of_each_request_that_begins(worker: WorkerContext) -> None:
+async def test_worker_tells_of_each_request_that_begins(worker):
     active: list[int] = []
     worker.on_request = lambda: active.append(worker.active)
     with worker.request(), worker.request():
@@ -41,9 +40,7 @@ async def test_worker_tells_of_each_request_that_begins(worker: WorkerContext) -
     assert active == [1, 2]
 
 
-async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_reported(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_reported(worker, engine):
     assert worker.num_holding == 1  # the engine has not said yet what it holds
     engine.answer = lambda _: [stats(8, num_transfers=2, num_inputs=len(engine.inputs))]
     client_of(worker).send(Abort("r"))
@@ -60,9 +57,7 @@ async def test_worker_holds_requests_transfers_and_what_its_engine_has_not_repor
     assert worker.num_holding == 1
 
 
-async def test_worker_reports_a_change_of_state_at_once(
-    worker: WorkerContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_worker_reports_a_change_of_state_at_once(worker, monkeypatch):
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 3600.0)
     async with aclosing(worker.reports()) as reports, asyncio.timeout(5):
         assert (await anext(reports)).load.state == "ready"
@@ -74,9 +69,7 @@ async def test_worker_reports_a_change_of_state_at_once(
         assert (await tracking).load.state == "ready"
 
 
-async def test_worker_room_that_was_reported_before_the_wait_is_room(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_worker_room_that_was_reported_before_the_wait_is_room(worker, engine):
     """An engine that frees blocks and goes idle says so once, perhaps before a task waits."""
     engine.say(stats(free_blocks=8))
     while client_of(worker).stats is None:
@@ -90,9 +83,7 @@ async def test_worker_room_that_was_reported_before_the_wait_is_room(
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_prompts_that_wait_for_a_prefix_are_on_the_worker(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_prompts_that_wait_for_a_prefix_are_on_the_worker(worker, engine):
     engine.say(stats(free_blocks=9))
     await until(lambda: client_of(worker).stats)
     worker.num_waiting_for_prefix = 2
@@ -102,9 +93,7 @@ async def test_prompts_that_wait_for_a_prefix_are_on_the_worker(
     assert sample.value == 0  # no reason for another worker
 
 
-async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks(worker, engine):
     """A request that found no blocks here is no reason for another prefill worker, and those behind
     it still are.
     """
@@ -151,8 +140,8 @@ async def test_worker_tells_waiting_for_a_credit_from_waiting_for_its_own_blocks
 
 
 async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(
-    worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, engine, monkeypatch
+):
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
     engine.say(BlockEvents([b"a", b"b"], [], 1))
     while not worker.engines.hashes():
@@ -168,7 +157,7 @@ async def test_worker_reports_begin_with_the_whole_cache_and_go_on_with_changes(
     assert (second.snapshot, second.stored, second.removed) == (False, (b"c",), (b"a",))
 
 
-def test_merge_names_each_hash_once() -> None:
+def test_merge_names_each_hash_once():
     events = [
         BlockEvents([b"a", b"b"], [], 1),
         BlockEvents([], [b"a"], 2),
@@ -178,7 +167,7 @@ def test_merge_names_each_hash_once() -> None:
     assert merge(events) == ([b"a"], [b"b"], False)
 
 
-def test_merge_starts_over_at_a_snapshot() -> None:
+def test_merge_starts_over_at_a_snapshot():
     events = [
         BlockEvents([b"a", b"b"], [b"z"], 1),
         BlockEvents([b"c", b"d"], [], 3, is_cleared=True),
@@ -189,8 +178,8 @@ def test_merge_starts_over_at_a_snapshot() -> None:
 
 
 async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_its_peers(
-    worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, engine, monkeypatch
+):
     """[V19], [Y11]: a repeat changes nothing; after a gap nothing is taken until a snapshot."""
     monkeypatch.setattr(worker_module, "REPORT_SECONDS", 0.0)
     engine.answer = lambda message: (
@@ -213,9 +202,7 @@ async def test_worker_that_missed_block_events_asks_for_all_of_them_and_tells_it
     assert engine.inputs == [AskSnapshot()]
 
 
-async def test_worker_cached_tokens_leaves_one_token_to_compute(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_worker_cached_tokens_leaves_one_token_to_compute(worker, engine):
     engine.say(BlockEvents([b"0", b"1"], [], 1))
     while not worker.engines.hashes():
         await asyncio.sleep(0)
@@ -227,7 +214,7 @@ async def test_worker_cached_tokens_leaves_one_token_to_compute(
     assert engines.cached_tokens(first, [b"x", b"1"], 9) == 0
 
 
-def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Path) -> None:
+def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("offload: {prefillLengthThreshold: 100}\n")
     policy = PolicyFile(path)
@@ -249,7 +236,7 @@ def test_policy_file_takes_good_changes_and_keeps_the_last_good_one(tmp_path: Pa
     assert policy.current.offload.prefill_length_threshold == 50
 
 
-def test_policy_file_wrong_at_start_names_file_field_and_reason(tmp_path: Path) -> None:
+def test_policy_file_wrong_at_start_names_file_field_and_reason(tmp_path):
     path = tmp_path / "policy.yaml"
     path.write_text("credits: {batchesAhead: 0}\n")
     with pytest.raises(ConfigError, match=r"policy\.yaml.*batchesAhead|policy\.yaml.*> 0"):

@@ -66,7 +66,7 @@ def opened_by_a_reader(pipe: Path) -> int | None:
         raise
 
 
-def test_worker_that_reads_its_files_ends_with_143(tmp_path: Path) -> None:
+def test_worker_that_reads_its_files_ends_with_143(tmp_path):
     """Its engine file is a pipe without a writer: a slow volume would hold it up likewise."""
     engine = tmp_path / "engine"
     os.mkfifo(engine)
@@ -79,7 +79,7 @@ def test_worker_that_reads_its_files_ends_with_143(tmp_path: Path) -> None:
         os.close(writer)
 
 
-def test_download_ends_with_143_and_keeps_what_has_come(tmp_path: Path) -> None:
+def test_download_ends_with_143_and_keeps_what_has_come(tmp_path):
     target = tmp_path / "models" / "tiny"
     with HubServer(make_tiny_model("llama", tmp_path / "repository")) as hub:
         hub.pause = 0.1

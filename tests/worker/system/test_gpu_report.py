@@ -1,7 +1,6 @@
 """Report of a container's GPUs: what is read of it, and the reason where nothing can be."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,14 @@ TWO = "NVIDIA B200, 1000, 900, 80, 40\nNVIDIA B200, 1000, 700, 40, 20\n"
 MIB = 2**20
 
 
-def test_gpus_of_a_report_are_taken_together() -> None:
+def test_gpus_of_a_report_are_taken_together():
     report = parse_report(TWO)
 
     assert [gpu.name for gpu in report.gpus] == ["NVIDIA B200"] * 2
     assert report.use() == GpuUse(1600 * MIB, 2000 * MIB, pytest.approx(0.6), pytest.approx(0.3))
 
 
-def test_a_part_of_a_gpu_says_its_memory_and_not_its_work() -> None:
+def test_a_part_of_a_gpu_says_its_memory_and_not_its_work():
     use = parse_report("NVIDIA H100 MIG 1g.10gb, 9984, 9000, [N/A], [N/A]\n").use()
 
     assert use == GpuUse(9000 * MIB, 9984 * MIB, None)
@@ -34,14 +33,14 @@ def test_a_part_of_a_gpu_says_its_memory_and_not_its_work() -> None:
         (f"{TWO}Unable to determine the device handle", "Unable to determine"),
     ],
 )
-def test_what_is_no_report_is_the_reason(text: str, reason: str) -> None:
+def test_what_is_no_report_is_the_reason(text, reason):
     report = parse_report(text)
 
     assert (report.gpus, report.use()) == ((), None)
     assert reason in report.reason
 
 
-def test_no_report_and_an_old_one_say_nothing(tmp_path: Path) -> None:
+def test_no_report_and_an_old_one_say_nothing(tmp_path):
     path = tmp_path / "gpus.csv"
     assert read_report(path).reason == "its liveness probe has not reported its GPUs"
 

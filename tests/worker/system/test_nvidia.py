@@ -15,7 +15,7 @@ NONE = "libno-such-driver.so.1"
 
 
 @pytest.mark.parametrize("library", [NONE, "libc.so.6"])
-def test_without_a_driver_there_is_no_gpu(library: str) -> None:
+def test_without_a_driver_there_is_no_gpu(library):
     assert count_gpus(library) == 0
     assert Gpus(1, library, library).use() is None
 
@@ -72,9 +72,7 @@ class Driver:
         (9, GpuUse(60, 240, pytest.approx(0.6), pytest.approx(0.4 / 3))),
     ],
 )
-def test_gpus_of_a_worker_are_taken_together(
-    monkeypatch: pytest.MonkeyPatch, num: int, use: GpuUse
-) -> None:
+def test_gpus_of_a_worker_are_taken_together(monkeypatch, num, use):
     monkeypatch.setattr(nvidia.ctypes, "CDLL", Driver)
 
     assert count_gpus() == 3
@@ -88,7 +86,7 @@ def exported(metrics: Metrics) -> dict[str, float]:
     return {name.removeprefix("pdcluster_"): float(value) for name, value in pairs}
 
 
-def test_gpu_is_exported_as_it_is_at_each_scrape() -> None:
+def test_gpu_is_exported_as_it_is_at_each_scrape():
     metrics, uses = Metrics(), iter([GpuUse(20, 80, 0.5), GpuUse(30, 80, 1.0)])
     metrics.watch_gpu(DeviceFacts("cuda", "B200"), lambda: next(uses))
 
@@ -100,7 +98,7 @@ def test_gpu_is_exported_as_it_is_at_each_scrape() -> None:
     assert exported(metrics)['device_memory_bytes{device="B200",state="used"}'] == 30
 
 
-def test_driver_that_stops_answering_is_no_number() -> None:
+def test_driver_that_stops_answering_is_no_number():
     metrics, uses = Metrics(), iter([GpuUse(20, 80, 0.5)])
     metrics.watch_gpu(DeviceFacts("cuda", "B200"), lambda: next(uses, None))
 
@@ -108,7 +106,7 @@ def test_driver_that_stops_answering_is_no_number() -> None:
     assert exported(metrics) == {}
 
 
-def test_a_gpu_that_does_not_say_its_work_has_its_memory_alone() -> None:
+def test_a_gpu_that_does_not_say_its_work_has_its_memory_alone():
     metrics = Metrics()
     metrics.watch_gpu(DeviceFacts("cuda", "B200"), lambda: GpuUse(20, 80, None))
 
@@ -116,14 +114,14 @@ def test_a_gpu_that_does_not_say_its_work_has_its_memory_alone() -> None:
     assert len(exported(metrics)) == 2
 
 
-def test_cpu_exports_no_device_memory() -> None:
+def test_cpu_exports_no_device_memory():
     metrics = Metrics()
     metrics.watch_gpu(DeviceFacts("cpu", "Xeon"), lambda: GpuUse(20, 80, 0.5))
 
     assert exported(metrics) == {}
 
 
-def test_dtype_follows_the_oldest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_follows_the_oldest_gpu(monkeypatch):
     assert compute_capability(NONE) is None
     monkeypatch.setattr(nvidia.ctypes, "CDLL", Driver)
 
@@ -131,9 +129,7 @@ def test_dtype_follows_the_oldest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dtype_of_device("cuda") == "bfloat16"
 
 
-def test_gpu_that_does_not_multiply_bfloat16_proposes_float32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpu_that_does_not_multiply_bfloat16_proposes_float32(monkeypatch):
     class Turing(Driver):
         def cuDeviceGetAttribute(  # noqa: N802
             self, value: Any, attribute: int, device: Any
@@ -146,7 +142,7 @@ def test_gpu_that_does_not_multiply_bfloat16_proposes_float32(
     assert "which this GPU does not multiply natively" in slow_note("bfloat16", "float32", "cuda")
 
 
-def test_driver_that_fails_says_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_fails_says_no_capability(monkeypatch):
     class Failing(Driver):
         def cuDeviceGetAttribute(self, *_: Any) -> int:  # noqa: N802
             return 999

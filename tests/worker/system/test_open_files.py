@@ -21,22 +21,22 @@ def set_limit(files: int) -> None:
     resource.setrlimit(LIMIT, (files, resource.getrlimit(LIMIT)[1]))
 
 
-def test_connections_leave_files_for_other_ends() -> None:
+def test_connections_leave_files_for_other_ends():
     set_limit(1024)
     assert (fitting(2048), fitting(100)) == (768, 100)
 
 
-def test_a_relayed_request_has_several_files() -> None:
+def test_a_relayed_request_has_several_files():
     set_limit(1024)
     assert fitting(2048, files_each=FILES_OF_RELAYED) == 256
 
 
-def test_a_limit_below_the_other_ends_leaves_one() -> None:
+def test_a_limit_below_the_other_ends_leaves_one():
     set_limit(200)
     assert fitting(2048, files_each=FILES_OF_RELAYED) == 1
 
 
-def test_the_limit_is_raised_and_never_lowered() -> None:
+def test_the_limit_is_raised_and_never_lowered():
     most = resource.getrlimit(LIMIT)[1]
     set_limit(1024)
     allow_more_files()

@@ -99,9 +99,7 @@ def counted(worker: WorkerContext, name: str, **labels: str) -> float:
     return worker.metrics.registry.get_sample_value(f"pdcluster_qos_{name}_total", labels) or 0.0
 
 
-async def test_low_priority_is_refused_before_the_engine_gets_it(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_low_priority_is_refused_before_the_engine_gets_it(dispatcher, engine, worker):
     """[O6]: others are taken at the same moment."""
     worker.policy = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
@@ -131,9 +129,7 @@ async def test_low_priority_is_refused_before_the_engine_gets_it(
     await end(tasks)
 
 
-async def test_own_objective_of_a_request_goes_before_the_policy(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_own_objective_of_a_request_goes_before_the_policy(dispatcher, engine, worker):
     worker.policy = PolicyConfig(early_rejection=EarlyRejectionSpec(enabled=True))
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
     busy(dispatcher)
@@ -143,9 +139,7 @@ async def test_own_objective_of_a_request_goes_before_the_policy(
     await end(tasks)
 
 
-async def test_retry_after_of_a_full_queue_is_computed(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_retry_after_of_a_full_queue_is_computed(dispatcher, engine, worker):
     worker.policy = PolicyConfig(admission=AdmissionSpec(max_queued_tokens=60))
     tasks = await waiting(dispatcher, engine, spec("w", num_tokens=60))
     busy(dispatcher)
@@ -162,8 +156,8 @@ async def test_retry_after_of_a_full_queue_is_computed(
 
 
 async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+    dispatcher, engine, worker
+):
     early = EarlyRejectionSpec(enabled=True)
     worker.policy = PolicyConfig(
         early_rejection=early, admission=AdmissionSpec(max_queued_requests=3)
@@ -181,9 +175,7 @@ async def test_high_priority_takes_the_place_of_the_low_one_that_came_last(
     await end(tasks)
 
 
-async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(dispatcher, engine, worker):
     worker.policy = PolicyConfig(degradation=DegradationSpec(max_tokens=1))
     assert [generated.degraded for generated in await collect(dispatcher, spec("calm"))] == [(), ()]
     tasks = await waiting(dispatcher, engine, spec("w", NORMAL))
@@ -204,12 +196,7 @@ async def test_low_priority_gets_fewer_tokens_under_load_and_says_so(
     assert counted(worker, "degraded", reason="max_tokens", priority="low") == 1
 
 
-async def test_low_priority_may_be_barred_from_prefill_workers(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    worker: WorkerContext,
-    peers: list[RecordingPeer],
-) -> None:
+async def test_low_priority_may_be_barred_from_prefill_workers(dispatcher, engine, worker, peers):
     peers.append(RecordingPeer("p"))
     worker.policy = PolicyConfig(low_priority=LowPrioritySpec(prefill_workers="Barred"))
     low = await collect(dispatcher, spec("low", num_tokens=200), "auto")
@@ -223,8 +210,8 @@ async def test_low_priority_may_be_barred_from_prefill_workers(
 
 
 async def test_high_priority_goes_to_a_prefill_worker_at_once_even_from_an_idle_worker(
-    dispatcher: DecodeDispatcher, worker: WorkerContext, peers: list[RecordingPeer]
-) -> None:
+    dispatcher, worker, peers
+):
     peers.append(RecordingPeer("p"))
     peers[0].load = replace_load(peers[0], num_waiting=99)
     worker.policy = PolicyConfig(high_priority=HighPrioritySpec(offload_at_once=True))
@@ -244,8 +231,8 @@ def replace_load(peer: RecordingPeer, num_waiting: int):
 
 
 async def test_low_priority_that_waited_too_long_is_shed_unless_it_waits_alone(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+    dispatcher, engine, worker
+):
     worker.policy = PolicyConfig(low_priority=LowPrioritySpec(threshold_milliseconds=1.0))
     (alone,) = await waiting(dispatcher, engine, spec("alone"))
     await asyncio.wait({alone}, timeout=0.02)
@@ -264,9 +251,7 @@ async def test_low_priority_that_waited_too_long_is_shed_unless_it_waits_alone(
     await end(tasks)
 
 
-async def test_normal_priority_that_waited_too_long_starts_over_as_low(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_normal_priority_that_waited_too_long_starts_over_as_low(dispatcher, engine, worker):
     worker.policy = PolicyConfig(
         low_priority=LowPrioritySpec(threshold_milliseconds=1.0, past_threshold="Demote")
     )
@@ -292,9 +277,7 @@ async def test_normal_priority_that_waited_too_long_starts_over_as_low(
     await end(high)
 
 
-async def test_a_request_that_is_given_up_leaves_nothing_behind(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_a_request_that_is_given_up_leaves_nothing_behind(dispatcher, engine, worker):
     tasks = await waiting(dispatcher, engine, spec("a"), spec("b", NORMAL))
     await end(tasks)
     quality = dispatcher._admission
@@ -304,9 +287,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_behind(
     assert await collect(dispatcher, spec("c"))
 
 
-async def test_estimates_are_in_the_metrics(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_estimates_are_in_the_metrics(dispatcher, engine, worker):
     value = worker.metrics.registry.get_sample_value
     # NaN: nothing is known
     assert value("pdcluster_qos_estimated_ttft_seconds") != value(
@@ -319,9 +300,7 @@ async def test_estimates_are_in_the_metrics(
     await end(tasks)
 
 
-async def test_request_that_has_begun_elsewhere_is_not_shed(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_request_that_has_begun_elsewhere_is_not_shed(dispatcher, engine, worker):
     worker.policy = PolicyConfig(low_priority=LowPrioritySpec(threshold_milliseconds=1.0))
     tasks = await waiting(dispatcher, engine, replace(spec("moved"), output=[7]), spec("new"))
 

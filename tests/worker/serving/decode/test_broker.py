@@ -40,9 +40,7 @@ def settle() -> Callable[[], Awaitable[None]]:
     return run_ready
 
 
-async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(settle):
     empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
     pool = Pool(empty, warm)
     task = pool.acquire("r", tokens=100)
@@ -52,9 +50,7 @@ async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(
     task.cancel()
 
 
-async def test_broker_chooses_the_best_prefix_among_those_that_grant(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_chooses_the_best_prefix_among_those_that_grant(settle):
     empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
     pool = Pool(empty, warm)
     task = pool.acquire("r")
@@ -67,9 +63,7 @@ async def test_broker_chooses_the_best_prefix_among_those_that_grant(
     assert (empty.released, warm.released) == (["r"], [])
 
 
-async def test_broker_takes_the_first_grant_when_none_had_room(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_takes_the_first_grant_when_none_had_room(settle):
     first, second = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(first, second)
     task = pool.acquire("r")
@@ -82,9 +76,7 @@ async def test_broker_takes_the_first_grant_when_none_had_room(
     assert first.released == ["r"]
 
 
-async def test_broker_does_not_wait_without_end_for_a_silent_worker(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_does_not_wait_without_end_for_a_silent_worker(settle):
     silent, quick = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(silent, quick)
     task = pool.acquire("r")
@@ -95,9 +87,7 @@ async def test_broker_does_not_wait_without_end_for_a_silent_worker(
     assert silent.released == ["r"]
 
 
-async def test_broker_answers_none_when_no_prefill_worker_is_left(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_answers_none_when_no_prefill_worker_is_left(settle):
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -108,11 +98,11 @@ async def test_broker_answers_none_when_no_prefill_worker_is_left(
     assert await task is None
 
 
-async def test_broker_answers_none_at_once_without_prefill_workers() -> None:
+async def test_broker_answers_none_at_once_without_prefill_workers():
     assert await Pool().acquire("r") is None
 
 
-async def test_broker_asks_a_worker_that_joins(settle: Callable[[], Awaitable[None]]) -> None:
+async def test_broker_asks_a_worker_that_joins(settle):
     first, late = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(first)
     task = pool.acquire("r")
@@ -125,9 +115,7 @@ async def test_broker_asks_a_worker_that_joins(settle: Callable[[], Awaitable[No
     assert await task is late
 
 
-async def test_broker_cancelled_request_gives_back_its_wants(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_cancelled_request_gives_back_its_wants(settle):
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -138,9 +126,7 @@ async def test_broker_cancelled_request_gives_back_its_wants(
     assert peer.released == ["r"]
 
 
-async def test_broker_gives_back_a_grant_that_meets_a_cancellation(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_gives_back_a_grant_that_meets_a_cancellation(settle):
     """As of a request that is called off in the moment in which its credit comes."""
     peer = RecordingPeer("a")
     pool = Pool(peer)
@@ -154,9 +140,7 @@ async def test_broker_gives_back_a_grant_that_meets_a_cancellation(
     assert set(peer.released) == {"r"}
 
 
-async def test_broker_cancelled_after_the_choice_gives_back_the_grant(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_cancelled_after_the_choice_gives_back_the_grant(settle):
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -168,7 +152,7 @@ async def test_broker_cancelled_after_the_choice_gives_back_the_grant(
     assert peer.released == ["r"]
 
 
-async def test_broker_returns_a_grant_that_no_request_waits_for() -> None:
+async def test_broker_returns_a_grant_that_no_request_waits_for():
     peer = RecordingPeer("a")
     pool = Pool(peer)
     pool.answer(peer, "gone", granted=True)
@@ -176,9 +160,7 @@ async def test_broker_returns_a_grant_that_no_request_waits_for() -> None:
     assert peer.released == ["gone"]
 
 
-async def test_broker_only_the_head_of_the_queue_asks(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_only_the_head_of_the_queue_asks(settle):
     peer = RecordingPeer("a")
     pool = Pool(peer)
     tasks = [pool.acquire(f"r{i}") for i in range(12)]
@@ -196,9 +178,7 @@ async def test_broker_only_the_head_of_the_queue_asks(
     await asyncio.gather(*tasks[1:], return_exceptions=True)
 
 
-async def test_broker_takes_back_what_a_draining_worker_has_not_granted(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle):
     draining, other = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(draining)
     queued, granted = pool.acquire("queued"), pool.acquire("granted")
@@ -216,9 +196,7 @@ async def test_broker_takes_back_what_a_draining_worker_has_not_granted(
     assert await queued is other
 
 
-async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(settle):
     draining, other = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(draining, other)
     task = pool.acquire("r")
@@ -233,9 +211,7 @@ async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_
     assert draining.released == ["r"]
 
 
-async def test_broker_last_prefill_worker_draining_means_local(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_last_prefill_worker_draining_means_local(settle):
     peer = RecordingPeer("a")
     pool = Pool(peer)
     task = pool.acquire("r")
@@ -248,9 +224,7 @@ async def test_broker_last_prefill_worker_draining_means_local(
     assert await task is None
 
 
-async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(settle):
     short, long = RecordingPeer("a"), RecordingPeer("b")
     short.max_model_len, long.max_model_len = 100, 101
     pool = Pool(short, long)
@@ -262,7 +236,7 @@ async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(
     assert (short.claims, short.released) == ([], [])
 
 
-async def test_broker_has_no_peer_to_ask_when_all_take_shorter_prompts_only() -> None:
+async def test_broker_has_no_peer_to_ask_when_all_take_shorter_prompts_only():
     peer = RecordingPeer("a")
     peer.max_model_len = 100
     pool = Pool(peer)
@@ -271,9 +245,7 @@ async def test_broker_has_no_peer_to_ask_when_all_take_shorter_prompts_only() ->
     assert peer.claims == []
 
 
-async def test_broker_counts_what_the_kv_takes_on_its_way(
-    settle: Callable[[], Awaitable[None]],
-) -> None:
+async def test_broker_counts_what_the_kv_takes_on_its_way(settle):
     far, near = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(far, near)
     seconds = {"a": 0.5, "b": 0.01}

@@ -80,9 +80,7 @@ async def push(worker: WorkerContext, taker: Taker, spec: RequestSpec = SPEC) ->
     return {outcome: count for outcome, count in counts.items() if count}
 
 
-async def test_the_cached_part_of_the_prompt_is_written_by_the_own_engine(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_the_cached_part_of_the_prompt_is_written_by_the_own_engine(worker, engine):
     engine.answer = lambda it: [Tokens([FIRST]), DONE] if isinstance(it, Prefill) else []
     taker = Taker()
     assert await push(worker, taker) == {"ok": 1}
@@ -96,19 +94,17 @@ async def test_the_cached_part_of_the_prompt_is_written_by_the_own_engine(
 
 
 @pytest.mark.parametrize("num_blocks", [17, 32])
-async def test_a_little_is_not_given(worker: WorkerContext, num_blocks: int) -> None:
+async def test_a_little_is_not_given(worker, num_blocks):
     assert await push(worker, Taker(num_blocks)) == {}
 
 
-async def test_what_is_computed_sooner_than_moved_is_not_given(worker: WorkerContext) -> None:
+async def test_what_is_computed_sooner_than_moved_is_not_given(worker):
     worker.pair_rates.add("p", num_bytes=1, seconds=1.0)
     worker.prefill_rates.add("p", num_bytes=1000, seconds=1.0)
     assert await push(worker, Taker()) == {}
 
 
-async def test_a_failure_of_either_side_is_counted_and_no_error(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_a_failure_of_either_side_is_counted_and_no_error(worker, engine):
     assert await push(worker, Taker(error=PeerError("gone"))) == {"failed": 1}
     failed = PrefillFailed("r~prefix", "reset")
     engine.answer = lambda it: [Tokens([FIRST]), failed] if isinstance(it, Prefill) else []
@@ -122,9 +118,7 @@ async def take(worker: WorkerContext, spec: RequestSpec = SPEC) -> list[Transfer
     return [target async for target in receive_prefix(worker, spec, given)]
 
 
-async def test_a_prefix_is_received_and_one_token_made_after_it(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_a_prefix_is_received_and_one_token_made_after_it(worker, engine):
     def answer(message: EngineInput) -> Sequence[EngineOutput]:
         match message:
             case Receive():
@@ -141,14 +135,12 @@ async def test_a_prefix_is_received_and_one_token_made_after_it(
     assert worker.metrics.registry.get_sample_value("pdcluster_kv_prefixes_taken_total") == 1
 
 
-async def test_without_room_nothing_is_taken(worker: WorkerContext, engine: ScriptedEngine) -> None:
+async def test_without_room_nothing_is_taken(worker, engine):
     engine.answer = lambda it: [ReceiveRefused("r", 9)] if isinstance(it, Receive) else []
     assert await take(worker) == []
 
 
-async def test_a_giver_that_breaks_off_leaves_no_request(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_a_giver_that_breaks_off_leaves_no_request(worker, engine):
     engine.answer = lambda it: [BLOCKS] if isinstance(it, Receive) else []
 
     async def given() -> tuple[Token, PrefillDone]:
@@ -160,9 +152,7 @@ async def test_a_giver_that_breaks_off_leaves_no_request(
     await wait_aborted(engine)
 
 
-async def test_a_giver_that_hangs_is_not_waited_for(
-    worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_giver_that_hangs_is_not_waited_for(worker, engine, monkeypatch):
     engine.answer = lambda it: [BLOCKS] if isinstance(it, Receive) else []
     monkeypatch.setattr(peer_handler, "PUSH_SECONDS", 0.05)
 
@@ -176,9 +166,7 @@ async def test_a_giver_that_hangs_is_not_waited_for(
     await wait_aborted(engine)
 
 
-async def test_a_giver_that_times_out_itself_is_not_called_late(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_a_giver_that_times_out_itself_is_not_called_late(worker, engine):
     engine.answer = lambda it: [BLOCKS] if isinstance(it, Receive) else []
 
     async def given() -> tuple[Token, PrefillDone]:

@@ -88,12 +88,8 @@ def counted(worker: WorkerContext, name: str = "kv_handovers") -> dict[str, floa
 
 @pytest.mark.parametrize("mode", ["auto", "local"])
 async def test_moved_request_reads_its_kv_without_a_credit(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    holder: RecordingPeer,
-    worker: WorkerContext,
-    mode: PrefillMode,
-) -> None:
+    dispatcher, engine, holder, worker, mode
+):
     holder.replies = [NEXT, DONE]
     made = await collect(dispatcher, prefill=mode)
 
@@ -103,12 +99,7 @@ async def test_moved_request_reads_its_kv_without_a_credit(
     assert (counted(worker), counted(worker, "remote_prefill")) == ({"ok": 1.0}, {})
 
 
-async def test_kv_that_the_engines_cannot_move_is_not_asked_for(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    holder: RecordingPeer,
-    worker: WorkerContext,
-) -> None:
+async def test_kv_that_the_engines_cannot_move_is_not_asked_for(dispatcher, engine, holder, worker):
     worker.engines.first.facts = replace(FACTS, transport="")
     made = await collect(dispatcher)
 
@@ -117,9 +108,7 @@ async def test_kv_that_the_engines_cannot_move_is_not_asked_for(
     assert counted(worker) == {}
 
 
-async def test_handover_says_nothing_of_how_fast_prefills_are(
-    dispatcher: DecodeDispatcher, holder: RecordingPeer
-) -> None:
+async def test_handover_says_nothing_of_how_fast_prefills_are(dispatcher, holder):
     holder.replies = [NEXT, DONE]
     await collect(dispatcher)
 
@@ -136,13 +125,7 @@ async def test_handover_says_nothing_of_how_fast_prefills_are(
         [],
     ],
 )
-async def test_kv_that_cannot_be_read_is_computed_here(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    holder: RecordingPeer,
-    worker: WorkerContext,
-    replies: list[Token | Exception],
-) -> None:
+async def test_kv_that_cannot_be_read_is_computed_here(dispatcher, engine, holder, worker, replies):
     holder.replies = list(replies)
     made = await collect(dispatcher)
 
@@ -152,11 +135,8 @@ async def test_kv_that_cannot_be_read_is_computed_here(
 
 
 async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    holder: RecordingPeer,
-    worker: WorkerContext,
-) -> None:
+    dispatcher, engine, holder, worker
+):
     engine.answer = lambda message: (
         [ReceiveRefused("r~1", 9)] if isinstance(message, Receive) else serve(message)
     )
@@ -172,12 +152,7 @@ async def test_request_without_blocks_for_its_kv_waits_in_the_engine(
     [{"kv_holder": "gone"}, {"kv_holder": ""}, {"prompt": list(range(60))}],
     ids=["unknown", "none", "short"],
 )
-async def test_prompt_is_computed_where_nothing_is_to_be_read(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    holder: RecordingPeer,
-    changes: dict[str, object],
-) -> None:
+async def test_prompt_is_computed_where_nothing_is_to_be_read(dispatcher, engine, holder, changes):
     await collect(dispatcher, replace(MOVED, **changes))
 
     assert ([type(message) for message in engine.inputs], holder.targets) == ([Submit], [])
@@ -185,12 +160,8 @@ async def test_prompt_is_computed_where_nothing_is_to_be_read(
 
 @pytest.mark.parametrize(("most", "num_reads"), [(0.0, 1), (1.0, 0)])
 async def test_kv_is_not_read_over_a_way_that_is_too_slow(
-    dispatcher: DecodeDispatcher,
-    worker: WorkerContext,
-    holder: RecordingPeer,
-    most: float,
-    num_reads: int,
-) -> None:
+    dispatcher, worker, holder, most, num_reads
+):
     worker.policy = PolicyConfig(offload=OffloadPolicy(max_transfer_milliseconds=most))
     worker.pair_rates.add("old", num_bytes=64, seconds=1.0)
     holder.replies = [NEXT, DONE]
@@ -199,12 +170,7 @@ async def test_kv_is_not_read_over_a_way_that_is_too_slow(
     assert len(holder.targets) == num_reads
 
 
-async def test_blocks_that_are_here_are_not_read(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    worker: WorkerContext,
-    holder: RecordingPeer,
-) -> None:
+async def test_blocks_that_are_here_are_not_read(dispatcher, engine, worker, holder):
     worker.engines._take_blocks(
         worker.engines.first, BlockEvents(worker.hashes(MOVED)[:10], [], 1, is_cleared=True)
     )
@@ -224,12 +190,8 @@ def handler_of(worker: WorkerContext, dispatcher: DecodeDispatcher) -> PeerReque
 
 @pytest.mark.parametrize(("num_held", "is_handed_over"), [(12, True), (11, False)])
 async def test_worker_hands_over_what_it_holds_at_least_half_of(
-    worker: WorkerContext,
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    num_held: int,
-    is_handed_over: bool,
-) -> None:
+    worker, dispatcher, engine, num_held, is_handed_over
+):
     handler = handler_of(worker, dispatcher)
     engine.answer = lambda message: [Tokens([NEXT]), DONE] if isinstance(message, Prefill) else []
     worker.engines._take_blocks(
@@ -247,9 +209,7 @@ async def test_worker_hands_over_what_it_holds_at_least_half_of(
         assert (caught.value.status, caught.value.code, engine.inputs) == (503, "kv_gone", [])
 
 
-async def test_handover_holds_a_drain(
-    worker: WorkerContext, dispatcher: DecodeDispatcher, engine: ScriptedEngine
-) -> None:
+async def test_handover_holds_a_drain(worker, dispatcher, engine):
     handler = handler_of(worker, dispatcher)
     engine.answer = lambda message: [Tokens([NEXT])] if isinstance(message, Prefill) else []
     worker.engines._take_blocks(
@@ -263,9 +223,7 @@ async def test_handover_holds_a_drain(
     assert worker.active == 0
 
 
-async def test_router_hands_over_nothing(
-    worker: WorkerContext, dispatcher: DecodeDispatcher
-) -> None:
+async def test_router_hands_over_nothing(worker, dispatcher):
     worker.engineless = RouterInfo("w", worker.block_size)
     handler = PeerRequestHandler(
         worker, Hello("w", "router", FACTS.geometry, "", "r1"), CreditLedger(1), dispatcher

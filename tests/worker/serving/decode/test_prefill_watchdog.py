@@ -31,15 +31,15 @@ class Waiting:
         return count
 
 
-def test_patience_ends_after_one_and_a_half_margins_without_progress() -> None:
+def test_patience_ends_after_one_and_a_half_margins_without_progress():
     assert Waiting(WorkerLoad(progress=7)).seconds(60) == 6
 
 
-def test_patience_is_longer_by_the_longest_step_of_that_engine() -> None:
+def test_patience_is_longer_by_the_longest_step_of_that_engine():
     assert Waiting(WorkerLoad(progress=7, longest_step_seconds=10.0)).seconds(60) == 16
 
 
-def test_patience_lasts_while_that_engine_makes_any_progress() -> None:
+def test_patience_lasts_while_that_engine_makes_any_progress():
     """A long queue there: steps for others count."""
     waiting = Waiting(WorkerLoad())
     for progress in range(100):
@@ -47,7 +47,7 @@ def test_patience_lasts_while_that_engine_makes_any_progress() -> None:
         assert waiting.seconds(3) == 3
 
 
-def test_patience_is_not_renewed_by_reports_without_progress() -> None:
+def test_patience_is_not_renewed_by_reports_without_progress():
     waiting = Waiting(WorkerLoad(progress=7))
     assert waiting.seconds(2) == 2
     waiting.load = replace(waiting.load, num_running=1, num_waiting=5)
@@ -55,14 +55,14 @@ def test_patience_is_not_renewed_by_reports_without_progress() -> None:
     assert waiting.seconds(60) == 4
 
 
-def test_patience_does_not_count_a_sleep_of_the_machine() -> None:
+def test_patience_does_not_count_a_sleep_of_the_machine():
     waiting = Waiting(WorkerLoad())
     waiting.clock.advance(3600.0)
 
     assert waiting.seconds(60) == 5  # the first look counts two, the others one each
 
 
-async def test_checked_ends_the_block_with_what_the_check_raises() -> None:
+async def test_checked_ends_the_block_with_what_the_check_raises():
     looks: list[int] = []
 
     def check() -> None:
@@ -77,7 +77,7 @@ async def test_checked_ends_the_block_with_what_the_check_raises() -> None:
     assert len(looks) == 3
 
 
-async def test_checked_looks_no_more_after_the_block() -> None:
+async def test_checked_looks_no_more_after_the_block():
     looks: list[int] = []
     async with watch(lambda: looks.append(1), lambda: 0.0):
         while not looks:
@@ -89,7 +89,7 @@ async def test_checked_looks_no_more_after_the_block() -> None:
     assert len(looks) == seen
 
 
-async def test_checked_lets_errors_and_cancellations_of_the_block_through() -> None:
+async def test_checked_lets_errors_and_cancellations_of_the_block_through():
     with pytest.raises(TimeoutError, match="own"):
         async with watch(lambda: None, lambda: 1.0):
             raise TimeoutError("its own")

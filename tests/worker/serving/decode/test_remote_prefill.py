@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_schema.routing import (
-    OffloadPolicyName,
     PrefillScoreSpec,
 )
-from pdcluster_worker.config.worker import Role
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Abort,
@@ -111,8 +109,8 @@ async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode = "remote")
 
 
 async def test_remote_prefill_streams_the_peers_token_then_the_engines(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     peer.replies = [FIRST, DONE]
     tokens = await collect(dispatcher)
 
@@ -131,9 +129,7 @@ async def test_remote_prefill_streams_the_peers_token_then_the_engines(
 
 
 @pytest.mark.parametrize("mode", ["remote", "local"])
-async def test_request_notes_its_lifetime_in_order(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer, mode: PrefillMode
-) -> None:
+async def test_request_notes_its_lifetime_in_order(dispatcher, peer, mode):
     peer.replies = [FIRST, DONE]
     with begin_trace("r") as trace:
         add_event("issued")
@@ -152,9 +148,7 @@ async def test_request_notes_its_lifetime_in_order(
     assert mode == "local" or others["credit"]["peer"] == "p"
 
 
-async def test_request_notes_a_prefill_that_failed_and_what_followed(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer
-) -> None:
+async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher, peer):
     peer.replies = [PeerError("gone")]
     with begin_trace("r") as trace:
         dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
@@ -166,8 +160,8 @@ async def test_request_notes_a_prefill_that_failed_and_what_followed(
 
 
 async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     worker.policy = type(worker.policy)(
         offload=type(worker.policy.offload)(prefill_length_threshold=0)
     )
@@ -179,9 +173,7 @@ async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local
     assert (outcomes(worker), peer.released) == ({"failed": 1.0}, ["r"])
 
 
-async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer
-) -> None:
+async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(dispatcher, peer):
     """Else `sloFeedback` would take it for slowness here, and send more there."""
     dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
     peer.replies = [PeerError("gone")]
@@ -191,9 +183,7 @@ async def test_time_of_a_prefill_that_failed_counts_against_the_prefill_workers(
     assert {side: queue.num_samples for side, queue in lines.items()} == {"local": 0, "remote": 1}
 
 
-async def test_remote_prefill_failure_after_the_first_token_keeps_it(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
-) -> None:
+async def test_remote_prefill_failure_after_the_first_token_keeps_it(dispatcher, engine, peer):
     peer.replies = [FIRST, PeerError("gone")]
     tokens = await collect(dispatcher)
 
@@ -204,9 +194,7 @@ async def test_remote_prefill_failure_after_the_first_token_keeps_it(
     assert failed.first.token_id == 7
 
 
-async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(dispatcher, peer, worker):
     peer.replies = [FIRST]
     await collect(dispatcher)
 
@@ -214,8 +202,8 @@ async def test_remote_prefill_stream_that_ends_without_done_is_a_failure(
 
 
 async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
-) -> None:
+    dispatcher, engine, peer
+):
     peer.replies = [PeerError("gone")]
     with pytest.raises(RequestError, match="the prefill worker failed") as caught:
         await collect(dispatcher)
@@ -226,9 +214,7 @@ async def test_remote_prefill_forced_fails_clean_when_the_peer_fails_first(
     assert engine.inputs[-1] == Abort("r")
 
 
-async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(
-    dispatcher: DecodeDispatcher, peers: list[RecordingPeer], worker: WorkerContext
-) -> None:
+async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(dispatcher, peers, worker):
     peers.clear()
     with pytest.raises(RequestError, match="no prefill worker is ready") as caught:
         await collect(dispatcher)
@@ -238,8 +224,8 @@ async def test_remote_prefill_forced_without_a_prefill_worker_is_a_503(
 
 
 async def test_remote_prefill_first_token_that_ends_the_request_moves_nothing(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     peer.replies = [Token("r", 2, finish_reason="stop")]
     tokens = await collect(dispatcher)
     await asyncio.sleep(0)
@@ -250,8 +236,8 @@ async def test_remote_prefill_first_token_that_ends_the_request_moves_nothing(
 
 
 async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_room(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     answers = iter([[ReceiveRefused("r", needed_blocks=3)], serve(Receive(SPEC))])
     engine.answer = lambda m: next(answers) if isinstance(m, Receive) else serve(m)
     peer.replies = [FIRST, DONE]
@@ -270,9 +256,7 @@ async def test_remote_prefill_out_of_blocks_returns_the_credit_and_waits_for_roo
     assert len(peer.claims) == 2
 
 
-async def test_remote_prefill_client_gone_ends_both_legs(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+async def test_remote_prefill_client_gone_ends_both_legs(dispatcher, engine, peer, worker):
     peer.replies = [FIRST, DONE]
     async with aclosing(dispatcher.run(SPEC, "remote")) as tokens:
         await anext(tokens)
@@ -284,11 +268,8 @@ async def test_remote_prefill_client_gone_ends_both_legs(
 
 
 async def test_client_gone_while_a_prefix_is_given_gives_the_credit_back(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    worker: WorkerContext,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    dispatcher, peer, worker, monkeypatch
+):
     giving = asyncio.Event()
 
     async def push(*_: object) -> None:
@@ -306,9 +287,7 @@ async def test_client_gone_while_a_prefix_is_given_gives_the_credit_back(
     assert outcomes(worker) == {"cancelled": 1.0}
 
 
-async def test_decoding_auto_prefills_short_prompts_locally(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer
-) -> None:
+async def test_decoding_auto_prefills_short_prompts_locally(dispatcher, engine, peer):
     tokens = await collect(dispatcher, "auto")
 
     assert tokens[0].prefill == "local"
@@ -327,13 +306,8 @@ async def test_decoding_auto_prefills_short_prompts_locally(
     ],
 )
 async def test_prefill_worker_that_a_request_names_prefills_it_whatever_its_length(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    peers: list[RecordingPeer],
-    address: str,
-    prefill: PrefillMode,
-    place: str,
-) -> None:
+    dispatcher, peer, peers, address, prefill, place
+):
     other = RecordingPeer("other")
     peers.insert(0, other)
     peer.replies = [FIRST, DONE]
@@ -346,11 +320,8 @@ async def test_prefill_worker_that_a_request_names_prefills_it_whatever_its_leng
 
 
 async def test_requests_that_name_a_busy_prefill_worker_hold_up_no_others(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    peers: list[RecordingPeer],
-    worker: WorkerContext,
-) -> None:
+    dispatcher, peer, peers, worker
+):
     busy = RecordingPeer("busy")  # it grants nothing
     peers.append(busy)
     peer.replies = [FIRST, DONE]
@@ -379,9 +350,7 @@ def prompt_of(num_tokens: int) -> RequestSpec:
     return RequestSpec("other", [1] * num_tokens, SamplingParams(max_tokens=1, seed=1))
 
 
-async def test_decoding_refuses_beyond_the_queue_bound(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_decoding_refuses_beyond_the_queue_bound(dispatcher, engine, worker):
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(
         admission=type(worker.policy.admission)(max_queued_requests=1)
@@ -402,9 +371,7 @@ async def test_decoding_refuses_beyond_the_queue_bound(
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_decoding_refuses_beyond_the_bound_in_tokens(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, worker: WorkerContext
-) -> None:
+async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher, engine, worker):
     """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
     worker.policy = type(worker.policy)(admission=AdmissionSpec(max_queued_tokens=25))
@@ -460,14 +427,8 @@ def long_prompts(worker: WorkerContext) -> tuple[int, int]:
     ],
 )
 async def test_long_prompts_are_counted_by_where_they_were_prefilled(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    worker: WorkerContext,
-    threshold: int,
-    replies: list[Token | PrefillDone | Exception],
-    prefill: PrefillMode,
-    expected: tuple[int, int],
-) -> None:
+    dispatcher, peer, worker, threshold, replies, prefill, expected
+):
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=threshold))
     peer.replies = replies
     await collect(dispatcher, prefill)
@@ -477,12 +438,8 @@ async def test_long_prompts_are_counted_by_where_they_were_prefilled(
 
 @pytest.mark.parametrize(("role", "expected"), [("decode", (1, 0)), ("mixed", (0, 0))])
 async def test_a_long_prompt_without_a_prefill_worker_is_counted_as_local(
-    dispatcher: DecodeDispatcher,
-    peers: list[RecordingPeer],
-    worker: WorkerContext,
-    role: Role,
-    expected: tuple[int, int],
-) -> None:
+    dispatcher, peers, worker, role, expected
+):
     peers.clear()
     worker.role = role
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
@@ -503,9 +460,7 @@ def offload_event(trace: RequestTrace) -> dict[str, Fact]:
     return event.facts
 
 
-async def test_offload_notes_what_it_was_decided_by(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+async def test_offload_notes_what_it_was_decided_by(dispatcher, engine, peer, worker):
     peer.replies = [FIRST, DONE]
     peer.max_batched_tokens, peer.load = (
         256,
@@ -538,12 +493,8 @@ async def test_offload_notes_what_it_was_decided_by(
 
 @pytest.mark.parametrize(("max_model_len", "reason"), [(10, "no_prefill_worker"), (11, "long")])
 async def test_offload_goes_by_workers_that_take_the_prompt(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    worker: WorkerContext,
-    max_model_len: int,
-    reason: str,
-) -> None:
+    dispatcher, peer, worker, max_model_len, reason
+):
     peer.replies = [FIRST, DONE]
     peer.max_model_len = max_model_len
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=1))
@@ -566,13 +517,8 @@ async def test_offload_goes_by_workers_that_take_the_prompt(
     ],
 )
 async def test_offload_changes_with_the_policy_in_force(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    peer: GrantingPeer,
-    worker: WorkerContext,
-    policy: OffloadPolicy,
-    place: str,
-) -> None:
+    dispatcher, engine, peer, worker, policy, place
+):
     peer.replies = [FIRST, DONE]
     peer.max_batched_tokens, peer.load = 256, WorkerLoad(credit_tokens=512)
     worker.pair_rates.add("p", 640, 1.0)
@@ -583,8 +529,8 @@ async def test_offload_changes_with_the_policy_in_force(
 
 
 async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer, worker: WorkerContext
-) -> None:
+    dispatcher, peer, worker
+):
     peer.replies = [FIRST, replace(DONE, busy_seconds=0.5)]
     await collect(dispatcher)
 
@@ -592,12 +538,7 @@ async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
     assert worker.metrics.registry.get_sample_value("pdcluster_credit_wait_seconds_count") == 1
 
 
-async def test_waits_for_a_credit_are_counted_by_their_end(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    peers: list[RecordingPeer],
-    worker: WorkerContext,
-) -> None:
+async def test_waits_for_a_credit_are_counted_by_their_end(dispatcher, peer, peers, worker):
     peer.replies = [FIRST, DONE]
     await collect(dispatcher)
     silent = RecordingPeer("silent")
@@ -617,9 +558,7 @@ async def test_waits_for_a_credit_are_counted_by_their_end(
     assert silent.released == ["r"]
 
 
-async def test_slo_feedback_moves_the_threshold_by_what_requests_took(
-    worker: WorkerContext,
-) -> None:
+async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker):
     """Each prompt takes 10 s here and is there at once: the clock is the test's."""
     clock = FakeClock()
     offloading = OffloadDecider(worker, list, list)
@@ -640,12 +579,8 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(
 
 @pytest.mark.parametrize(("policy", "prefill"), [("measured", "local"), ("rule", "remote")])
 async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_slower(
-    dispatcher: DecodeDispatcher,
-    peer: GrantingPeer,
-    worker: WorkerContext,
-    policy: OffloadPolicyName,
-    prefill: str,
-) -> None:
+    dispatcher, peer, worker, policy, prefill
+):
     peer.replies = [FIRST, DONE]
     costs = dispatcher._decider._estimates
     now = asyncio.get_running_loop().time()
@@ -668,8 +603,8 @@ async def test_measured_keeps_a_long_prompt_from_a_side_that_is_measured_to_be_s
 
 
 async def test_time_to_the_first_token_is_measured_for_both_sides_and_forgotten_with_the_request(
-    dispatcher: DecodeDispatcher, peer: GrantingPeer
-) -> None:
+    dispatcher, peer
+):
     costs = dispatcher._decider._estimates
     for mode in ("local", "remote"):
         peer.replies = [replace(FIRST, prefill_seconds=0.2), DONE]

@@ -108,8 +108,8 @@ async def collect(dispatcher: DecodeDispatcher, prefill: PrefillMode) -> list[Ge
 
 @pytest.mark.usefixtures("hurried")
 async def test_prefill_without_progress_is_cancelled_fenced_and_computed_here(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SilentPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     tokens = await collect(dispatcher, "auto")
 
     assert [(g.token.token_id, g.prefill) for g in tokens] == [(8, "local")]
@@ -119,8 +119,8 @@ async def test_prefill_without_progress_is_cancelled_fenced_and_computed_here(
 
 @pytest.mark.usefixtures("hurried")
 async def test_prefill_without_progress_after_the_first_token_keeps_it(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SilentPeer, worker: WorkerContext
-) -> None:
+    dispatcher, engine, peer, worker
+):
     peer.replies = [Token("r", 7)]
     tokens = await collect(dispatcher, "remote")
 
@@ -132,9 +132,7 @@ async def test_prefill_without_progress_after_the_first_token_keeps_it(
 
 
 @pytest.mark.usefixtures("hurried")
-async def test_forced_prefill_without_progress_is_a_clear_error(
-    dispatcher: DecodeDispatcher, worker: WorkerContext
-) -> None:
+async def test_forced_prefill_without_progress_is_a_clear_error(dispatcher, worker):
     with pytest.raises(
         RequestError, match=r"prefill worker failed.*has made no progress for 2\.0 s"
     ) as caught:
@@ -147,9 +145,7 @@ async def test_forced_prefill_without_progress_is_a_clear_error(
     )
 
 
-async def test_prefill_worker_that_reports_a_stall_counts_as_stalled(
-    dispatcher: DecodeDispatcher, peer: SilentPeer, worker: WorkerContext
-) -> None:
+async def test_prefill_worker_that_reports_a_stall_counts_as_stalled(dispatcher, peer, worker):
     peer.replies = [STALLED]
     tokens = await collect(dispatcher, "auto")
 
@@ -162,12 +158,8 @@ async def test_prefill_worker_that_reports_a_stall_counts_as_stalled(
 
 @pytest.mark.parametrize("waits_for", ["a credit", "blocks", "the first token", "the KV"])
 async def test_engine_that_stalls_ends_a_remote_prefill_wherever_it_waits(
-    dispatcher: DecodeDispatcher,
-    engine: ScriptedEngine,
-    peer: SilentPeer,
-    worker: WorkerContext,
-    waits_for: str,
-) -> None:
+    dispatcher, engine, peer, worker, waits_for
+):
     peer.grants = waits_for != "a credit"
     if waits_for == "blocks":
         engine.answer = lambda m: [ReceiveRefused("r", 9)] if isinstance(m, Receive) else []
@@ -201,9 +193,7 @@ async def request_credits(ingress: Ingress) -> list[int]:
     return [generated.token.token_id async for generated in ingress.generate([SPEC], "auto")]
 
 
-async def test_ingress_of_a_stalled_engine_relays_what_comes(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_of_a_stalled_engine_relays_what_comes(worker, engine):
     client_of(worker).stall("it has stalled")
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
 
@@ -211,7 +201,7 @@ async def test_ingress_of_a_stalled_engine_relays_what_comes(
     assert not engine.inputs
 
 
-async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: WorkerContext) -> None:
+async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker):
     client_of(worker).stall("it has stalled")
     with pytest.raises(EngineStalledError, match="it has stalled") as caught:
         await request_credits(make_ingress(worker))
@@ -219,9 +209,7 @@ async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker: Worker
     assert (caught.value.status, caught.value.retry_after_seconds, worker.active) == (503, 1, 0)
 
 
-async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(
-    worker: WorkerContext,
-) -> None:
+async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(worker):
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     requested = asyncio.create_task(request_credits(make_ingress(worker, peer)))
     while not client_of(worker)._mailboxes:
@@ -243,9 +231,7 @@ async def begun(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePee
     return made
 
 
-async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stalls(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stalls(worker, engine):
     peer = DecodePeer(Generated(Token("r~1", 5, finish_reason="stop"), "local"))
 
     assert await begun(worker, engine, peer) == [7, 5]
@@ -254,15 +240,13 @@ async def test_ingress_request_with_a_token_moves_to_a_peer_when_the_engine_stal
 
 
 async def test_ingress_request_with_a_token_ends_with_a_clean_error_when_no_engine_is_left(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     with pytest.raises(EngineStalledError):
         await begun(worker, engine)
 
 
-async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(
-    worker: WorkerContext,
-) -> None:
+async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(worker):
     client_of(worker).stall("it has stalled")
     with pytest.raises(RequestError) as caught:
         await request_credits(make_ingress(worker, DecodePeer(STALLED)))
@@ -273,9 +257,7 @@ async def test_ingress_whose_peer_fails_while_the_engine_here_stalls_refuses(
 # --- a decode peer's engine -----------------------------------------------------------------------
 
 
-async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try(worker, engine):
     engine.answer = serve
     peer = DecodePeer(STALLED)
     ingress = make_ingress(worker, peer)
@@ -284,9 +266,7 @@ async def test_ingress_peer_that_stalls_before_the_first_token_means_another_try
     assert (await request_credits(ingress), peer.requested) == ([8], ["r"])
 
 
-async def test_ingress_peer_that_stalls_after_the_first_token_is_left(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_peer_that_stalls_after_the_first_token_is_left(worker, engine):
     engine.answer = serve
     ingress = make_ingress(worker, DecodePeer(Generated(Token("r", 5), "local"), STALLED))
     ingress._local._num_decoding = 3

@@ -112,7 +112,7 @@ def rig(worker: WorkerContext, engine: ScriptedEngine, monkeypatch: pytest.Monke
     return Rig(worker, engine)
 
 
-async def test_verification_asks_its_one_worker_and_gives_the_credit_back(rig: Rig) -> None:
+async def test_verification_asks_its_one_worker_and_gives_the_credit_back(rig):
     found = await rig.run()
 
     assert found == VerificationResult(
@@ -130,7 +130,7 @@ async def test_verification_asks_its_one_worker_and_gives_the_credit_back(rig: R
     assert rig.peer.released == [rig.peer.claims[0][0]]
 
 
-async def test_transport_is_the_one_that_moved_the_kv(rig: Rig) -> None:
+async def test_transport_is_the_one_that_moved_the_kv(rig):
     rig.peer.replies = [Token("r", 1), PrefillDone("r", 1, 1.0, transport="ucx")]
 
     assert (await rig.run()).transport == "ucx"
@@ -144,9 +144,7 @@ async def test_transport_is_the_one_that_moved_the_kv(rig: Rig) -> None:
         (None, "not_used"),
     ],
 )
-async def test_kv_that_is_damaged_or_not_used_fails(
-    rig: Rig, received: Received | None, fault: str
-) -> None:
+async def test_kv_that_is_damaged_or_not_used_fails(rig, received, fault):
     rig.received = received
 
     found = await rig.run()
@@ -163,9 +161,7 @@ async def test_kv_that_is_damaged_or_not_used_fails(
         ((9, 3), (1, 2, 3), "failed"),  # second best, and far behind: no near tie
     ],
 )
-async def test_tokens_are_those_of_a_local_prefill(
-    rig: Rig, remote: tuple[int, ...], local: tuple[int, ...], outcome: str
-) -> None:
+async def test_tokens_are_those_of_a_local_prefill(rig, remote, local, outcome):
     rig.remote, rig.local = remote, local
 
     found = await rig.run()
@@ -176,7 +172,7 @@ async def test_tokens_are_those_of_a_local_prefill(
     )
 
 
-async def test_engine_without_checksums_is_verified_without_them(rig: Rig) -> None:
+async def test_engine_without_checksums_is_verified_without_them(rig):
     rig.received = Received("r", 8)
 
     found = await rig.run()
@@ -184,7 +180,7 @@ async def test_engine_without_checksums_is_verified_without_them(rig: Rig) -> No
     assert (found.outcome, found.has_checksum, found.num_bytes) == ("verified", False, 4096)
 
 
-async def test_engine_that_fetches_measures_the_rate_itself(rig: Rig) -> None:
+async def test_engine_that_fetches_measures_the_rate_itself(rig):
     rig.received = Received("r", 8, num_bytes=3000, seconds=0.5)
 
     found = await rig.run()
@@ -193,9 +189,7 @@ async def test_engine_that_fetches_measures_the_rate_itself(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("replies", [[PeerError("it is gone")], [Token("r", 1)], [DONE]])
-async def test_remote_prefill_that_breaks_off_fails(
-    rig: Rig, replies: list[Token | PrefillDone | Exception]
-) -> None:
+async def test_remote_prefill_that_breaks_off_fails(rig, replies):
     rig.peer.replies = replies
 
     found = await rig.run()
@@ -203,7 +197,7 @@ async def test_remote_prefill_that_breaks_off_fails(
     assert (found.outcome, found.fault) == ("failed", "transfer_failed")
 
 
-async def test_refused_worker_of_the_pool_fails_it(rig: Rig) -> None:
+async def test_refused_worker_of_the_pool_fails_it(rig):
     rig.refused = {"p-0": "weights differ"}
 
     found = await rig.run()
@@ -212,7 +206,7 @@ async def test_refused_worker_of_the_pool_fails_it(rig: Rig) -> None:
     assert rig.engine.inputs == []
 
 
-async def test_pool_that_is_not_connected_fails(rig: Rig) -> None:
+async def test_pool_that_is_not_connected_fails(rig):
     rig.peer.ready, rig.peer.state = False, "lost"
 
     found = await rig.run()
@@ -221,7 +215,7 @@ async def test_pool_that_is_not_connected_fails(rig: Rig) -> None:
     assert "p-0 is lost" in found.message
 
 
-async def test_nothing_is_sent_while_the_prefill_worker_is_busy(rig: Rig) -> None:
+async def test_nothing_is_sent_while_the_prefill_worker_is_busy(rig):
     rig.peer.load = WorkerLoad(num_running=1)
 
     assert (await rig.run()).outcome == "postponed"
@@ -229,13 +223,13 @@ async def test_nothing_is_sent_while_the_prefill_worker_is_busy(rig: Rig) -> Non
     assert (await rig.run(even_if_busy=True)).outcome == "verified"
 
 
-async def test_nothing_is_sent_while_this_worker_is_busy(rig: Rig) -> None:
+async def test_nothing_is_sent_while_this_worker_is_busy(rig):
     with rig.worker.request():
         assert (await rig.run()).outcome == "postponed"
     assert rig.engine.inputs == []
 
 
-async def test_full_pool_of_blocks_postpones_it(rig: Rig) -> None:
+async def test_full_pool_of_blocks_postpones_it(rig):
     rig.engine.answer = lambda message: (
         [ReceiveRefused(message.spec.request_id, 4)] if isinstance(message, Receive) else []
     )
@@ -243,7 +237,7 @@ async def test_full_pool_of_blocks_postpones_it(rig: Rig) -> None:
     assert (await rig.run()).outcome == "postponed"
 
 
-async def test_one_verification_runs_at_a_time(rig: Rig) -> None:
+async def test_one_verification_runs_at_a_time(rig):
     first, second = await asyncio.gather(rig.run(), rig.run())
 
     assert sorted([first.outcome, second.outcome]) == ["postponed", "verified"]

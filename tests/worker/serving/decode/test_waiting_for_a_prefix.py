@@ -164,8 +164,8 @@ async def led(dispatcher: DecodeDispatcher, peer: SlowPeer, **fields: int) -> As
 
 
 async def test_prompts_that_share_a_prefix_wait_for_its_kv_and_are_completed_here(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
-) -> None:
+    dispatcher, engine, peer
+):
     leader = await led(dispatcher, peer)
     followers = [Asked(dispatcher, spec(f"f{own}", own)) for own in (91, 92)]
     await settle()
@@ -193,9 +193,7 @@ async def test_prompts_that_share_a_prefix_wait_for_its_kv_and_are_completed_her
     assert not dispatcher._decider.prefixes._settled
 
 
-async def test_prefix_that_the_engine_computes_counts_as_cached(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
-) -> None:
+async def test_prefix_that_the_engine_computes_counts_as_cached(dispatcher, engine, peer):
     """The engine says nothing of its blocks before it has computed them."""
     serving = engine.answer
     engine.answer = lambda message: serving(message) if isinstance(message, Receive) else ()
@@ -218,8 +216,8 @@ async def test_prefix_that_the_engine_computes_counts_as_cached(
 
 
 async def test_where_it_fails_one_of_those_that_wait_goes_and_the_others_wait_for_that_one(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
-) -> None:
+    dispatcher, engine, peer
+):
     leader = await led(dispatcher, peer)
     followers = [Asked(dispatcher, spec(f"f{own}", own)) for own in (91, 92, 93)]
     await settle()
@@ -232,9 +230,7 @@ async def test_where_it_fails_one_of_those_that_wait_goes_and_the_others_wait_fo
     assert [await follower.end() for follower in followers] == ["remote", "local", "local"]
 
 
-async def test_prompts_of_whole_blocks_do_not_go_one_after_another(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_prompts_of_whole_blocks_do_not_go_one_after_another(dispatcher, peer):
     """One token is always left to compute, so such a prompt would be sent then too."""
     dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=8))
     whole = replace(spec("leader", 90), prompt=list(range(32)))
@@ -246,9 +242,7 @@ async def test_prompts_of_whole_blocks_do_not_go_one_after_another(
     assert [await follower.end() for follower in followers] == ["remote", "remote"]
 
 
-async def test_prompt_waits_for_half_of_the_time_that_it_has(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_prompt_waits_for_half_of_the_time_that_it_has(dispatcher, peer):
     await led(dispatcher, peer)
     sent = Asked(dispatcher, replace(spec("f", 91), ttft_slo_seconds=0.1))
     await settle()
@@ -262,9 +256,7 @@ async def test_prompt_waits_for_half_of_the_time_that_it_has(
     assert (sent.made[0].token.queue_seconds or 0.0) >= 0.05
 
 
-async def test_prompt_that_waits_looks_at_what_has_changed(
-    dispatcher: DecodeDispatcher, peer: SlowPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prompt_that_waits_looks_at_what_has_changed(dispatcher, peer, monkeypatch):
     monkeypatch.setattr(offload_decider, "POLL_SECONDS", 0.01)
     await led(dispatcher, peer)
     follower = Asked(dispatcher, spec("f", 91))
@@ -276,9 +268,7 @@ async def test_prompt_that_waits_looks_at_what_has_changed(
     assert dispatcher._worker.num_waiting_for_prefix == 0
 
 
-async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
-) -> None:
+async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(dispatcher, engine, peer):
     leader = await led(dispatcher, peer)
     follower = Asked(dispatcher, spec("f", 91))
     await settle()
@@ -291,9 +281,7 @@ async def test_client_that_leaves_while_its_prompt_waits_leaves_nothing(
     assert len(dispatcher._decider.prefixes._prefixes) == 0
 
 
-async def test_times_of_a_prompt_that_waited_count_from_its_arrival(
-    dispatcher: DecodeDispatcher, engine: ScriptedEngine, peer: SlowPeer
-) -> None:
+async def test_times_of_a_prompt_that_waited_count_from_its_arrival(dispatcher, engine, peer):
     await led(dispatcher, peer)
     follower = Asked(dispatcher, replace(spec("f", 91), deadline_seconds=1000.0))
     await settle()
@@ -317,33 +305,27 @@ async def test_times_of_a_prompt_that_waited_count_from_its_arrival(
     ],
 )
 async def test_prompt_that_gains_nothing_or_may_not_wait_is_sent(
-    dispatcher: DecodeDispatcher, peer: SlowPeer, follower: RequestSpec, prefill: PrefillMode
-) -> None:
+    dispatcher, peer, follower, prefill
+):
     await led(dispatcher, peer)
     await check_sent_at_once(Asked(dispatcher, follower, prefill), peer)
 
 
-async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_prompt_of_high_priority_that_is_offloaded_at_once_does_not_wait(dispatcher, peer):
     high = HighPrioritySpec(offload_at_once=True)
     dispatcher._worker.policy = PolicyConfig(offload=OFFLOAD, high_priority=high)
     await led(dispatcher, peer, priority=-10)
     await check_sent_at_once(Asked(dispatcher, spec("f", 91, priority=-10)), peer)
 
 
-async def test_prompt_that_stays_anyway_does_not_wait(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_prompt_that_stays_anyway_does_not_wait(dispatcher, peer):
     await led(dispatcher, peer)
     assert await Asked(dispatcher, spec("f", 91), "local").end() == "local"
     dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=999))
     assert await Asked(dispatcher, spec("g", 92)).end() == "local"
 
 
-async def test_nothing_waits_for_a_prompt_that_is_much_longer(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_nothing_waits_for_a_prompt_that_is_much_longer(dispatcher, peer):
     Asked(dispatcher, replace(spec("leader", 90), prompt=[*SHARED, *range(50, 74)]))
     await until(lambda: "leader" in peer.computed)
     await check_sent_at_once(
@@ -351,25 +333,19 @@ async def test_nothing_waits_for_a_prompt_that_is_much_longer(
     )
 
 
-async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_nothing_waits_for_a_prompt_that_names_its_prefill_worker(dispatcher, peer):
     """It may be far behind in that one's line."""
     Asked(dispatcher, replace(spec("leader", 90), prefiller="p:8000"))
     await until(lambda: "leader" in peer.computed)
     await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
 
 
-async def test_nothing_waits_for_a_prompt_of_one_token_whose_kv_does_not_come(
-    dispatcher: DecodeDispatcher, peer: SlowPeer
-) -> None:
+async def test_nothing_waits_for_a_prompt_of_one_token_whose_kv_does_not_come(dispatcher, peer):
     await led(dispatcher, peer, max_tokens=1)
     await check_sent_at_once(Asked(dispatcher, spec("f", 91)), peer)
 
 
-async def test_nothing_waits_where_the_engine_keeps_no_prefixes(
-    dispatcher: DecodeDispatcher, worker: WorkerContext, peer: SlowPeer
-) -> None:
+async def test_nothing_waits_where_the_engine_keeps_no_prefixes(dispatcher, worker, peer):
     engine = worker.engines.first
     engine.facts = replace(engine.facts, prefix_caching=False)
     await led(dispatcher, peer)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +19,7 @@ from pdcluster_worker.serving.engines.child import EngineChild
         ("processes.engine_process", ("transformers",)),
     ],
 )
-def test_what_a_process_does_not_import_before_it_starts(
-    module: str, later: tuple[str, ...]
-) -> None:
+def test_what_a_process_does_not_import_before_it_starts(module, later):
     program = (
         f"import sys, pdcluster_worker.{module}; print([name for name in {later!r} if name in "
         "sys.modules])"
@@ -33,9 +30,7 @@ def test_what_a_process_does_not_import_before_it_starts(
     assert done.stdout == "[]\n"
 
 
-async def test_an_engine_that_still_loads_is_ended_without_a_wait(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_that_still_loads_is_ended_without_a_wait(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     child = EngineChild(tmp_path / "no-such-file", {})
     await child.start()

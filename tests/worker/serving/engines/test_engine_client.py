@@ -60,7 +60,7 @@ async def client(wire: Wire) -> AsyncIterator[EngineClient]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_client_sorts_outputs_by_request(client: EngineClient, wire: Wire) -> None:
+async def test_client_sorts_outputs_by_request(client, wire):
     one, two = client.open("r1"), client.open("r2")
     wire.say(Tokens([Token("r2", 22), Token("r1", 11)]))
 
@@ -68,7 +68,7 @@ async def test_client_sorts_outputs_by_request(client: EngineClient, wire: Wire)
     assert (await two.token()).token_id == 22
 
 
-async def test_client_knows_the_trace_of_an_open_request(client: EngineClient) -> None:
+async def test_client_knows_the_trace_of_an_open_request(client):
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     trace_context.enter(parent)
     mailbox = client.open("r1")
@@ -81,24 +81,20 @@ async def test_client_knows_the_trace_of_an_open_request(client: EngineClient) -
     assert client.trace("r1") == {}
 
 
-async def test_client_keeps_the_order_of_messages(client: EngineClient, wire: Wire) -> None:
+async def test_client_keeps_the_order_of_messages(client, wire):
     client.send(Submit(SPEC))
     client.send(Abort("r1"))
 
     assert await wire.heard() == [Submit(SPEC), Abort("r1")]
 
 
-async def test_client_close_aborts_a_request_that_has_not_ended(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_client_close_aborts_a_request_that_has_not_ended(client, wire):
     client.close(client.open("r1"))
 
     assert await wire.heard() == [Abort("r1")]
 
 
-async def test_client_close_says_nothing_of_a_request_that_has_ended(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_client_close_says_nothing_of_a_request_that_has_ended(client, wire):
     mailbox = client.open("r1")
     wire.say(Tokens([Token("r1", 1, finish_reason="stop")]))
     await mailbox.token()
@@ -108,13 +104,13 @@ async def test_client_close_says_nothing_of_a_request_that_has_ended(
     assert await wire.heard() == [Abort("marker")]
 
 
-async def test_client_refuses_an_id_in_use(client: EngineClient) -> None:
+async def test_client_refuses_an_id_in_use(client):
     client.open("r1")
     with pytest.raises(RequestError, match="already being served"):
         client.open("r1")
 
 
-async def test_client_one_failed_request_fails_alone(client: EngineClient, wire: Wire) -> None:
+async def test_client_one_failed_request_fails_alone(client, wire):
     bad, good = client.open("bad"), client.open("good")
     refused = client.open("refused")
     wire.say(RequestFailed("refused", "too large", is_refusal=True))
@@ -129,9 +125,7 @@ async def test_client_one_failed_request_fails_alone(client: EngineClient, wire:
     assert (await good.token()).token_id == 1
 
 
-async def test_client_death_of_the_engine_fails_open_and_later_requests(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_client_death_of_the_engine_fails_open_and_later_requests(client, wire):
     mailbox = client.open("r1")
     wire.say(EngineFailed("out of memory"))
 
@@ -143,9 +137,7 @@ async def test_client_death_of_the_engine_fails_open_and_later_requests(
         await client.ready()
 
 
-async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(client, wire):
     client.begin("bfloat16")
     client.send(Submit(SPEC))
     assert (await wire.heard()) == [messages.Begin("bfloat16"), Submit(SPEC)]
@@ -153,15 +145,13 @@ async def test_begin_is_sent_first_and_is_no_message_that_statistics_know_of(
     assert client.is_reported
 
 
-async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client: EngineClient) -> None:
+async def test_an_engine_loads_until_it_says_that_it_serves_or_dies(client):
     assert client.is_loading
     client.fail("it is gone")
     assert not client.is_loading
 
 
-async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(client, wire):
     """Its counters would be added a second time, since those of its rank begin again, and its
     blocks are no choice any more.
     """
@@ -180,7 +170,7 @@ async def test_late_words_of_an_engine_that_was_killed_count_for_nothing(
     assert client.stats == stats(free_blocks=1)
 
 
-async def test_engine_that_dies_unawaited_leaves_nothing_unretrieved(wire: Wire) -> None:
+async def test_engine_that_dies_unawaited_leaves_nothing_unretrieved(wire):
     unretrieved: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
     client = EngineClient(wire)
@@ -206,9 +196,7 @@ class TakingReader:
         self.taken.append(item.token_id)
 
 
-async def test_reader_takes_tokens_that_are_waited_for_up_to_the_last(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_reader_takes_tokens_that_are_waited_for_up_to_the_last(client, wire):
     mailbox, reader = client.open("r1"), TakingReader(9)
     wire.say(Tokens([Token("r1", 1)]))
     first = await mailbox.token()
@@ -223,9 +211,7 @@ async def test_reader_takes_tokens_that_are_waited_for_up_to_the_last(
     assert mailbox.ended
 
 
-async def test_tokens_that_a_reader_does_not_take_keep_their_order(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_tokens_that_a_reader_does_not_take_keep_their_order(client, wire):
     mailbox, reader = client.open("r1"), TakingReader(1)
     waiting = asyncio.create_task(mailbox.token(reader))
     await asyncio.sleep(0)
@@ -253,9 +239,7 @@ class UnsureReader(TakingReader):
 
 
 @pytest.mark.parametrize("broken", [BrokenReader, UnsureReader])
-async def test_reader_that_raises_fails_its_own_request_alone(
-    client: EngineClient, wire: Wire, broken: type[TakingReader]
-) -> None:
+async def test_reader_that_raises_fails_its_own_request_alone(client, wire, broken):
     one, two = client.open("r1"), client.open("r2")
     waiting = asyncio.create_task(one.token(broken(9)))
     await asyncio.sleep(0)
@@ -266,9 +250,7 @@ async def test_reader_that_raises_fails_its_own_request_alone(
     assert (await two.token()).token_id == 2
 
 
-async def test_reader_gets_nothing_after_its_wait_was_cancelled(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_reader_gets_nothing_after_its_wait_was_cancelled(client, wire):
     mailbox, reader = client.open("r1"), TakingReader(9)
     waiting = asyncio.create_task(mailbox.token(reader))
     await asyncio.sleep(0)
@@ -280,9 +262,7 @@ async def test_reader_gets_nothing_after_its_wait_was_cancelled(
     assert reader.taken == []
 
 
-async def test_error_after_tokens_that_a_reader_took_ends_the_wait(
-    client: EngineClient, wire: Wire
-) -> None:
+async def test_error_after_tokens_that_a_reader_took_ends_the_wait(client, wire):
     mailbox, reader = client.open("r1"), TakingReader(9)
     waiting = asyncio.create_task(mailbox.token(reader))
     await asyncio.sleep(0)

@@ -91,7 +91,7 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     await scene.group.stop()
 
 
-async def test_engine_that_dies_is_started_again_while_the_other_serves(scene: Scene) -> None:
+async def test_engine_that_dies_is_started_again_while_the_other_serves(scene):
     await scene.load()
     first = scene.group.engines.first
     scene.children[0].end()
@@ -104,7 +104,7 @@ async def test_engine_that_dies_is_started_again_while_the_other_serves(scene: S
     assert (again.rank, scene.started, scene.children[0].is_stopped) == (0, [0], True)
 
 
-async def test_death_of_the_last_engine_ends_the_worker(scene: Scene) -> None:
+async def test_death_of_the_last_engine_ends_the_worker(scene):
     await scene.load()
     scene.children[0].end()
     await scene.child(2)  # it loads, and does not serve yet
@@ -114,7 +114,7 @@ async def test_death_of_the_last_engine_ends_the_worker(scene: Scene) -> None:
     assert scene.group.failed is scene.children[1]
 
 
-async def test_death_of_any_engine_while_they_load_ends_the_worker(scene: Scene) -> None:
+async def test_death_of_any_engine_while_they_load_ends_the_worker(scene):
     await scene.group.start()
     scene.group.begin("float32")
     scene.children[0].load()
@@ -125,7 +125,7 @@ async def test_death_of_any_engine_while_they_load_ends_the_worker(scene: Scene)
     assert scene.group.failed is scene.children[1]
 
 
-async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(scene: Scene) -> None:
+async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(scene):
     await scene.group.start()
     scene.children[0].end(status=2)
 
@@ -135,9 +135,7 @@ async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(sce
         await scene.group.ready()
 
 
-async def test_every_process_is_reported_and_asked_to_load_those_that_come_again_too(
-    scene: Scene,
-) -> None:
+async def test_every_process_is_reported_and_asked_to_load_those_that_come_again_too(scene):
     told: list[int] = []
     scene.group.report_children(lambda child: told.append(child.rank))
     await scene.load()
@@ -150,7 +148,7 @@ async def test_every_process_is_reported_and_asked_to_load_those_that_come_again
     assert all(child.script.inputs[0] == Begin("float32") for child in scene.children)
 
 
-async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
+async def test_engine_that_is_killed_is_started_again(scene):
     await scene.load()
     scene.group.kill(scene.group.engines.first, "it has stalled")
     again = await scene.child(2)
@@ -158,9 +156,7 @@ async def test_engine_that_is_killed_is_started_again(scene: Scene) -> None:
     await until(lambda: scene.serving == [0, 1])
 
 
-async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_intervals(
-    scene: Scene,
-) -> None:
+async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_intervals(scene):
     await scene.load()
     for number in range(6):
         (await scene.child(number + 1 if number else 0)).end()
@@ -171,7 +167,7 @@ async def test_engine_that_does_not_stay_is_started_at_longer_and_longer_interva
     assert "engine 0 is lost" in (scene.group.engines.shortfall or "")
 
 
-async def test_engine_that_comes_back_with_another_model_does_not_serve(scene: Scene) -> None:
+async def test_engine_that_comes_back_with_another_model_does_not_serve(scene):
     await scene.load()
     scene.children[0].end()
     (await scene.child(2)).load(weights="other")
@@ -181,7 +177,7 @@ async def test_engine_that_comes_back_with_another_model_does_not_serve(scene: S
     assert "different models" in (scene.group.engines.shortfall or "")
 
 
-async def test_engines_with_different_models_do_not_begin(scene: Scene) -> None:
+async def test_engines_with_different_models_do_not_begin(scene):
     await scene.group.start()
     scene.group.begin("float32")
     scene.children[0].load()
@@ -191,7 +187,7 @@ async def test_engines_with_different_models_do_not_begin(scene: Scene) -> None:
         await scene.group.ready()
 
 
-async def test_no_engine_is_started_again_when_the_worker_leaves(scene: Scene) -> None:
+async def test_no_engine_is_started_again_when_the_worker_leaves(scene):
     await scene.load()
     scene.group.leave()
     scene.children[0].end()
@@ -202,7 +198,7 @@ async def test_no_engine_is_started_again_when_the_worker_leaves(scene: Scene) -
     assert len(scene.children) == 2
 
 
-async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) -> None:
+async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene):
     """The watch of the old one may be a moment late."""
     await scene.load()
     old: Engine = scene.group.engines.first
@@ -214,9 +210,7 @@ async def test_kill_of_an_engine_that_was_replaced_is_for_nothing(scene: Scene) 
     assert scene.serving == [0, 1]
 
 
-async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(scene, monkeypatch):
     forgotten: list[int] = []
     scene.group.on_forget = lambda engine: forgotten.append(engine.rank)
     await scene.load()
@@ -230,7 +224,7 @@ async def test_headless_engine_that_is_gone_is_lost_and_forgotten_after_a_while(
     assert [record.state for record in scene.group.engines.records()] == ["ready", "ready"]
 
 
-async def test_headless_engine_that_comes_back_is_not_forgotten(scene: Scene) -> None:
+async def test_headless_engine_that_comes_back_is_not_forgotten(scene):
     await scene.load()
     await leave(scene, PlayedChild(2))
     (gone,) = (engine for engine, _ in scene.group.engines.lost.values())

@@ -79,14 +79,12 @@ async def scene() -> AsyncIterator[Scene]:
     ],
 )
 def test_choice_is_the_least_loaded_engine_unless_another_has_the_prompt_v27(
-    scores: list[int], matches: list[int], expected: int
-) -> None:
+    scores, matches, expected
+):
     assert choose(scores, matches) == expected
 
 
-async def test_engine_score_counts_waiting_four_times_and_what_no_report_knows_v27(
-    scene: Scene,
-) -> None:
+async def test_engine_score_counts_waiting_four_times_and_what_no_report_knows_v27(scene):
     engine = scene.engines.first
     await scene.say(0, replace(stats(8), num_waiting=2, num_running=3, num_receiving=1))
     assert engine.score == 2 * 4 + 3 + 1
@@ -102,7 +100,7 @@ async def test_engine_score_counts_waiting_four_times_and_what_no_report_knows_v
     assert engine.score == 4 + 3  # the report is of before the message
 
 
-async def test_engine_score_leaves_a_request_to_the_report_that_knows_it_v27(scene: Scene) -> None:
+async def test_engine_score_leaves_a_request_to_the_report_that_knows_it_v27(scene):
     place = scene.engines.open("r", list)
     place.send(Submit(SPEC))
     assert place.engine.score == 4
@@ -110,20 +108,20 @@ async def test_engine_score_leaves_a_request_to_the_report_that_knows_it_v27(sce
     assert place.engine.score == 1
 
 
-async def test_engines_share_a_burst_between_two_reports_v27(scene: Scene) -> None:
+async def test_engines_share_a_burst_between_two_reports_v27(scene):
     ranks = [scene.open(f"r{n}").rank for n in range(6)]
 
     assert sorted(ranks) == [0, 0, 0, 1, 1, 1]
 
 
-async def test_engine_with_the_prompt_in_its_cache_is_chosen(scene: Scene) -> None:
+async def test_engine_with_the_prompt_in_its_cache_is_chosen(scene):
     await scene.say(1, BlockEvents([b"a", b"b"], [], 1))
 
     assert [scene.open(f"r{n}", [b"a", b"b"]).rank for n in range(2)] == [1, 1]
     assert scene.open("r2", [b"a", b"b"]).rank == 0  # it has two that wait by now
 
 
-async def test_engines_do_not_share_a_request_id_t8(scene: Scene) -> None:
+async def test_engines_do_not_share_a_request_id_t8(scene):
     for _ in range(2):  # whichever engine has its turn
         scene.engines.open("r", list).close()
     scene.open("r")
@@ -133,7 +131,7 @@ async def test_engines_do_not_share_a_request_id_t8(scene: Scene) -> None:
     assert caught.value.status == 409
 
 
-async def test_death_of_an_engine_fails_its_requests_and_no_others(scene: Scene) -> None:
+async def test_death_of_an_engine_fails_its_requests_and_no_others(scene):
     places = [scene.engines.open(f"r{n}", list) for n in range(2)]
     first = next(place for place in places if place.engine.rank == 0)
     other = next(place for place in places if place.engine.rank == 1)
@@ -149,15 +147,15 @@ async def test_death_of_an_engine_fails_its_requests_and_no_others(scene: Scene)
 
 
 async def test_engine_whose_process_has_ended_is_out_of_the_choice_before_its_last_words_are_read(
-    scene: Scene,
-) -> None:
+    scene,
+):
     scene.clients[0].has_ended = True
 
     assert {scene.open(f"r{n}").rank for n in range(3)} == {1}
     assert scene.engines.shortfall == "1 of 2 engines do not serve: engine 0 its process has ended"
 
 
-async def test_health_of_a_worker_says_which_engine_does_not_serve(scene: Scene) -> None:
+async def test_health_of_a_worker_says_which_engine_does_not_serve(scene):
     backend = WorkerBackend("m", scene.engines)
     assert (backend.alive(), backend.shortfall()) == (None, None)
 
@@ -177,7 +175,7 @@ async def test_health_of_a_worker_says_which_engine_does_not_serve(scene: Scene)
         scene.open("r")
 
 
-async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scene: Scene) -> None:
+async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scene):
     output: list[str] = []
     scene.worker.on_engines = lambda: output.append("changed")
     scene.clients[1].stall("it has stalled")
@@ -193,7 +191,7 @@ async def test_worker_says_which_engines_serve_in_metrics_and_to_its_record(scen
     ]
 
 
-async def test_kv_of_an_engine_goes_to_the_ports_of_its_ranks() -> None:
+async def test_kv_of_an_engine_goes_to_the_ports_of_its_ranks():
     facts = replace(FACTS, kv_ports=[9100, 9101])
 
     assert Engine(EngineClient(ScriptedEngine()), facts, "[fd00::1]:9100").kv_addresses == [
@@ -202,11 +200,11 @@ async def test_kv_of_an_engine_goes_to_the_ports_of_its_ranks() -> None:
     ]
 
 
-async def test_record_of_a_worker_with_one_engine_names_no_engines() -> None:
+async def test_record_of_a_worker_with_one_engine_names_no_engines():
     assert Scene(1).engines.records() == []
 
 
-async def test_worker_whose_engines_are_all_stalled_is_stalled(scene: Scene) -> None:
+async def test_worker_whose_engines_are_all_stalled_is_stalled(scene):
     scene.clients[0].stall("it has stalled")
     assert (scene.worker.load().state, scene.worker.takes_new) == ("ready", True)
 
@@ -216,9 +214,7 @@ async def test_worker_whose_engines_are_all_stalled_is_stalled(scene: Scene) -> 
         scene.open("r")
 
 
-async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_token(
-    scene: Scene,
-) -> None:
+async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_token(scene):
     """And is not handed on a second time."""
     worker = scene.worker
     broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
@@ -235,7 +231,7 @@ async def test_request_of_a_stalled_engine_runs_on_another_one_before_its_first_
         assert (await first).token.token_id == 5
 
 
-async def test_worker_load_is_that_of_all_engines(scene: Scene) -> None:
+async def test_worker_load_is_that_of_all_engines(scene):
     await scene.say(
         0, replace(stats(8), num_running=1, num_waiting=2, waiting_tokens=20, num_steps=3)
     )
@@ -251,7 +247,7 @@ async def test_worker_load_is_that_of_all_engines(scene: Scene) -> None:
     assert (load.free_blocks, load.total_blocks, load.progress) == (12, 65, 107)
 
 
-async def test_drain_waits_for_what_every_engine_holds(scene: Scene) -> None:
+async def test_drain_waits_for_what_every_engine_holds(scene):
     assert scene.worker.num_holding == 2  # neither has reported
     await scene.say(0, stats(8, num_transfers=1))
     await scene.say(1, stats(8, num_transfers=2))
@@ -261,7 +257,7 @@ async def test_drain_waits_for_what_every_engine_holds(scene: Scene) -> None:
     assert scene.worker.num_holding == 1
 
 
-async def test_room_is_that_of_the_request_s_own_engine(scene: Scene) -> None:
+async def test_room_is_that_of_the_request_s_own_engine(scene):
     waiting = asyncio.create_task(scene.worker.wait_for_blocks(scene.engines.first, "r", 8))
     await asyncio.sleep(0)
     await scene.say(1, stats(free_blocks=9))
@@ -270,7 +266,7 @@ async def test_room_is_that_of_the_request_s_own_engine(scene: Scene) -> None:
     await asyncio.wait_for(waiting, 5)
 
 
-async def test_block_in_two_caches_is_gone_with_the_last(scene: Scene) -> None:
+async def test_block_in_two_caches_is_gone_with_the_last(scene):
     output: list[tuple[list[bytes], list[bytes]]] = []
     scene.engines.on_blocks.append(lambda _, events: output.append((events.stored, events.removed)))
     await scene.say(0, BlockEvents([b"a", b"b"], [], 1))
@@ -285,7 +281,7 @@ async def test_block_in_two_caches_is_gone_with_the_last(scene: Scene) -> None:
     assert (output[-1], scene.engines.hashes()) == (([], [b"a"]), set())
 
 
-async def test_prefill_worker_hands_a_prefill_to_its_least_loaded_engine(scene: Scene) -> None:
+async def test_prefill_worker_hands_a_prefill_to_its_least_loaded_engine(scene):
     await scene.say(0, replace(stats(8), num_waiting=5))
     target = TransferTarget(b"e" * 16, "decode-engine", ["127.0.0.1:1"], 0, [1])
     hello = Hello("e", "prefill", FACTS.geometry, "w", "r1")

@@ -5,7 +5,6 @@ engine too many.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,18 +91,14 @@ async def door(tls: TLSConfig) -> AsyncIterator[HeadlessListener]:
     await door.close()
 
 
-async def test_engine_of_the_cluster_gets_the_dtype_to_compute_in(
-    door: HeadlessListener, tls: TLSConfig
-) -> None:
+async def test_engine_of_the_cluster_gets_the_dtype_to_compute_in(door, tls):
     queue = await Line.open(door, client_context(tls))
 
     assert await queue.request_credits(HELLO) == HeadReply(dtype="float32")
     queue.writer.close()
 
 
-async def test_engine_that_loads_gets_signs_of_life_of_its_head(
-    door: HeadlessListener, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engine_that_loads_gets_signs_of_life_of_its_head(door, tls, monkeypatch):
     """It takes a head that says nothing for one that is gone, and a large model loads
     for minutes.
     """
@@ -126,8 +121,8 @@ async def test_engine_that_loads_gets_signs_of_life_of_its_head(
     ],
 )
 async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
-    door: HeadlessListener, tls: TLSConfig, field: str, value: str | int, reason: str
-) -> None:
+    door, tls, field, value, reason
+):
     hello = HeadHello(
         **{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {field: value}
     )
@@ -137,7 +132,7 @@ async def test_engine_that_is_not_of_the_head_is_refused_with_the_reason(
     assert await queue.ended()
 
 
-async def test_one_engine_too_many_is_refused(tls: TLSConfig) -> None:
+async def test_one_engine_too_many_is_refused(tls):
     door = HeadlessListener(config_of(tls, data_parallel_size=8), "float32", group_of(8))
     await door.open(0)
     queue = await Line.open(door, client_context(tls))
@@ -149,9 +144,7 @@ async def test_one_engine_too_many_is_refused(tls: TLSConfig) -> None:
     await door.close()
 
 
-async def test_stranger_gets_no_further_than_tls(
-    door: HeadlessListener, tls: TLSConfig, tmp_path: Path
-) -> None:
+async def test_stranger_gets_no_further_than_tls(door, tls, tmp_path):
     """Without a certificate, and with one of another authority."""
     nameless = ssl.create_default_context(cafile=tls.ca)
     foreign = TLSConfig(**make_certificates(tmp_path / "theirs").settings())
@@ -170,25 +163,21 @@ async def test_stranger_gets_no_further_than_tls(
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff", (HELLO_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3abc"]
 )
-async def test_nonsense_ends_the_connection(
-    door: HeadlessListener, tls: TLSConfig, data: bytes
-) -> None:
+async def test_nonsense_ends_the_connection(door, tls, data):
     queue = await Line.open(door, client_context(tls))
     queue.writer.write(data)
 
     assert await queue.ended()
 
 
-async def test_silence_ends_the_connection(
-    door: HeadlessListener, tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_ends_the_connection(door, tls, monkeypatch):
     monkeypatch.setattr(headless_listener, "HELLO_SECONDS", 0.0)
     queue = await Line.open(door, client_context(tls))
 
     assert await queue.ended()
 
 
-async def test_port_in_use_is_a_wrong_setting(door: HeadlessListener, tls: TLSConfig) -> None:
+async def test_port_in_use_is_a_wrong_setting(door, tls):
     with pytest.raises(
         ConfigError, match=rf"listen\.head: cannot listen on 127\.0\.0\.1:{door.port}"
     ):

@@ -36,7 +36,7 @@ async def ends(tmp_path: Path) -> AsyncIterator[Ends]:
     context.term()
 
 
-async def test_frames_go_both_ways_in_order_however_many_come_at_once(ends) -> None:
+async def test_frames_go_both_ways_in_order_however_many_come_at_once(ends):
     ours = ends.ours
     theirs = ends.connect()
     frames = [b"%d" % number for number in range(500)]
@@ -48,7 +48,7 @@ async def test_frames_go_both_ways_in_order_however_many_come_at_once(ends) -> N
     assert [theirs.recv() for _ in frames] == frames
 
 
-async def test_a_waiting_receiver_gets_a_frame_that_comes_later(ends) -> None:
+async def test_a_waiting_receiver_gets_a_frame_that_comes_later(ends):
     ours = ends.ours
     theirs = ends.connect()
     for number in range(3):
@@ -59,7 +59,7 @@ async def test_a_waiting_receiver_gets_a_frame_that_comes_later(ends) -> None:
             assert await waiting == b"%d" % number
 
 
-async def test_what_is_sent_before_the_engine_connects_waits_for_it(ends) -> None:
+async def test_what_is_sent_before_the_engine_connects_waits_for_it(ends):
     ours = ends.ours
     sending = asyncio.create_task(ours.send(b"first"))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_what_is_sent_before_the_engine_connects_waits_for_it(ends) -> Non
     assert theirs.recv() == b"first"
 
 
-async def test_a_cancelled_receiver_loses_no_frame(ends) -> None:
+async def test_a_cancelled_receiver_loses_no_frame(ends):
     ours = ends.ours
     theirs = ends.connect()
     waiting = asyncio.create_task(ours.recv())

@@ -46,11 +46,11 @@ class Watched:
         return self.watch.poll(MARGIN)
 
 
-def test_watch_silent_engine_stalls_after_the_margin_and_is_lost_after_as_long_again() -> None:
+def test_watch_silent_engine_stalls_after_the_margin_and_is_lost_after_as_long_again():
     assert Watched().looks(9) == [*["well"] * 4, *["stalled"] * 4, "lost"]
 
 
-def test_watch_last_chance_is_bounded_for_a_long_margin() -> None:
+def test_watch_last_chance_is_bounded_for_a_long_margin():
     clock = FakeClock()
     watch = StallWatch(clock, 0.0)
     output = []
@@ -61,7 +61,7 @@ def test_watch_last_chance_is_bounded_for_a_long_margin() -> None:
     assert (output.index("stalled"), output.index("lost")) == (200, 200 + LAST_CHANCE_SECONDS)
 
 
-def test_watch_margin_comes_on_top_of_the_longest_step() -> None:
+def test_watch_margin_comes_on_top_of_the_longest_step():
     watched = Watched(warm_up_seconds=3.0)
     watched.looks(4)
     watched.watch.on_stats(steps_of(("prefill", 5.0), ("decode", 0.1), num_steps=2))
@@ -72,9 +72,7 @@ def test_watch_margin_comes_on_top_of_the_longest_step() -> None:
 
 
 @pytest.mark.parametrize("hears_pong_first", [False, True])
-def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(
-    hears_pong_first: bool,
-) -> None:
+def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(hears_pong_first):
     """The engine's clock has run on for ten minutes, in which its server process was frozen too."""
     watched = Watched()
     watched.looks(1)
@@ -89,7 +87,7 @@ def test_watch_step_of_a_frozen_container_counts_as_long_as_it_was_watched(
     assert watched.looks(10) == [*["well"] * 9, "stalled"]
 
 
-def test_watch_stall_that_ended_leaves_the_limit_as_it_was() -> None:
+def test_watch_stall_that_ended_leaves_the_limit_as_it_was():
     watched = Watched()
     assert watched.looks(7)[-1] == "stalled"
     watched.watch.on_pong(Pong(1, BUSY))
@@ -100,7 +98,7 @@ def test_watch_stall_that_ended_leaves_the_limit_as_it_was() -> None:
     assert watched.watch.longest_step_seconds == 0.5  # what comes after it counts again
 
 
-def test_watch_what_was_watched_before_the_last_statistics_lends_nothing_to_a_later_step() -> None:
+def test_watch_what_was_watched_before_the_last_statistics_lends_nothing_to_a_later_step():
     watched = Watched()
     watched.looks(3)
     watched.watch.on_stats(steps_of(("decode", 0.1), num_steps=1))
@@ -109,7 +107,7 @@ def test_watch_what_was_watched_before_the_last_statistics_lends_nothing_to_a_la
     assert watched.watch.longest_step_seconds == 2.0
 
 
-def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not() -> None:
+def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not():
     clock = FakeClock()
     longest = LongestStep(clock, 3.0)
     seen = []
@@ -125,11 +123,11 @@ def test_longest_step_is_forgotten_after_an_hour_but_that_of_the_warm_up_is_not(
     assert longest.seconds == 3.0
 
 
-def test_watch_idle_engine_that_answers_stays_well() -> None:
+def test_watch_idle_engine_that_answers_stays_well():
     assert set(Watched().answered([Pong(7, IDLE)] * 100)) == {"well"}
 
 
-def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls() -> None:
+def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls():
     watched = Watched()
     first = watched.answered([Pong(7, BUSY)] * 3)  # of which the first reports steps
     second = watched.answered([Pong(7, BUSY)] * 3)
@@ -137,18 +135,18 @@ def test_watch_engine_that_answers_with_work_and_makes_no_step_stalls() -> None:
     assert (first, second) == (["well"] * 3, ["well", "stalled", "stalled"])
 
 
-def test_watch_engine_that_makes_steps_stays_well() -> None:
+def test_watch_engine_that_makes_steps_stays_well():
     assert set(Watched().answered([Pong(steps, BUSY) for steps in range(100)])) == {"well"}
 
 
-def test_watch_statistics_count_as_steps() -> None:
+def test_watch_statistics_count_as_steps():
     watched = Watched()
     for number in range(1, 20):
         assert watched.looks(3) == ["well"] * 3
         watched.watch.on_stats(steps_of(num_steps=number))
 
 
-def test_watch_engine_that_makes_progress_again_is_well() -> None:
+def test_watch_engine_that_makes_progress_again_is_well():
     watched = Watched()
     watched.looks(6)
 
@@ -157,7 +155,7 @@ def test_watch_engine_that_makes_progress_again_is_well() -> None:
 
 
 @pytest.mark.parametrize("asleep_seconds", [10.0, 3600.0])
-def test_watch_time_without_a_watch_counts_as_two_looks(asleep_seconds: float) -> None:
+def test_watch_time_without_a_watch_counts_as_two_looks(asleep_seconds):
     """A laptop's lid, or a server process that was stopped with its engine."""
     watched = Watched()
     watched.clock.advance(asleep_seconds)
@@ -166,7 +164,7 @@ def test_watch_time_without_a_watch_counts_as_two_looks(asleep_seconds: float) -
     assert watched.watch.still_seconds == 4.0
 
 
-def test_watch_has_one_ping_under_way() -> None:
+def test_watch_has_one_ping_under_way():
     watch = StallWatch(FakeClock(), 0.0)
 
     assert [watch.needs_ping() for _ in range(3)] == [True, False, False]
@@ -175,11 +173,11 @@ def test_watch_has_one_ping_under_way() -> None:
 
 
 @pytest.mark.parametrize(("margin", "period"), [(20.0, 1.0), (4.0, 1.0), (2.0, 0.5), (1.0, 0.25)])
-def test_period_is_short_against_the_margin(margin: float, period: float) -> None:
+def test_period_is_short_against_the_margin(margin, period):
     assert period_seconds(margin) == period
 
 
-def test_watch_slow_steps_of_a_working_engine_are_no_stall() -> None:
+def test_watch_slow_steps_of_a_working_engine_are_no_stall():
     """Each step takes longer than the margin, as those of the warm-up did; pings are answered
     between steps alone.
     """

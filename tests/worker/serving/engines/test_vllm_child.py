@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from pdcluster_worker.config.engine import EngineConfig, VllmConfig
 from pdcluster_worker.config.worker import (
     DiscoveryConfig,
     ModelConfig,
-    Role,
     TLSConfig,
     WorkerConfig,
 )
@@ -104,9 +103,7 @@ def params_of(call: Call) -> dict[str, Any]:
     return params
 
 
-async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
         sampled, scored, *plain = await warmed(fake)
@@ -117,9 +114,7 @@ async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(
     assert len({tuple(call.body["token_ids"]) for call in plain}) == 2
 
 
-async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_proportion(
-    tmp_path: Path,
-) -> None:
+async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_proportion(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
         for _ in range(4):
@@ -132,9 +127,7 @@ async def test_a_whole_step_is_given_the_time_that_a_short_prompt_takes_in_propo
 
 
 @pytest.mark.parametrize("path", ["/version", "/v1/models", "/metrics"])
-async def test_one_late_answer_costs_no_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+async def test_one_late_answer_costs_no_start(tmp_path, monkeypatch, path):
     monkeypatch.setattr(http, "GET_SECONDS", 0.2)
     async with fake_vllm() as fake:
         fake.pages, fake.late = pages(), {path: 1}
@@ -145,9 +138,7 @@ async def test_one_late_answer_costs_no_start(
     assert fake.late == {path: 0}
 
 
-async def test_an_engine_whose_facts_are_late_each_time_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_whose_facts_are_late_each_time_has_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(http, "GET_SECONDS", 0.1)
     async with fake_vllm() as fake:
         fake.pages, fake.late = pages(), {"/version": 99}
@@ -160,9 +151,7 @@ async def test_an_engine_whose_facts_are_late_each_time_has_ended(
 @pytest.mark.parametrize(
     ("role", "transport"), [("mixed", ""), ("decode", "nixl"), ("prefill", "nixl")]
 )
-async def test_a_mixed_worker_s_engine_moves_no_kv(
-    tmp_path: Path, role: Role, transport: str
-) -> None:
+async def test_a_mixed_worker_s_engine_moves_no_kv(tmp_path, role, transport):
     async with fake_vllm() as fake:
         fake.pages = pages()
         given = msgspec.structs.replace(config(tmp_path, fake.port), role=role)
@@ -174,9 +163,7 @@ async def test_a_mixed_worker_s_engine_moves_no_kv(
     assert served.ready.transport == transport
 
 
-async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu(
-    tmp_path: Path,
-) -> None:
+async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu(tmp_path):
     async with fake_vllm() as fake:
         fake.pages = pages(**{"/version": json.dumps({"version": "0.32.0+cpu"})})
         given = msgspec.structs.replace(config(tmp_path, fake.port), gpu="B200")
@@ -190,7 +177,7 @@ async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu
     )
 
 
-async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> None:
+async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
         child.client.begin("float32")
@@ -220,9 +207,7 @@ async def test_a_server_that_serves_the_model_is_an_engine(tmp_path: Path) -> No
         ),
     ],
 )
-async def test_a_server_of_another_kind_is_a_wrong_setting(
-    tmp_path: Path, over: dict[str, str], message: str
-) -> None:
+async def test_a_server_of_another_kind_is_a_wrong_setting(tmp_path, over, message):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages(**over)
 
@@ -231,17 +216,13 @@ async def test_a_server_of_another_kind_is_a_wrong_setting(
         assert child.exit_status.result() == WRONG_SETTING
 
 
-def test_other_weights_of_the_same_shape_are_no_pair(
-    tmp_path: Path, tiny_folder: Callable[[str], Path]
-) -> None:
+def test_other_weights_of_the_same_shape_are_no_pair(tmp_path, tiny_folder):
     other = make_tiny_model("llama", tmp_path / "other", seed=1)
 
     assert read_shape(other).fingerprint != read_shape(tiny_folder("llama")).fingerprint
 
 
-def test_a_copy_that_another_tool_saved_is_a_pair(
-    tmp_path: Path, tiny_folder: Callable[[str], Path]
-) -> None:
+def test_a_copy_that_another_tool_saved_is_a_pair(tmp_path, tiny_folder):
     copied = shutil.copytree(tiny_folder("llama"), tmp_path / "copy")
     document = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(document | {"transformers_version": "0"}))
@@ -249,7 +230,7 @@ def test_a_copy_that_another_tool_saved_is_a_pair(
     assert read_shape(copied).fingerprint == read_shape(tiny_folder("llama")).fingerprint
 
 
-async def test_weights_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -> None:
+async def test_weights_that_cannot_be_read_are_a_wrong_setting(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
@@ -258,7 +239,7 @@ async def test_weights_that_cannot_be_read_are_a_wrong_setting(tmp_path: Path) -
         assert child.exit_status.result() == WRONG_SETTING
 
 
-async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
+async def test_a_command_that_ends_says_its_last_lines(tmp_path):
     program = "print('loading'); print('no such device'); raise SystemExit(4)"
     async with started(tmp_path, free_port(), sys.executable, "-c", program) as child:
         with pytest.raises(EngineDiedError) as raised:
@@ -268,7 +249,7 @@ async def test_a_command_that_ends_says_its_last_lines(tmp_path: Path) -> None:
     assert child.exit_status.result() == 1
 
 
-async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path: Path) -> None:
+async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         output: list[str] = []
         child.client.on_wait = output.append
@@ -287,9 +268,7 @@ async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path: Path) 
 SILENT = "print('waiting for a device', flush=True); import time; time.sleep(3600)"
 
 
-async def test_a_command_that_never_serves_is_ended_with_its_last_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_command_that_never_serves_is_ended_with_its_last_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
     async with started(tmp_path, free_port(), sys.executable, "-c", SILENT) as child:
         with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
@@ -298,9 +277,7 @@ async def test_a_command_that_never_serves_is_ended_with_its_last_lines(
     assert child.exit_status.result() == 1
 
 
-async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
     async with (
         fake_vllm() as fake,
@@ -314,7 +291,7 @@ async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(
     assert child.exit_status.result() == 1
 
 
-async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
+async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path):
     child = VllmChild(config(tmp_path, free_port(), "/no/such/vllm"))
     try:
         await child.start()
@@ -325,7 +302,7 @@ async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path: Path) ->
         await child.stop()
 
 
-async def test_an_engine_that_ends_fails_its_requests(tmp_path: Path) -> None:
+async def test_an_engine_that_ends_fails_its_requests(tmp_path):
     async with fake_vllm() as fake:
         program = "import sys; sys.stdin.read(); import time; time.sleep(3600)"
         async with started(tmp_path, fake.port, sys.executable, "-c", program) as child:
@@ -341,7 +318,7 @@ async def test_an_engine_that_ends_fails_its_requests(tmp_path: Path) -> None:
             await asyncio.wait_for(child.gone(), 10)
 
 
-async def test_an_engine_of_another_container_is_not_killed(tmp_path: Path) -> None:
+async def test_an_engine_of_another_container_is_not_killed(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
         await warmed(fake)
@@ -353,7 +330,7 @@ async def test_an_engine_of_another_container_is_not_killed(tmp_path: Path) -> N
         assert not child.killed.done()
 
 
-async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path: Path) -> None:
+async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
         await warmed(fake)

@@ -87,9 +87,7 @@ def choose(
 
 
 @pytest.mark.parametrize("policy", ["prefixAware", "kvAware", "latencyAware"])
-async def test_request_goes_where_events_say_that_its_prefix_is_cached(
-    worker: WorkerContext, policy: str
-) -> None:
+async def test_request_goes_where_events_say_that_its_prefix_is_cached(worker, policy):
     peers = [NamedPeer(key) for key in "abc"]
     set_policy(worker, policy=policy)
     worker.blocks.snapshot("b", worker.hashes(spec("r")))
@@ -97,7 +95,7 @@ async def test_request_goes_where_events_say_that_its_prefix_is_cached(
     assert choose(router(worker, peers), spec("r")) == "b"
 
 
-async def test_blocks_that_are_gone_attract_no_more(worker: WorkerContext) -> None:
+async def test_blocks_that_are_gone_attract_no_more(worker):
     peers = [
         NamedPeer("a", WorkerLoad(num_running=1)),
         NamedPeer("b", WorkerLoad(num_running=1)),
@@ -110,16 +108,14 @@ async def test_blocks_that_are_gone_attract_no_more(worker: WorkerContext) -> No
     assert choose(router(worker, peers), spec("r")) == "c"
 
 
-async def test_own_prefix_cache_counts_as_those_of_others(worker: WorkerContext) -> None:
+async def test_own_prefix_cache_counts_as_those_of_others(worker):
     set_policy(worker, policy="prefixAware")
     worker.engines._blocks.snapshot("0", worker.hashes(spec("r")))
 
     assert choose(router(worker, [NamedPeer("a")]), spec("r"), may_run_locally=True) == "own"
 
 
-async def test_what_was_just_sent_counts_as_cached_until_events_can_tell(
-    worker: WorkerContext,
-) -> None:
+async def test_what_was_just_sent_counts_as_cached_until_events_can_tell(worker):
     """A burst of one prefix within a second goes to one worker; later only events count."""
     peers, clock = [NamedPeer(key) for key in "abcd"], Clock()
     set_policy(worker, policy="prefixAware", hotspotPrevention=False)
@@ -133,9 +129,7 @@ async def test_what_was_just_sent_counts_as_cached_until_events_can_tell(
     )
 
 
-async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(
-    worker: WorkerContext,
-) -> None:
+async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(worker):
     peers, clock = [NamedPeer(key) for key in "abcd"], Clock()
     set_policy(worker, policy="prefixAware", kvEvents=False)
     worker.blocks.snapshot("d", worker.hashes(spec("r")))  # not looked at
@@ -149,9 +143,7 @@ async def test_y11_without_events_what_was_sent_in_the_last_120_seconds_counts(
     assert chooser._matches(policy, hashes, clock.now)[0] == {}
 
 
-async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(
-    worker: WorkerContext,
-) -> None:
+async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(worker):
     peers, clock = [NamedPeer("a")], Clock()
     set_policy(worker, policy="prefixAware", kvEvents=False)
     chooser = router(worker, peers, clock)
@@ -165,7 +157,7 @@ async def test_another_engine_of_a_pod_has_none_of_what_was_sent_to_the_first(
     )
 
 
-async def test_y12_requests_sent_since_a_report_count(worker: WorkerContext) -> None:
+async def test_y12_requests_sent_since_a_report_count(worker):
     """Three equal workers, one report: six requests are two for each."""
     peers = [NamedPeer(key, WorkerLoad(num_running=5)) for key in "abc"]
     chooser = router(worker, peers)
@@ -173,9 +165,7 @@ async def test_y12_requests_sent_since_a_report_count(worker: WorkerContext) -> 
     assert sorted(choose(chooser, spec(f"r{n}")) for n in range(6)) == list("aabbcc")
 
 
-async def test_y12_prefill_is_charged_until_the_first_token_and_blocks_until_the_end(
-    worker: WorkerContext,
-) -> None:
+async def test_y12_prefill_is_charged_until_the_first_token_and_blocks_until_the_end(worker):
     peer = NamedPeer("a")
     set_policy(worker, policy="kvAware")
     chooser = router(worker, [peer])
@@ -193,7 +183,7 @@ async def test_y12_prefill_is_charged_until_the_first_token_and_blocks_until_the
     assert load() == (0, 0, 0)
 
 
-async def test_policy_is_the_one_in_force_at_each_request(worker: WorkerContext) -> None:
+async def test_policy_is_the_one_in_force_at_each_request(worker):
     chooser = router(worker, [NamedPeer("a", WorkerLoad(num_running=9)), NamedPeer("b")])
     assert choose(chooser, spec("r0")) == "b"
 
@@ -201,7 +191,7 @@ async def test_policy_is_the_one_in_force_at_each_request(worker: WorkerContext)
     assert [choose(chooser, spec(f"r{n}")) for n in range(1, 5)] == ["a", "b", "a", "b"]
 
 
-async def test_y10_worker_that_failed_costs_more_for_a_while(worker: WorkerContext) -> None:
+async def test_y10_worker_that_failed_costs_more_for_a_while(worker):
     clock, peers = (
         Clock(),
         [NamedPeer("a", WorkerLoad(num_running=2)), NamedPeer("b", WorkerLoad(num_running=3))],
@@ -216,7 +206,7 @@ async def test_y10_worker_that_failed_costs_more_for_a_while(worker: WorkerConte
     assert choose(chooser, spec("r2")) == "a"
 
 
-async def test_y10_worker_that_is_full_is_left_out_and_costs_no_more(worker: WorkerContext) -> None:
+async def test_y10_worker_that_is_full_is_left_out_and_costs_no_more(worker):
     set_policy(worker, failureTaint=2.0)
     chooser = router(
         worker,
@@ -229,7 +219,7 @@ async def test_y10_worker_that_is_full_is_left_out_and_costs_no_more(worker: Wor
     assert choose(chooser, spec("r1")) == "a"
 
 
-async def test_loads_of_reports_reach_the_policies(worker: WorkerContext) -> None:
+async def test_loads_of_reports_reach_the_policies(worker):
     worker.policy = PolicyConfig()
     peers = [
         NamedPeer("busy", WorkerLoad(busy_ratio=0.9, free_blocks=50, total_blocks=100)),
@@ -243,7 +233,7 @@ async def test_loads_of_reports_reach_the_policies(worker: WorkerContext) -> Non
         assert choose(router(worker, peers), spec("r")) == expected
 
 
-async def test_hints_pin_a_worker_or_keep_a_session_together(worker: WorkerContext) -> None:
+async def test_hints_pin_a_worker_or_keep_a_session_together(worker):
     peers = [NamedPeer(key) for key in "abc"]
     chooser = router(worker, peers)
     with chooser.track([spec("r")], RouteHints(worker="c")):
@@ -255,9 +245,7 @@ async def test_hints_pin_a_worker_or_keep_a_session_together(worker: WorkerConte
     assert len(homes) == 1
 
 
-async def test_request_that_names_its_prefill_worker_stays_where_it_was_sent(
-    worker: WorkerContext,
-) -> None:
+async def test_request_that_names_its_prefill_worker_stays_where_it_was_sent(worker):
     chooser = router(worker, [NamedPeer("a")])
     named = msgspec.structs.replace(spec("r"), prefiller="p:8000")
 
@@ -265,14 +253,14 @@ async def test_request_that_names_its_prefill_worker_stays_where_it_was_sent(
     assert choose(chooser, named, may_run_locally=False) == "a"
 
 
-async def test_hints_may_replace_the_policy(worker: WorkerContext) -> None:
+async def test_hints_may_replace_the_policy(worker):
     chooser = router(worker, [NamedPeer("a", WorkerLoad(num_running=9)), NamedPeer("b")])
     score = worker.policy.decode_score.model_copy(update={"policy": "roundRobin"})
     with chooser.track([spec("r")], RouteHints(decode_score=score)):
         assert choose(chooser, spec("r")) == "a"
 
 
-async def test_pinned_worker_that_is_not_there_is_refused_by_name(worker: WorkerContext) -> None:
+async def test_pinned_worker_that_is_not_there_is_refused_by_name(worker):
     chooser = router(worker, [NamedPeer("a")])
     with (
         chooser.track([spec("r")], RouteHints(worker="gone")),
@@ -283,7 +271,7 @@ async def test_pinned_worker_that_is_not_there_is_refused_by_name(worker: Worker
     assert (caught.value.status, caught.value.param) == (503, "pdcluster.route.worker")
 
 
-async def test_decision_is_noted_with_its_numbers(worker: WorkerContext) -> None:
+async def test_decision_is_noted_with_its_numbers(worker):
     chooser = router(
         worker,
         [NamedPeer("a", WorkerLoad(num_running=2)), NamedPeer("b", WorkerLoad(num_running=1))],
@@ -314,9 +302,7 @@ async def collect(ingress: Ingress, one: RequestSpec) -> list[int]:
         return [generated.token.token_id async for generated in tokens]
 
 
-async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(
-    worker: WorkerContext,
-) -> None:
+async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(worker):
     peer = NamedPeer("a", WorkerLoad(waiting_tokens=101))
     set_policy(worker, queueThresholdTokens=100)
     ingress = drain(worker, peer)
@@ -332,14 +318,14 @@ async def test_y13_requests_wait_while_every_worker_is_busy_in_order_of_arrival(
     assert peer.requested == ["r0", "r1", "r2"]
 
 
-async def test_y13_without_a_threshold_nothing_waits(worker: WorkerContext) -> None:
+async def test_y13_without_a_threshold_nothing_waits(worker):
     peer = NamedPeer("a", WorkerLoad(waiting_tokens=1_000_000))
     peer.may_answer.set()
 
     assert await collect(drain(worker, peer), spec("r")) == [5]
 
 
-async def test_y13_one_worker_below_the_threshold_is_enough(worker: WorkerContext) -> None:
+async def test_y13_one_worker_below_the_threshold_is_enough(worker):
     peers = [
         NamedPeer("a", WorkerLoad(waiting_tokens=1000)),
         NamedPeer("b", WorkerLoad(num_running=9)),
@@ -351,7 +337,7 @@ async def test_y13_one_worker_below_the_threshold_is_enough(worker: WorkerContex
     assert await collect(drain(worker, *peers), spec("r")) == [5]
 
 
-async def test_y13_too_many_that_wait_are_refused(worker: WorkerContext) -> None:
+async def test_y13_too_many_that_wait_are_refused(worker):
     worker.policy = validated(
         PolicyConfig,
         {"decodeScore": {"queueThresholdTokens": 1}, "admission": {"maxQueuedRequests": 1}},
@@ -380,7 +366,7 @@ async def test_y13_too_many_that_wait_are_refused(worker: WorkerContext) -> None
     )
 
 
-async def test_requests_that_end_or_are_given_up_leave_no_account(worker: WorkerContext) -> None:
+async def test_requests_that_end_or_are_given_up_leave_no_account(worker):
     peer = NamedPeer("a")
     ingress = drain(worker, peer)
     task = asyncio.create_task(collect(ingress, spec("r0")))
@@ -393,7 +379,7 @@ async def test_requests_that_end_or_are_given_up_leave_no_account(worker: Worker
     assert (ingress._router._load.num_requests("a"), ingress._router._routed) == (0, {})
 
 
-async def test_choice_goes_by_the_newest_report_of_each_worker(worker: WorkerContext) -> None:
+async def test_choice_goes_by_the_newest_report_of_each_worker(worker):
     """Candidates made of a report are kept until the next one, and no longer."""
     peers = [NamedPeer("a"), NamedPeer("b", WorkerLoad(num_running=3))]
     chooser = router(worker, peers)
@@ -404,9 +390,7 @@ async def test_choice_goes_by_the_newest_report_of_each_worker(worker: WorkerCon
     assert choose(chooser, spec("r2")) == "b"
 
 
-async def test_another_engine_of_a_pod_is_not_known_by_the_report_of_the_former_one(
-    worker: WorkerContext,
-) -> None:
+async def test_another_engine_of_a_pod_is_not_known_by_the_report_of_the_former_one(worker):
     peers = [NamedPeer("a", WorkerLoad(num_running=3)), NamedPeer("b", WorkerLoad(num_running=2))]
     chooser = router(worker, peers)
     assert choose(chooser, spec("r1")) == "b"

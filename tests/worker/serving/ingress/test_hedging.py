@@ -4,7 +4,6 @@ cases without a race [O8].
 
 import asyncio
 import doctest
-from types import ModuleType
 
 import pytest
 
@@ -56,9 +55,7 @@ def raced(worker: WorkerContext) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("winner", ["first", "rival"])
-async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(
-    worker: WorkerContext, engine: ScriptedEngine, winner: str
-) -> None:
+async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(worker, engine, winner):
     first, rival = two(first_waits=winner == "rival", rival_waits=winner == "first")
     with request_trace.begin_trace("r") as told:
         made = await collect(ingress_of(worker, engine, first, rival))
@@ -72,18 +69,14 @@ async def test_race_is_won_by_the_first_token_and_the_loser_is_closed(
     assert (facts["race"], facts["race_won"]) == ({"first": "a", "rival": "b"}, {"by": winner})
 
 
-async def test_race_of_two_that_are_as_fast_has_one_answer(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_race_of_two_that_are_as_fast_has_one_answer(worker, engine):
     first, rival = two()
 
     assert ids(await collect(ingress_of(worker, engine, first, rival))) == WHOLE
     assert (first.num_open, rival.num_open) == (0, 0)
 
 
-async def test_race_that_an_entrant_leaves_goes_to_the_other(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_race_that_an_entrant_leaves_goes_to_the_other(worker, engine):
     first, rival = two()
     first.ends_after = 0
 
@@ -91,9 +84,7 @@ async def test_race_that_an_entrant_leaves_goes_to_the_other(
     assert (raced(worker), counted(worker)) == ({"rival": 1}, {})
 
 
-async def test_race_that_neither_wins_is_tried_again_elsewhere(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_race_that_neither_wins_is_tried_again_elsewhere(worker, engine):
     first, rival = two()
     first.ends_after = rival.ends_after = 0
 
@@ -106,9 +97,7 @@ async def test_race_that_neither_wins_is_tried_again_elsewhere(
     )
 
 
-async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(worker, engine):
     first, rival = two()
     for peer in (first, rival):
         peer.ends_after, peer.error = 0, RequestError("bad", status=400)
@@ -118,9 +107,7 @@ async def test_race_of_a_request_that_is_at_fault_ends_as_it_would(
     assert (worker.active, engine.inputs) == (0, [])
 
 
-async def test_winner_that_is_lost_in_mid_stream_is_moved_from(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_winner_that_is_lost_in_mid_stream_is_moved_from(worker, engine):
     first, rival = two(first_waits=True)
     rival.ends_after = 2
     requested = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
@@ -131,9 +118,7 @@ async def test_winner_that_is_lost_in_mid_stream_is_moved_from(
     assert counted(worker) == {("lost", "moved"): 1}
 
 
-async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(worker, engine):
     first, rival = two(first_waits=True)
     rival.ends_after, first.ends_after = 0, 2
     requested = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
@@ -145,9 +130,7 @@ async def test_entrant_that_failed_is_taken_again_when_the_winner_is_lost(
     assert (rival.outputs, engine.inputs) == ([[], [10, 11]], [])
 
 
-async def test_winner_that_preempts_goes_on_where_no_worker_has_room(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_winner_that_preempts_goes_on_where_no_worker_has_room(worker, engine):
     first, rival = two(rival_waits=True)
     first.ends_after, first.error = 2, RequestError("preempted", status=503, code="out_of_blocks")
     ingress = ingress_of(worker, engine, first, rival)
@@ -156,9 +139,7 @@ async def test_winner_that_preempts_goes_on_where_no_worker_has_room(
     assert ([len(output) for output in first.outputs], engine.inputs) == ([0, 2, 4], [])
 
 
-async def test_other_choices_begin_where_the_race_was_won(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_other_choices_begin_where_the_race_was_won(worker, engine):
     first, rival = two(first_waits=True)
     made = await collect(ingress_of(worker, engine, first, rival), spec("x"), spec("y"))
 
@@ -167,9 +148,7 @@ async def test_other_choices_begin_where_the_race_was_won(
     assert "y" not in first.requested
 
 
-async def test_race_that_its_client_leaves_closes_both(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_race_that_its_client_leaves_closes_both(worker, engine):
     first, rival = two(first_waits=True, rival_waits=True)
     requested = asyncio.create_task(collect(ingress_of(worker, engine, first, rival)))
     await until(lambda: first.num_open + rival.num_open == 2)
@@ -179,7 +158,7 @@ async def test_race_that_its_client_leaves_closes_both(
     assert (first.num_open, rival.num_open, worker.active) == (0, 0, 0)
 
 
-async def test_race_may_be_run_here(worker: WorkerContext, engine: ScriptedEngine) -> None:
+async def test_race_may_be_run_here(worker, engine):
     first = Model("a")
     first.waits_at = 0
     ingress = ingress_of(worker, engine, first)
@@ -199,18 +178,14 @@ async def test_race_may_be_run_here(worker: WorkerContext, engine: ScriptedEngin
     ],
     ids=["off", "busy", "share"],
 )
-async def test_request_does_not_race(
-    worker: WorkerContext, engine: ScriptedEngine, policy: RacingSpec
-) -> None:
+async def test_request_does_not_race(worker, engine, policy):
     first, rival = two()
 
     assert ids(await collect(ingress_of(worker, engine, first, rival, policy=policy))) == WHOLE
     assert (rival.requested, raced(worker)) == ([], {})
 
 
-async def test_share_of_the_requests_that_race_is_bounded(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_share_of_the_requests_that_race_is_bounded(worker, engine):
     first, rival = two()
     ingress = ingress_of(
         worker,
@@ -226,7 +201,7 @@ async def test_share_of_the_requests_that_race_is_bounded(
 
 
 @pytest.mark.parametrize("module", [attempts, attempt], ids=["attempts", "course"])
-def test_rules_are_as_their_examples_say(module: ModuleType) -> None:
+def test_rules_are_as_their_examples_say(module):
     result = doctest.testmod(module)
 
     assert (result.attempted > 0, result.failed) == (True, 0)

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,8 +17,6 @@ from pdcluster_worker.messages.engine import Submit, Tokens
 from pdcluster_worker.messages.peers import Generated, PrefillMode, WorkerLoad
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.serving.ingress.ingress import Ingress
-from pdcluster_worker.serving.worker_context import WorkerContext
-from tests.worker.serving.doubles import ScriptedEngine
 from tests.worker.serving.ingress.ingresses import DecodePeer, busy_here, make_ingress, spec
 
 
@@ -26,18 +24,14 @@ async def collect(ingress: Ingress, *specs: RequestSpec) -> list[tuple[int, int]
     return [(g.index, g.token.token_id) async for g in ingress.generate(list(specs), "auto")]
 
 
-async def test_ingress_keeps_a_request_that_it_can_serve_as_well(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_keeps_a_request_that_it_can_serve_as_well(worker, engine):
     peer = DecodePeer()
 
     assert await collect(make_ingress(worker, engine, peer), spec()) == [(0, 7), (0, 8)]
     assert not peer.requested
 
 
-async def test_token_of_a_lone_choice_passes_three_generators(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_token_of_a_lone_choice_passes_three_generators(worker, engine):
     begun: list[AsyncGenerator[Any, Any]] = []
     ingress, hooks = make_ingress(worker, engine), sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=begun.append)
@@ -63,8 +57,8 @@ class KeepingReader:
 
 
 async def test_reader_takes_later_tokens_of_a_lone_choice_and_the_last_is_the_streams(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     ingress, reader = make_ingress(worker, engine), KeepingReader()
     engine.answer = lambda message: (
         [Tokens([Token(message.spec.request_id, 7)])] if isinstance(message, Submit) else ()
@@ -80,9 +74,7 @@ async def test_reader_takes_later_tokens_of_a_lone_choice_and_the_last_is_the_st
     assert (first.token.token_id, reader.taken, last.token.token_id) == (7, [8, 9], 10)
 
 
-async def test_leg_after_one_that_was_read_begins_with_all_its_tokens(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_leg_after_one_that_was_read_begins_with_all_its_tokens(worker, engine):
     peer = DecodePeer(Generated(Token("r", 9, finish_reason="stop")))
     ingress, reader = make_ingress(worker, engine, peer), KeepingReader()
     engine.answer = lambda message: (
@@ -101,9 +93,7 @@ async def test_leg_after_one_that_was_read_begins_with_all_its_tokens(
     assert (reader.taken, peer.outputs, moved.token.token_id) == ([8], [[7, 8]], 9)
 
 
-async def test_reader_is_let_go_with_its_request_and_without_a_collection(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_reader_is_let_go_with_its_request_and_without_a_collection(worker, engine):
     ingress, reader = make_ingress(worker, engine), KeepingReader()
     kept = weakref.ref(reader)
     gc.disable()
@@ -117,9 +107,7 @@ async def test_reader_is_let_go_with_its_request_and_without_a_collection(
         gc.enable()
 
 
-async def test_reader_is_not_asked_for_tokens_of_a_peer(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_reader_is_not_asked_for_tokens_of_a_peer(worker, engine):
     peer = DecodePeer(
         *(Generated(Token("r", number)) for number in (5, 6)),
         Generated(Token("r", 7, finish_reason="stop")),
@@ -133,9 +121,7 @@ async def test_reader_is_not_asked_for_tokens_of_a_peer(
     assert (later, reader.taken) == ([6, 7], [])
 
 
-async def test_ingress_relays_to_the_worker_with_fewest_requests(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_relays_to_the_worker_with_fewest_requests(worker, engine):
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     ingress = make_ingress(worker, engine, peer)
     busy_here(ingress)
@@ -155,8 +141,8 @@ async def test_ingress_relays_to_the_worker_with_fewest_requests(
     ids=lambda e: getattr(e, "code", None) or "lost",
 )
 async def test_ingress_peer_that_fails_before_the_first_token_means_another_try(
-    worker: WorkerContext, engine: ScriptedEngine, error: Exception
-) -> None:
+    worker, engine, error
+):
     peer = DecodePeer(error)
     ingress = make_ingress(worker, engine, peer)
     busy_here(ingress)
@@ -178,9 +164,7 @@ class SlowToClose(DecodePeer):
             await asyncio.Event().wait()
 
 
-async def test_ingress_forgets_choices_whose_closing_is_cut_off(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_forgets_choices_whose_closing_is_cut_off(worker, engine):
     ingress = make_ingress(worker, engine, SlowToClose())
     busy_here(ingress)
     request = asyncio.create_task(collect(ingress, spec("a"), spec("b")))
@@ -194,9 +178,7 @@ async def test_ingress_forgets_choices_whose_closing_is_cut_off(
     assert not ingress._choices
 
 
-async def test_ingress_fault_of_the_request_itself_is_not_tried_again(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_fault_of_the_request_itself_is_not_tried_again(worker, engine):
     peer = DecodePeer(RequestError("bad", status=400))
     ingress = make_ingress(worker, engine, peer)
     busy_here(ingress)
@@ -206,9 +188,7 @@ async def test_ingress_fault_of_the_request_itself_is_not_tried_again(
     assert not engine.inputs
 
 
-async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(worker, engine):
     worker.announce("draining")
     peer = DecodePeer(
         Generated(Token("r", 5), "local"), Generated(Token("r", 6, finish_reason="stop"))
@@ -225,9 +205,7 @@ async def test_ingress_of_a_draining_worker_relays_what_comes_and_counts_it(
 
 
 @pytest.mark.parametrize("state", ["draining", "drained"])
-async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(
-    worker: WorkerContext, engine: ScriptedEngine, state: Literal["draining", "drained"]
-) -> None:
+async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(worker, engine, state):
     worker.announce(state)
     begun: list[int] = []
     worker.on_request = lambda: begun.append(1)
@@ -242,9 +220,7 @@ async def test_ingress_of_a_draining_worker_without_a_peer_names_another_way(
     assert (begun, engine.inputs) == ([], [])  # a refusal holds no drain
 
 
-async def test_ingress_of_a_draining_worker_tries_every_peer(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_of_a_draining_worker_tries_every_peer(worker, engine):
     worker.announce("draining")
     broken = DecodePeer(PeerError("connection refused"), key="a")
     full = DecodePeer(RequestError("too many wait", status=503, code="queue_full"), key="b")
@@ -255,9 +231,7 @@ async def test_ingress_of_a_draining_worker_tries_every_peer(
     assert (len(broken.requested), len(full.requested), len(good.requested)) == (1, 1, 1)
 
 
-async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(worker, engine):
     worker.announce("draining")
     peers = [DecodePeer(PeerError("connection refused"), key=key) for key in "ab"]
     with pytest.raises(RequestError, match="draining") as caught:
@@ -266,9 +240,7 @@ async def test_ingress_of_a_draining_worker_refuses_when_every_peer_failed(
     assert (caught.value.code, worker.active, engine.inputs) == ("draining", 0, [])
 
 
-async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(worker, engine):
     worker.announce("draining")
     lost = DecodePeer(PeerError("connection refused"), key="a")
     full = DecodePeer(
@@ -288,9 +260,7 @@ async def test_ingress_of_a_draining_worker_says_why_its_last_peer_refused(
 @pytest.mark.parametrize(
     "change", [("ready", "draining"), ("draining", "ready")], ids=lambda change: change[0]
 )
-async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(
-    worker: WorkerContext, engine: ScriptedEngine, change: Any
-) -> None:
+async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(worker, engine, change):
     """A drain that begins later lets the request go on; one that was withdrawn is over."""
     before, after = change
     worker.announce(before)
@@ -309,9 +279,7 @@ async def test_ingress_runs_here_what_came_or_failed_while_it_was_ready(
     assert await collect(ingress, spec()) == [(0, 7), (0, 8)]
 
 
-async def test_ingress_admits_all_choices_of_a_prompt_as_one(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_admits_all_choices_of_a_prompt_as_one(worker, engine):
     worker.policy = type(worker.policy)(
         admission=type(worker.policy.admission)(max_queued_requests=1)
     )
@@ -320,9 +288,7 @@ async def test_ingress_admits_all_choices_of_a_prompt_as_one(
     assert sorted(tokens) == [(0, 7), (0, 8), (1, 7), (1, 8), (2, 7), (2, 8)]
 
 
-async def test_ingress_runs_a_lone_choice_in_its_readers_task(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_runs_a_lone_choice_in_its_readers_task(worker, engine):
     ingress = make_ingress(worker, engine)
     before = asyncio.all_tasks()
     async with aclosing(ingress.generate([spec()], "auto")) as tokens:
@@ -331,9 +297,7 @@ async def test_ingress_runs_a_lone_choice_in_its_readers_task(
     ingress.abort("r")
 
 
-async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_ingress_asks_a_peer_when_a_deadline_cannot_be_met_here(worker, engine):
     estimation = EstimationSpec(
         estimator="rwt", preset_token_milliseconds=1e6, reject_unmeetable=True
     )

@@ -60,9 +60,7 @@ def ingress_of(worker: WorkerContext, engine: ScriptedEngine, *peers: Model) -> 
     return ingress
 
 
-async def test_moved_request_goes_on_where_it_was(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moved_request_goes_on_where_it_was(worker, engine):
     first, second = Model("a", ends_after=2), Model("b")
     second.load = WorkerLoad(num_running=1)
     with request_trace.begin_trace("r") as told:
@@ -77,9 +75,7 @@ async def test_moved_request_goes_on_where_it_was(
     assert counted(worker) == {("lost", "moved"): 1}
 
 
-async def test_moved_request_looks_like_one_to_its_reader(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moved_request_looks_like_one_to_its_reader(worker, engine):
     made = await collect(ingress_of(worker, engine, Model("a", ends_after=2)))
 
     assert {g.token.request_id for g in made} == {"r"}
@@ -89,9 +85,7 @@ async def test_moved_request_looks_like_one_to_its_reader(
     assert [g.token.logprob for g in made] == [-0.5 * position for position in range(6)]
 
 
-async def test_request_that_has_ended_is_not_moved(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_that_has_ended_is_not_moved(worker, engine):
     """Its worker is lost before the call is over."""
     first, second = BreaksAtTheEnd("a"), Model("b")
     second.load = WorkerLoad(num_running=1)
@@ -100,9 +94,7 @@ async def test_request_that_has_ended_is_not_moved(
     assert (second.requested, engine.inputs, counted(worker)) == ([], [], {})
 
 
-async def test_moved_request_ends_up_here_when_no_peer_is_better(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moved_request_ends_up_here_when_no_peer_is_better(worker, engine):
     assert ids(await collect(ingress_of(worker, engine, Model("a", ends_after=3)))) == WHOLE
     submitted = engine.inputs[0]
     assert isinstance(submitted, Submit)
@@ -113,9 +105,7 @@ async def test_moved_request_ends_up_here_when_no_peer_is_better(
     )
 
 
-async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(worker, engine):
     first, second = Model("a", ends_after=1), Model("b")
     second.load = WorkerLoad(num_running=1)
     await collect(ingress_of(worker, engine, first, second), prefill="remote")
@@ -123,7 +113,7 @@ async def test_moved_request_whose_prefill_was_forced_goes_by_the_rule(
     assert (first.modes, second.modes) == (["remote"], ["auto"])
 
 
-async def test_moves_are_bounded(worker: WorkerContext, engine: ScriptedEngine) -> None:
+async def test_moves_are_bounded(worker, engine):
     """A request that ends whatever runs it ends three workers at most."""
     peers = [Model(key, ends_after=1) for key in "abcd"]
     with pytest.raises(RequestError, match="was lost: reset") as caught:
@@ -134,9 +124,7 @@ async def test_moves_are_bounded(worker: WorkerContext, engine: ScriptedEngine) 
     assert counted(worker) == {("lost", "moved"): 2, ("lost", "refused"): 1}
 
 
-async def test_moving_that_is_off_ends_in_an_error(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moving_that_is_off_ends_in_an_error(worker, engine):
     worker.policy = worker.policy.model_copy(update={"moving": MovingSpec(enabled=False)})
     with pytest.raises(RequestError, match="was lost: reset"):
         await collect(ingress_of(worker, engine, Model("a", ends_after=1)))
@@ -144,9 +132,7 @@ async def test_moving_that_is_off_ends_in_an_error(
     assert counted(worker) == {("lost", "refused"): 1}
 
 
-async def test_move_without_a_worker_left_is_a_clean_error(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_move_without_a_worker_left_is_a_clean_error(worker, engine):
     ingress = ingress_of(worker, engine, Model("a", ends_after=1))
     tokens = ingress.generate([spec()], "auto")
     async with aclosing(tokens):
@@ -159,17 +145,15 @@ async def test_move_without_a_worker_left_is_a_clean_error(
 
 
 async def test_move_that_a_worker_refuses_for_the_requests_own_fault_is_not_tried_again(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     second = Model("b", ends_after=0, error=RequestError("bad", status=400))
     second.load = WorkerLoad(num_running=1)
     with pytest.raises(RequestError, match="bad"):
         await collect(ingress_of(worker, engine, Model("a", ends_after=1), second))
 
 
-async def test_choices_of_a_prompt_move_each_from_where_it_stands(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_choices_of_a_prompt_move_each_from_where_it_stands(worker, engine):
     first, second = Model("a", ends_after=3), Model("b")
     second.load = WorkerLoad(num_running=1)
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
@@ -177,9 +161,7 @@ async def test_choices_of_a_prompt_move_each_from_where_it_stands(
     assert (ids(made, 0), ids(made, 1)) == (WHOLE, WHOLE)
 
 
-async def test_choices_that_begin_later_begin_where_the_first_has_gone(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_choices_that_begin_later_begin_where_the_first_has_gone(worker, engine):
     first, second = Model("a", ends_after=1), Model("b")
     second.load = WorkerLoad(num_running=1)
     made = await collect(ingress_of(worker, engine, first, second), spec("x"), spec("y"))
@@ -188,9 +170,7 @@ async def test_choices_that_begin_later_begin_where_the_first_has_gone(
     assert (first.requested, second.requested) == (["x"], ["x~1", "y"])
 
 
-async def test_choices_are_tried_elsewhere_before_their_first_token(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_choices_are_tried_elsewhere_before_their_first_token(worker, engine):
     first, second = Model("a", ends_after=0), Model("b")
     second.load = WorkerLoad(num_running=1)
     worker.announce("draining")
@@ -223,8 +203,8 @@ async def waiting(
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
 async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
-    worker: WorkerContext, engine: ScriptedEngine, num_tokens: int
-) -> None:
+    worker, engine, num_tokens
+):
     first, second = Model("a"), Model("b")
     first.waits_at, second.load = num_tokens, WorkerLoad(num_running=1)
     ingress = ingress_of(worker, engine, first, second)
@@ -242,9 +222,7 @@ async def test_request_leaves_a_worker_that_drains_while_it_waits_for_a_token(
     assert counted(worker) == ({("draining", "moved"): 1} if num_tokens else {})
 
 
-async def test_request_leaves_a_draining_worker_between_two_tokens(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_leaves_a_draining_worker_between_two_tokens(worker, engine):
     first, second = Model("a"), Model("b")
     second.load = WorkerLoad(num_running=1)
     ingress = ingress_of(worker, engine, first, second)
@@ -277,12 +255,8 @@ def two_peers(*, restarts_grammar: bool, **first: int) -> tuple[Model, Model]:
     ids=["begun", "not begun", "another engine"],
 )
 async def test_structured_answer_stays_at_a_draining_worker_whose_peers_cannot_go_on_with_it(
-    worker: WorkerContext,
-    engine: ScriptedEngine,
-    restarts_grammar: bool,
-    num_tokens: int,
-    outputs: list[list[int]],
-) -> None:
+    worker, engine, restarts_grammar, num_tokens, outputs
+):
     first, second = two_peers(restarts_grammar=restarts_grammar)
     first.waits_at = num_tokens
     ingress = ingress_of(worker, engine, first, second)
@@ -296,8 +270,8 @@ async def test_structured_answer_stays_at_a_draining_worker_whose_peers_cannot_g
 
 
 async def test_structured_answer_that_cannot_go_on_elsewhere_is_lost_with_its_worker(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     first, second = two_peers(restarts_grammar=True, ends_after=2)
     with pytest.raises(RequestError, match="was lost: reset; a structured answer") as caught:
         await collect(ingress_of(worker, engine, first, second), STRUCTURED)
@@ -307,8 +281,8 @@ async def test_structured_answer_that_cannot_go_on_elsewhere_is_lost_with_its_wo
 
 
 async def test_structured_answer_of_an_engine_here_that_stalls_is_not_begun_elsewhere(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     worker._facts = replace(worker.engine_ready, restarts_grammar=True)
     peer = Model("a")
     ingress = make_ingress(worker, engine, peer)
@@ -323,9 +297,7 @@ async def test_structured_answer_of_an_engine_here_that_stalls_is_not_begun_else
 
 
 @pytest.mark.parametrize("is_off", [True, False], ids=["off", "no peer"])
-async def test_request_stays_at_a_draining_worker(
-    worker: WorkerContext, engine: ScriptedEngine, is_off: bool
-) -> None:
+async def test_request_stays_at_a_draining_worker(worker, engine, is_off):
     first, second = Model("a"), Model("b")
     second.load = WorkerLoad(num_running=1)
     first.waits_at = 2
@@ -341,9 +313,7 @@ async def test_request_stays_at_a_draining_worker(
     assert (first.requested, second.requested, counted(worker)) == (["r"], [], {})
 
 
-async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(worker, engine):
     first, second = Model("a"), Model("b", ends_after=0)
     first.waits_at, second.load = 1, WorkerLoad(num_running=1)
     ingress = ingress_of(worker, engine, first, second)
@@ -357,9 +327,7 @@ async def test_request_goes_back_to_a_draining_worker_when_no_other_takes_it(
     assert counted(worker) == {("draining", "nowhere"): 1, ("draining", "moved"): 1}
 
 
-async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_whose_ingress_drains_too_ends_there_rather_than_nowhere(worker, engine):
     first = Model("a", ends_after=2)
     ingress = ingress_of(worker, engine, first)
     worker.announce("draining")
@@ -407,8 +375,8 @@ def with_room(free_blocks: int) -> Model:
 
 
 async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_room(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     peer = with_room(4)  # twice the two blocks of 3 + 3 tokens
     ingress = short_of_blocks(worker, engine, 2, peer)
     engine.answer = lambda message: preempting(3, 2)(message)[:5]  # and no more
@@ -422,18 +390,14 @@ async def test_request_that_is_preempted_again_and_again_moves_to_a_worker_with_
 @pytest.mark.parametrize(
     ("num_preemptions", "free_blocks"), [(1, 64), (2, 3)], ids=["rarely", "no room"]
 )
-async def test_preempted_request_waits_for_blocks(
-    worker: WorkerContext, engine: ScriptedEngine, num_preemptions: int, free_blocks: int
-) -> None:
+async def test_preempted_request_waits_for_blocks(worker, engine, num_preemptions, free_blocks):
     peer = with_room(free_blocks)
 
     assert ids(await collect(short_of_blocks(worker, engine, num_preemptions, peer))) == WHOLE
     assert (peer.requested, counted(worker)) == ([], {})
 
 
-async def test_preempted_request_goes_back_when_no_other_takes_it(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_preempted_request_goes_back_when_no_other_takes_it(worker, engine):
     peer = with_room(64)
     peer.ends_after = 0
 
@@ -445,8 +409,8 @@ async def test_preempted_request_goes_back_when_no_other_takes_it(
 
 
 async def test_request_that_is_preempted_before_its_first_token_is_not_begun_again_where_it_was(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+    worker, engine
+):
     peer = with_room(64)
     ingress = short_of_blocks(worker, engine, 2, peer)
     engine.answer = lambda message: preempting(0, 2)(message)[:2]  # and no more
@@ -456,9 +420,7 @@ async def test_request_that_is_preempted_before_its_first_token_is_not_begun_aga
     assert len([message for message in engine.inputs if isinstance(message, Submit)]) == 1
 
 
-async def test_request_that_a_peer_preempts_goes_where_there_is_room(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_that_a_peer_preempts_goes_where_there_is_room(worker, engine):
     first, second = (
         Model("a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")),
         Model("b"),
@@ -473,9 +435,7 @@ async def test_request_that_a_peer_preempts_goes_where_there_is_room(
     assert counted(worker) == {("preempted", "moved"): 1}
 
 
-async def test_request_that_a_peer_preempts_stays_where_no_worker_has_room(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_that_a_peer_preempts_stays_where_no_worker_has_room(worker, engine):
     first = Model(
         "a", ends_after=2, error=RequestError("preempted", status=503, code="out_of_blocks")
     )
@@ -494,9 +454,7 @@ async def say(worker: WorkerContext, engine: ScriptedEngine, text: EngineStats) 
 # --- at the worker that it goes to ----------------------------------------------------------------
 
 
-async def test_request_that_has_begun_is_not_asked_by_admission_again(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_request_that_has_begun_is_not_asked_by_admission_again(worker, engine):
     ingress = make_ingress(worker, engine)
     engine.answer = model_here
     handler = PeerRequestHandler(
@@ -512,9 +470,7 @@ async def test_request_that_has_begun_is_not_asked_by_admission_again(
     assert [g.token.token_id async for g in handler.generate(begun, "auto")] == WHOLE[2:]
 
 
-async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(
-    worker: WorkerContext, engine: ScriptedEngine
-) -> None:
+async def test_moved_request_keeps_its_deadline_and_the_tier_that_it_was_demoted_to(worker, engine):
     now = [100.0]
 
     class Slow(Model):

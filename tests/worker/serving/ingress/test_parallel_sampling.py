@@ -38,7 +38,7 @@ class Script:
             self.closed = True
 
 
-async def test_choices_others_start_after_the_second_token_of_the_first() -> None:
+async def test_choices_others_start_after_the_second_token_of_the_first():
     gate = asyncio.Event()
     first, second = Script("a", 3, gate), Script("b", 2)
     async with aclosing(sample_in_parallel([first.stream(), second.stream()])) as tokens:
@@ -52,13 +52,13 @@ async def test_choices_others_start_after_the_second_token_of_the_first() -> Non
     assert rest.index((0, 1)) < rest.index((1, 0))
 
 
-async def test_choices_others_start_when_the_first_ends_at_once() -> None:
+async def test_choices_others_start_when_the_first_ends_at_once():
     choices = sample_in_parallel([Script("a", 1).stream(), Script("b", 2).stream()])
 
     assert [(g.index, g.token.token_id) async for g in choices] == [(0, 0), (1, 0), (1, 1)]
 
 
-async def test_choices_end_of_one_leaves_its_siblings() -> None:
+async def test_choices_end_of_one_leaves_its_siblings():
     first, second = Script("a", 2, asyncio.Event()), Script("b", 2)
     tokens = sample_in_parallel([first.stream(), second.stream()])
     await anext(tokens)
@@ -68,7 +68,7 @@ async def test_choices_end_of_one_leaves_its_siblings() -> None:
     assert first.closed
 
 
-async def test_choices_error_of_one_ends_all() -> None:
+async def test_choices_error_of_one_ends_all():
     first = Script("a", 2, error=RequestError("broken"))
     second = Script("b", 2, asyncio.Event())
     with pytest.raises(RequestError, match="broken"):
