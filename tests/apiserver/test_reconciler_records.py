@@ -37,7 +37,7 @@ class Recorded:
         self._seconds = 0.0
         self.said: list[str] = []
         view = passes.session.etcd
-        view.clock = view.reader.clock = lambda: time.monotonic() + self._seconds
+        view.clock = lambda: time.monotonic() + self._seconds
 
     def put(self, pod: str) -> str:
         """Register a decode worker; returns its key."""

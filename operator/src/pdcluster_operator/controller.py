@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,13 +68,10 @@ class Controller:
         self.metrics = ControllerMetrics(registry)
         self.is_filled = False
         self._progress = QueueHealth(settings.resync_seconds, time.monotonic())
-        self._runner = QueueRunner(
-            self._work, self.metrics.reconcile_errors.inc, settings.concurrency
-        )
-        listing, grace_seconds = (
-            ObjectLister(client, settings.namespaces),
-            min(GRACE_SECONDS, settings.resync_seconds),
-        )
+        on_error = self.metrics.reconcile_errors.inc
+        self._runner = QueueRunner(self._work, on_error, settings.concurrency)
+        listing = ObjectLister(client, settings.namespaces)
+        grace_seconds = min(GRACE_SECONDS, settings.resync_seconds)
         self._resync = Resync(listing, self.cache, self.add, self._progress, grace_seconds)
         silence_seconds = settings.watch_silence_seconds
         self._watches = Watches(watching, listing, self.cache, self.add, silence_seconds)
@@ -85,7 +82,18 @@ class Controller:
             self.cache, self._scraper, scrapes, AutoscaleMetrics(registry), settings.worker_port
         )
         verification = VerificationContext(Verifier())
-        self._sessions = Sessions(session_maker(client, etcd, scaling, verification, self.add))
+        failed_creates, limits = FailedCreates(client), ReadLimits()
+
+        def make_session(key: Key) -> Session:
+            enqueue = partial(self.add, key)
+            return Session(
+                etcd=EtcdView(etcd, enqueue, limits),
+                pod_faults=PodFaults(failed_creates),
+                autoscaling=Autoscaling(key, scaling, enqueue),
+                verification=VerificationRunner(verification, enqueue),
+            )
+
+        self._sessions = Sessions(make_session)
         events = EventRecorder(client, settings.identity)
         applier = PlanApplier(client, self.cache, settings.site, etcd, gate=self._runner.gate)
         self._reconciler = Reconciler(applier, self._sessions, events, self.metrics)
@@ -112,9 +120,8 @@ class Controller:
                 for task in done:
                     task.result()
                 if tasks[0] not in done:
-                    raise RuntimeError(
-                        f"ended without a stop: {', '.join(task.get_name() for task in done)}"
-                    )
+                    names = ", ".join(task.get_name() for task in done)
+                    raise RuntimeError(f"ended without a stop: {names}")
             finally:
                 for task in tasks:
                     task.cancel()
@@ -127,7 +134,6 @@ class Controller:
         self._runner.add(key)
 
     def resync_soon(self) -> None:
-        """Something may have been missed."""
         self._resync.request()
 
     def problems(self) -> list[str]:
@@ -137,36 +143,11 @@ class Controller:
         started = time.monotonic()
         with self.metrics.reconcile_seconds.time():
             done = await self._reconciler.reconcile(key)
-        logger.debug(
-            "reconcile ended key=%s wrote=%s seconds=%.6f",
-            key,
-            done.wrote,
-            time.monotonic() - started,
-        )
+        seconds = time.monotonic() - started
+        logger.debug("reconcile ended key=%s wrote=%s seconds=%.6f", key, done.wrote, seconds)
         return done
 
     def _windows(self) -> Iterator[Windows]:
         for session in self._sessions:
             if session.autoscaling.windows is not None:
                 yield session.autoscaling.windows
-
-
-def session_maker(
-    client: ApiClient,
-    etcd: EtcdRequests,
-    scaling: Scaling,
-    verification: VerificationContext,
-    enqueue: Callable[[Key], None],
-) -> Callable[[Key], Session]:
-    events, slots = FailedCreates(client), ReadLimits()
-
-    def make(key: Key) -> Session:
-        enqueue_it = partial(enqueue, key)
-        return Session(
-            etcd=EtcdView(etcd, enqueue_it, slots),
-            pod_faults=PodFaults(events),
-            autoscaling=Autoscaling(key, scaling, enqueue_it),
-            verification=VerificationRunner(verification, enqueue_it),
-        )
-
-    return make

@@ -44,8 +44,6 @@ class LeaseTimes:
 
 @dataclass
 class Leadership:
-    """One candidate."""
-
     client: ApiClient  # with time limits well below `times.renew`
     namespace: str
     name: str
@@ -211,11 +209,9 @@ class LeaseThread:
         await self._stop()
 
     async def acquire(self) -> None:
-        """Wait until this process is the leader."""
         await self._run(self._leadership.acquire())
 
     async def hold(self) -> None:
-        """Renew the Lease; returns when the leadership is lost, and everything must stop."""
         await self._run(self._hold())
 
     async def release(self) -> None:

@@ -77,11 +77,33 @@ async def _run(settings: Settings) -> int:
         ApiClient(await _connect(settings), metrics, LIMITS) as client,
         ApiClient(await _connect(settings, WATCH_CONNECTIONS), metrics) as watching,
     ):
-        controller = Controller(client, watching, _controller_settings(settings), registry)
-        process = Process(settings, controller, stop)
-        runner, port = await _serve(
-            make_app(process.unhealthy, process.unready, registry), settings.http_port
+        site = RenderSettings(
+            settings.worker_image,
+            settings.etcd_image,
+            settings.namespace,
+            settings.cluster_domain,
+            settings.server_image,
         )
+        controller_settings = ControllerSettings(
+            site,
+            settings.identity,
+            settings.watch_namespaces or (None,),
+            settings.resync_seconds,
+            settings.watch_silence_seconds,
+            settings.concurrency,
+            is_in_pod=settings.kubeconfig is None,
+        )
+        controller = Controller(client, watching, controller_settings, registry)
+        process = Process(settings, controller, stop)
+        app, port = make_app(process.unhealthy, process.unready, registry), settings.http_port
+        try:
+            runner, port = await serve(app, port)
+        except OSError as e:
+            raise StartError(
+                f"port {port} cannot be listened on: {e.strerror or e}; set PDCLUSTER_HTTP_PORT "
+                "to a free one",
+                exit_code=2,
+            ) from e
         logger.info("started identity=%s http_port=%d", settings.identity, port)
         try:
             return await process.run(partial(_lease_client, settings, metrics))
@@ -98,17 +120,6 @@ async def _lease_client(settings: Settings, metrics: ApiMetrics) -> ApiClient:
     return ApiClient(await _connect(settings), metrics, LEASE_LIMITS)
 
 
-async def _serve(app: web.Application, port: int) -> tuple[web.AppRunner, int]:
-    try:
-        return await serve(app, port)
-    except OSError as e:
-        raise StartError(
-            f"port {port} cannot be listened on: {e.strerror or e}; set PDCLUSTER_HTTP_PORT to a "
-            "free one",
-            exit_code=2,
-        ) from e
-
-
 @dataclass
 class Process:
     """Stands by, leads, stops.  stop: set from outside to end it in peace."""
@@ -119,11 +130,8 @@ class Process:
     state: Literal["starting", "standing by", "leading"] = "starting"
 
     def unhealthy(self) -> list[str]:
-        return (
-            self.controller.problems()
-            if self.state == "leading" and self.controller.is_filled
-            else []
-        )
+        is_working = self.state == "leading" and self.controller.is_filled
+        return self.controller.problems() if is_working else []
 
     def unready(self) -> list[str]:
         if self.state == "leading":
@@ -223,24 +231,6 @@ def _report(ended: Iterable[asyncio.Task[Any]]) -> int:
         error = None if task.cancelled() else task.exception()
         logger.error("ended unexpectedly task=%s", task.get_name(), exc_info=error)
     return 1
-
-
-def _controller_settings(settings: Settings) -> ControllerSettings:
-    return ControllerSettings(
-        site=RenderSettings(
-            settings.worker_image,
-            settings.etcd_image,
-            settings.namespace,
-            settings.cluster_domain,
-            settings.server_image,
-        ),
-        identity=settings.identity,
-        namespaces=settings.watch_namespaces or (None,),
-        resync_seconds=settings.resync_seconds,
-        watch_silence_seconds=settings.watch_silence_seconds,
-        concurrency=settings.concurrency,
-        is_in_pod=settings.kubeconfig is None,
-    )
 
 
 # Function that returns the problems, a sentence each; empty = none

@@ -30,8 +30,6 @@ _POD_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namesp
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the installation."""
-
     worker_image: str  # of clusters that name none; kept for the life of a revision
     etcd_image: str  # of a managed etcd that names none
     identity: str  # holder of the Lease: unique among the replicas

@@ -60,8 +60,6 @@ _WRITE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Bounds of one request."""
-
     timeout_seconds: float = 15.0  # of one try
     tries: int = 4  # in all
     first_delay_seconds: float = 0.2  # before the second try, doubled before each further one
@@ -81,7 +79,7 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class ListPage:
-    """A page of a list.  version: of the whole list, from which a watch goes on."""
+    """version: of the whole list, from which a watch goes on."""
 
     items: Sequence[Body]
     version: str
@@ -111,8 +109,7 @@ class ApiClient:
         await self._connection.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Body:
-        """One object.  Raises NotFoundError."""
-        return await self._send(ApiRequest("get", kind.name, "GET", kind.path(namespace, name), {}))
+        return await self._send(ApiRequest("get", kind.name, kind.path(namespace, name)))
 
     async def find(self, kind: Kind, namespace: str, name: str) -> Body | None:
         try:
@@ -123,7 +120,7 @@ class ApiClient:
     async def proxied(self, namespace: str, pod: str, port: int, path: str) -> Body:
         """Answer of a pod to a GET; NotFoundError is the pod's own 404 too."""
         proxy = f"{POD.path(namespace, f'{pod}:{port}')}/proxy{path}"
-        return await self._send(ApiRequest("get", "pods/proxy", "GET", proxy, {}))
+        return await self._send(ApiRequest("get", "pods/proxy", proxy))
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
@@ -135,23 +132,21 @@ class ApiClient:
     async def pages(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[ListPage]:
-        """Every object of a kind (in a namespace, or in all), with apiVersion and kind.  labels,
-        fields: selectors A list that lasted so long that its version is no longer kept starts
-        again, and may repeat objects.
+        """Every object of a kind (in a namespace, or in all), with apiVersion and kind.  A list
+        that lasted so long that its version is no longer kept starts again, and may repeat objects.
         """
-        query = {"labelSelector": labels, "fieldSelector": fields}
-        query = {key: value for key, value in query.items() if value}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {key: value for key, value in selectors.items() if value}
+        named = {"apiVersion": kind.api_version, "kind": kind.name}  # which items of a list lack
         limit = min(FIRST_PAGE, self._limits.page)
         position: dict[str, str] = {}
         restarts = 0
         while True:
             params = {"limit": str(limit), **query, **position}
             most = MOST_PAGE_BYTES if limit > 1 else None
-            path = kind.path(namespace)
+            request = ApiRequest("list", kind.name, kind.path(namespace), params, most_bytes=most)
             try:
-                page, num_bytes = await self._send_sized(
-                    ApiRequest("list", kind.name, "GET", path, params, most_bytes=most)
-                )
+                page, num_bytes = await self._send_sized(request)
             except LongResponseError:
                 limit = max(1, limit // 4)
                 continue
@@ -161,7 +156,7 @@ class ApiClient:
                     raise
                 position = {}
                 continue
-            metadata, named = page.get("metadata", {}), _named(kind)
+            metadata = page.get("metadata", {})
             items = [{**named, **item} for item in page.get("items") or ()]
             yield ListPage(items, metadata.get("resourceVersion", ""))
             following = metadata.get("continue")
@@ -178,7 +173,7 @@ class ApiClient:
         silence_seconds: without a line it is taken for dead after that time.
         Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.
         """
-        request = ApiRequest("watch", kind.name, "GET", kind.path(namespace), query)
+        request = ApiRequest("watch", kind.name, kind.path(namespace), query)
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
         )
@@ -199,7 +194,7 @@ class ApiClient:
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """Raises ConflictError when one of that name exists, also by a lost answer."""
         path = kind.path(body["metadata"]["namespace"])
-        return await self._send(ApiRequest("create", kind.name, "POST", path, _WRITE, body))
+        return await self._send(ApiRequest("create", kind.name, path, _WRITE, body))
 
     async def apply(self, kind: Kind, body: Mapping[str, Any], *, force: bool = True) -> Body:
         """Server-side apply; with metadata.uid only to that very object.  force: take over fields
@@ -207,42 +202,26 @@ class ApiClient:
         """
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
         query = {**_WRITE, "force": str(force).lower()}
-        return await self._send(ApiRequest("apply", kind.name, "PATCH", path, query, body, APPLY))
+        return await self._send(ApiRequest("apply", kind.name, path, query, body, APPLY))
 
     async def merge_patch(
-        self,
-        kind: Kind,
-        namespace: str,
-        name: str,
-        patch: Mapping[str, Any],
-        *,
-        subresource: str | None = None,
+        self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]
     ) -> Body:
         """Conditional if the patch has metadata.resourceVersion."""
-        path = kind.path(namespace, name) + (f"/{subresource}" if subresource else "")
-        return await self._patch(kind, path, patch, MERGE_PATCH)
+        path = kind.path(namespace, name)
+        return await self._send(ApiRequest("patch", kind.name, path, _WRITE, patch, MERGE_PATCH))
 
-    async def json_patch(
-        self,
-        kind: Kind,
-        namespace: str,
-        name: str,
-        operations: Sequence[Mapping[str, Any]],
-        *,
-        subresource: str,
+    async def patch_status(
+        self, kind: Kind, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
     ) -> Body:
-        """JSON patch of a subresource.  Raises ConflictError when a `test` operation fails."""
-        path = f"{kind.path(namespace, name)}/{subresource}"
-        return await self._patch(kind, path, operations, JSON_PATCH)
-
-    async def _patch(self, kind: Kind, path: str, content: Any, content_type: str) -> Body:
-        return await self._send(
-            ApiRequest("patch", kind.name, "PATCH", path, _WRITE, content, content_type)
-        )
+        """JSON patch of the status.  Raises ConflictError when a `test` operation fails."""
+        path = f"{kind.path(namespace, name)}/status"
+        request = ApiRequest("patch", kind.name, path, _WRITE, operations, JSON_PATCH)
+        return await self._send(request)
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         path = kind.path(body["metadata"]["namespace"], body["metadata"]["name"])
-        return await self._send(ApiRequest("update", kind.name, "PUT", path, _WRITE, body))
+        return await self._send(ApiRequest("update", kind.name, path, _WRITE, body))
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str, foreground: bool = False
@@ -261,7 +240,7 @@ class ApiClient:
         }
         try:
             response = await self._send(
-                ApiRequest("delete", kind.name, "DELETE", kind.path(namespace, name), {}, options)
+                ApiRequest("delete", kind.name, kind.path(namespace, name), body=options)
             )
         except NotFoundError:
             logger.debug("already gone kind=%s namespace=%s name=%s", kind, namespace, name)
@@ -274,7 +253,7 @@ class ApiClient:
         return body
 
     async def _send_sized(self, request: ApiRequest) -> tuple[Body, int]:
-        num_tries, sent = 0, _encoded(request)
+        num_tries, sent, errors = 0, _encoded(request), self._metrics.errors
         while True:
             num_tries += 1
             code, started = 0, time.monotonic()
@@ -292,16 +271,14 @@ class ApiClient:
                 return _object(content), len(content)
             except UnavailableError as e:
                 if num_tries >= self._limits.tries:
-                    self._count_error(request, e)
+                    errors.labels(request.verb, request.kind, type(e).__name__).inc()
                     raise
                 await self._sleep(self._limits.delay(num_tries, e.retry_after))
-            except ClusterError as e:
-                self._count_error(request, e)
+            except (NotFoundError, ConflictError, GoneError):  # these are answers
                 raise
-
-    def _count_error(self, request: ApiRequest, error: ClusterError) -> None:
-        if not isinstance(error, NotFoundError | ConflictError | GoneError):  # these are answers
-            self._metrics.errors.labels(request.verb, request.kind, type(error).__name__).inc()
+            except ClusterError as e:
+                errors.labels(request.verb, request.kind, type(e).__name__).inc()
+                raise
 
 
 def _encoded(request: ApiRequest) -> bytes | None:
@@ -314,11 +291,6 @@ def _encoded(request: ApiRequest) -> bytes | None:
     return encoded_as_stored(request.body) if request.verb == "create" else encoded(request.body)
 
 
-def _named(kind: Kind) -> Body:
-    """The fields that items of a list lack."""
-    return {"apiVersion": kind.api_version, "kind": kind.name}
-
-
 def _no_response(error: Exception) -> UnavailableError:
     return UnavailableError(f"the API server does not answer ({type(error).__name__}: {error})")
 
@@ -327,11 +299,9 @@ def _object(content: bytes) -> Body:
     try:
         body = decoded(content)
     except ValueError as e:
-        raise UnavailableError(
-            "the API server's answer is not JSON; is there a proxy in between?"
-        ) from e
+        message = "the API server's answer is not JSON; is there a proxy in between?"
+        raise UnavailableError(message) from e
     if not isinstance(body, dict):
-        raise UnavailableError(
-            "the API server's answer is not an object; is there a proxy in between?"
-        )
+        message = "the API server's answer is not an object; is there a proxy in between?"
+        raise UnavailableError(message)
     return body

@@ -17,13 +17,12 @@ ClusterError                 (an OperatorError); `code` is the HTTP status, 0 = 
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pdcluster_api.errors import OperatorError
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_schema import conditions
 
-_TRANSIENT = frozenset({429, 500, 502, 503, 504})
 # Words of refusals that come with any status; the last one, an unknown field in an apply, even with
 # 500
 _REFUSALS = (
@@ -76,14 +75,10 @@ class UnavailableError(ClusterError):
 
 
 class UnmadeServiceError(ClusterError):
-    """A Service that is to be made got no answer; the server may answer all else."""
-
     fix = "it is tried again; if it stays so, look for an admission webhook for Services that hangs"
 
 
 class ForbiddenError(ClusterError):
-    """A right is missing."""
-
     reason = conditions.FORBIDDEN
     fix = (
         "give it to the operator's ServiceAccount (the chart's ClusterRole lists every right that "
@@ -92,34 +87,24 @@ class ForbiddenError(ClusterError):
 
 
 class QuotaExceededError(ClusterError):
-    """A ResourceQuota of the namespace is used up."""
-
     reason = conditions.QUOTA_EXCEEDED
     fix = "raise the ResourceQuota or free some of it"
 
 
 class NameTakenError(ClusterError):
-    """An object of that name exists and is not ours."""
-
     reason = conditions.NAME_TAKEN
     fix = "delete it, or give the PDCluster another name"
 
 
 class RefusedError(ClusterError):
-    """The server does not take the object as it is."""
-
     fix = "correct the field that is named; what a podTemplate says goes into the pods as it is"
 
 
 class MissingKindError(ClusterError):
-    """There is no such kind, and an object of it is asked for."""
-
     fix = "install its CRD, or remove service.endpointPicker"
 
 
 class ImmutableError(RefusedError):
-    """The object has `immutable` set, which cannot be undone."""
-
     fix = (
         "it has `immutable` set, which cannot be undone: delete the object, and the operator "
         "creates it again without"
@@ -133,43 +118,32 @@ def failure_of(error: ClusterError, what: str) -> WriteFailure:
 
 def error_of(code: int, body: bytes, headers: Mapping[str, str]) -> ClusterError:
     """Error of an answer whose status is not 2xx."""
-    status = _status(body)
+    try:
+        status = json.loads(body)
+    except ValueError:  # as a proxy's page
+        status = {}
+    status = status if isinstance(status, dict) else {}
     message = str(status.get("message") or f"the API server answered {code}")
-    return _class_of(code, message, status)(
-        message, code=code, retry_after=_seconds(headers.get("Retry-After"))
-    )
+    is_timeout = status.get("reason") == "ServerTimeout"
+    by_code = UnavailableError if is_timeout else _CLASSES.get(code, RefusedError)
+    kind = _class_of(code, message) or by_code
+    return kind(message, code=code, retry_after=_seconds(headers.get("Retry-After")))
 
 
-def _class_of(code: int, message: str, status: Mapping[str, Any]) -> type[ClusterError]:
+def _class_of(code: int, message: str) -> type[ClusterError] | None:
+    """By the message; None = the status alone says it."""
     if any(word in message for word in _REFUSALS):
         return RefusedError
     if _IMMUTABLE in message:
         return ImmutableError
     if code == 422 and ("metadata.uid" in message or message == _FAILED_TEST):
         return ConflictError
-    if code in (401, 403):
-        return (
-            QuotaExceededError
-            if "exceeded quota" in message
-            else _forbidden_or_refused(code, message)
-        )
-    if code in _TRANSIENT or status.get("reason") == "ServerTimeout":
-        return UnavailableError
-    return {404: NotFoundError, 409: ConflictError, 410: GoneError}.get(code, RefusedError)
-
-
-def _forbidden_or_refused(code: int, message: str) -> type[ClusterError]:
-    """Error of a 403: of RBAC (`User ... cannot ...`), or of admission plugins as Pod Security."""
+    if code not in (401, 403):
+        return None
+    if "exceeded quota" in message:
+        return QuotaExceededError
+    # of RBAC (`User ... cannot ...`), or of admission plugins as Pod Security
     return ForbiddenError if code == 401 or " cannot " in message else RefusedError
-
-
-def _status(body: bytes) -> Mapping[str, Any]:
-    """The Status object of an answer; empty for any other answer, as a proxy's page."""
-    try:
-        status = json.loads(body)
-    except ValueError:
-        return {}
-    return status if isinstance(status, dict) else {}
 
 
 def _seconds(value: str | None) -> float | None:
@@ -178,3 +152,11 @@ def _seconds(value: str | None) -> float | None:
         return None if value is None else max(0.0, float(value))
     except ValueError:
         return None
+
+
+_CLASSES: Mapping[int, type[ClusterError]] = {
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    **dict.fromkeys((429, 500, 502, 503, 504), UnavailableError),
+}

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 from typing import Any
 
 from pdcluster_api.apiserver.container_ends import refusal_of
@@ -14,7 +15,6 @@ from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
-    PodState,
     Problem,
     ScalerState,
     WorkloadState,
@@ -69,6 +69,10 @@ class Live:
     def own(self, kind: str) -> dict[str, Body]:
         return self._own.get(kind, {})
 
+    def records(self) -> list[tuple[WorkloadId, Body]]:
+        found = ((workload_of(body), body) for body in self.own("ControllerRevision").values())
+        return [(workload, body) for workload, body in found if workload is not None]
+
 
 def observe(
     live: Live,
@@ -79,15 +83,13 @@ def observe(
     outdated: Collection[WorkloadId] = (),
     key_fault: Problem | None = None,
 ) -> Observed:
-    """Observe one PDCluster.
-
-    failures: writes that the API server refused in the last reconcile
-    faults:   by StatefulSet, the problem that keeps it from getting pods
+    """faults: by StatefulSet, the problem that keeps it from getting pods
     outdated: workloads of a pool that was declared otherwise when they were made: as good as gone
     key_fault: problem of the API keys' Secret; None = there is a key, or no Secret is named
     """
-    service = live.own("Service").get(live.key.name)
-    selector = {} if service is None else service["spec"].get("selector", {})
+    service = live.own("Service").get(live.key.name, {})
+    selector = service.get("spec", {}).get("selector", {})
+    annotations = live.body["metadata"].get("annotations") or {}
     return Observed(
         generation=live.body["metadata"]["generation"],
         status=live.body.get("status", {}),
@@ -96,19 +98,13 @@ def observe(
             replace(state, gone=True) if state.id in outdated else state
             for state in _workloads(live, faults)
         ],
-        records=sorted(
-            {
-                identity
-                for body in live.own("ControllerRevision").values()
-                if (identity := workload_of(body))
-            }.difference(outdated)
-        ),
+        records=sorted({identity for identity, _ in live.records()}.difference(outdated)),
         scalers=[_scaler(body) for body in live.own("PDPoolScaler").values()],
         service_revision=selector.get(labels.REVISION),
         service_role=selector.get(labels.ROLE),
         failures=failures,
         key_fault=key_fault,
-        verify_request=_request(live),
+        verify_request=str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST],
         budgets={
             name: number
             for name, body in live.own("PodDisruptionBudget").items()
@@ -117,23 +113,13 @@ def observe(
     )
 
 
-def _request(live: Live) -> str:
-    annotations = live.body["metadata"].get("annotations") or {}
-    return str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST]
-
-
 def managed_etcd(
     live: Live, name: str, desired: int, faults: Mapping[str, Problem]
 ) -> DiscoveryState:
-    """The managed etcd, by the readiness of its pods, with the worst problem of the others.
-    faults: by StatefulSet, the problem that keeps it from getting pods
-    """
+    """The managed etcd, by the readiness of its pods, with the worst problem of the others."""
     body = live.own("Deployment").get(name) or live.own("StatefulSet").get(name, {})
-    found = [
-        problem
-        for pod in live.children
-        if _is_of_etcd(pod) and (problem := pod_problem(pod, FOR_ETCD))
-    ]
+    pods = [each for each in live.children if _is_of_etcd(each)]
+    found = [problem for pod in pods if (problem := pod_problem(pod, FOR_ETCD))]
     fault = faults.get(name) or refused_pods(body)
     if fault and is_short_of_pods(body):
         found.append(fault)
@@ -142,11 +128,7 @@ def managed_etcd(
         ready=body.get("status", {}).get("readyReplicas", 0),
         desired=desired,
         problem=worst_of(found),
-        ending=tuple(
-            ending_pod(pod)
-            for pod in live.children
-            if _is_of_etcd(pod) and "deletionTimestamp" in pod["metadata"]
-        ),
+        ending=tuple(ending_pod(pod) for pod in pods if "deletionTimestamp" in pod["metadata"]),
     )
 
 
@@ -157,8 +139,8 @@ def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
     hashed = template_hash(cluster.spec)
     records = [
         (workload.revision, body["metadata"]["labels"].get(labels.TEMPLATE_HASH))
-        for body in live.own("ControllerRevision").values()
-        if (workload := workload_of(body)) and workload.role != ROUTER
+        for workload, body in live.records()
+        if workload.role != ROUTER
     ]
     same = sorted(revision for revision, its_hash in records if its_hash == hashed)
     older = {revision for revision, its_hash in records if its_hash is None}
@@ -189,25 +171,19 @@ def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
     are adopted.
     """
     sets = {workload_of(body) for body in live.own("StatefulSet").values()}
-    lefts = {
-        identity: [_seconds_left(pod, now) for pod in left]
-        for identity, left in _pods_by_workload(live).items()
-        if identity not in sets
-    }
-    return {
-        identity: None
-        if None in lasts
-        else max(seconds for seconds in lasts if seconds is not None)
-        for identity, lasts in lefts.items()
-        if any(seconds is None or seconds > 0 for seconds in lasts)
-    }
+    ending: dict[WorkloadId, float | None] = {}
+    for identity, pods in _pods_by_workload(live).items():
+        waits = [_seconds_left(pod, now) for pod in pods]
+        if identity not in sets and any(wait > 0 for wait in waits):
+            ending[identity] = None if inf in waits else max(waits)
+    return ending
 
 
-def _seconds_left(pod: Body, now: datetime) -> float | None:
-    """Time until a pod counts as stuck in termination; None = it is not terminating."""
+def _seconds_left(pod: Body, now: datetime) -> float:
+    """Time until a pod counts as stuck in termination; infinity = it is not terminating."""
     should_be_gone = pod["metadata"].get("deletionTimestamp")  # its grace period included
     if should_be_gone is None:
-        return None
+        return inf
     return (datetime.fromisoformat(should_be_gone) - now).total_seconds() + LATE_SECONDS
 
 
@@ -217,27 +193,22 @@ def ready_workers(
     """Pods of workers that are ready and do not end, of one revision; None = of all.  draining:
     pods that count too though they say that they are not ready any more
     """
-    return [
-        (identity, pod)
-        for identity, pods in sorted(_pods_by_workload(live).items())
-        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
-        if revision in (None, identity.revision) and _is_at_work(pod_state(pod), draining)
-    ]
-
-
-def _is_at_work(pod: PodState, draining: Collection[str]) -> bool:
-    return not pod.terminating and (pod.ready or (pod.started and pod.name in draining))
+    found = []
+    for identity, pods in sorted(_pods_by_workload(live).items()):
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
+            state = pod_state(pod)
+            is_at_work = state.ready or (state.started and state.name in draining)
+            if revision in (None, identity.revision) and is_at_work and not state.terminating:
+                found.append((identity, pod))
+    return found
 
 
 def refused_pods(deployment: Body) -> Problem | None:
     """Problem that keeps a Deployment from getting pods; None = there is none."""
-    conditions = (deployment.get("status") or {}).get("conditions") or ()
-    messages = (
-        str(each.get("message") or "")
-        for each in conditions
-        if (each.get("type"), each.get("status")) == ("ReplicaFailure", "True")
-    )
-    return next(map(refusal_of, messages), None)
+    for each in (deployment.get("status") or {}).get("conditions") or ():
+        if (each.get("type"), each.get("status")) == ("ReplicaFailure", "True"):
+            return refusal_of(str(each.get("message") or ""))
+    return None
 
 
 def is_short_of_pods(body: Mapping[str, Any]) -> bool:
@@ -257,60 +228,46 @@ def _is_of_etcd(body: Body) -> bool:
 
 
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
-    pods, recorded = _pods_by_workload(live), _recorded_pools(live)
-    sets = {
-        identity: body
-        for body in live.own("StatefulSet").values()
-        if (identity := workload_of(body))
-    }
-    states = [
-        _workload(identity, sets[identity], faults.get(identity.name), pods.get(identity, []))
-        if identity in sets
-        else _remains(identity, pods[identity])
+    pods, records = _pods_by_workload(live), {each.name: body for each, body in live.records()}
+    found = ((workload_of(body), body) for body in live.own("StatefulSet").values())
+    sets = {identity: body for identity, body in found if identity is not None}
+    return [
+        _workload(
+            *(identity, sets.get(identity), records.get(identity.name, {})),
+            *(faults.get(identity.name), pods.get(identity, ())),
+        )
         for identity in sorted({*sets, *pods})
     ]
-    return [_with_accelerators(state, recorded.get(state.id.name, {})) for state in states]
-
-
-def _with_accelerators(state: WorkloadState, recorded: Mapping[str, Any]) -> WorkloadState:
-    gpus, numbers = (pod.gpu for pod in state.pods), (pod.gpus_per_replica for pod in state.pods)
-    number = recorded.get("gpusPerReplica")
-    return replace(
-        state,
-        gpu=str(recorded.get("gpu", "")) or next(filter(None, gpus), ""),
-        gpus_per_replica=number if isinstance(number, int) else next(filter(None, numbers), 0),
-    )
-
-
-def _recorded_pools(live: Live) -> dict[str, Mapping[str, Any]]:
-    pools = {
-        workload.name: (record.get("data") or {}).get("pool")
-        for record in live.own("ControllerRevision").values()
-        if (workload := workload_of(record))
-    }
-    return {name: pool for name, pool in pools.items() if isinstance(pool, Mapping)}
-
-
-def _remains(identity: WorkloadId, pods: Sequence[Body]) -> WorkloadState:
-    states = tuple(pod_state(pod) for pod in pods)
-    return WorkloadState(
-        identity, 0, len(states), sum(state.ready for state in states), 0, gone=True, pods=states
-    )
 
 
 def _workload(
-    identity: WorkloadId, body: Body, fault: Problem | None, pods: Iterable[Body]
+    identity: WorkloadId,
+    body: Body | None,
+    record: Body,
+    fault: Problem | None,
+    left: Iterable[Body],
 ) -> WorkloadState:
-    status = body.get("status", {})
+    """body: its StatefulSet; None = only pods are left of it"""
+    pods = tuple(pod_state(pod) for pod in left)
+    pool = (record.get("data") or {}).get("pool")
+    recorded: Mapping[str, Any] = pool if isinstance(pool, Mapping) else {}
+    number, gpu = recorded.get("gpusPerReplica"), str(recorded.get("gpu", ""))
+    if not isinstance(number, int):
+        number = next(filter(None, (pod.gpus_per_replica for pod in pods)), 0)
+    status = {"replicas": len(pods), "readyReplicas": sum(pod.ready for pod in pods)}
+    if body is not None:
+        status = body.get("status", {})
     return WorkloadState(
         id=identity,
-        desired=body["spec"].get("replicas", 1),
+        desired=0 if body is None else body["spec"].get("replicas", 1),
         current=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
-        updated=0 if _is_behind(body) else status.get("updatedReplicas", 0),
-        gone="deletionTimestamp" in body["metadata"],
+        updated=0 if body is None or _is_behind(body) else status.get("updatedReplicas", 0),
+        gone=body is None or "deletionTimestamp" in body["metadata"],
         fault=fault,
-        pods=tuple(pod_state(pod) for pod in pods),
+        pods=pods,
+        gpu=gpu or next(filter(None, (pod.gpu for pod in pods)), ""),
+        gpus_per_replica=number,
     )
 
 
@@ -340,20 +297,13 @@ def _pods_by_workload(live: Live) -> dict[WorkloadId, list[Body]]:
 def _scaler(body: Body) -> ScalerState:
     spec = body["spec"]
     seen = body["metadata"].get("annotations", {}).get(labels.SEEN_REPLICAS, "")
-    return ScalerState(
-        spec["role"],
-        spec["pool"],
-        spec["replicas"],
-        int(seen) if seen.isdecimal() else None,
-        _writer(body),
-    )
+    number = int(seen) if seen.isdecimal() else None
+    return ScalerState(spec["role"], spec["pool"], spec["replicas"], number, _writer(body))
 
 
 def _writer(scaler: Body) -> str | None:
-    entries = scaler["metadata"].get("managedFields") or ()
-    names = (
-        str(each.get("manager"))
-        for each in entries
-        if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
-    )
-    return next((name for name in names if name != labels.FIELD_MANAGER), None)
+    for each in scaler["metadata"].get("managedFields") or ():
+        fields = (each.get("fieldsV1") or {}).get("f:spec") or {}
+        if "f:replicas" in fields and each.get("manager") != labels.FIELD_MANAGER:
+            return str(each.get("manager"))
+    return None

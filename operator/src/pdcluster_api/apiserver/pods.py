@@ -47,8 +47,6 @@ _PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 
 @dataclass(frozen=True)
 class Hints:
-    """Fixes for pods of one kind, as messages end."""
-
     name: str  # the field that names their image
     pull: str  # what to check when the image is not pulled
     scheduling: str  # what to change when no node takes one

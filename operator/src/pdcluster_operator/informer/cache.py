@@ -291,7 +291,6 @@ def _identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None
 
 
 def trim(kind: str, body: Mapping[str, Any]) -> Body:
-    """A body without the fields that are never read."""
     metadata = dict(body["metadata"])
     marks, annotations = metadata.get("labels", {}), metadata.get("annotations") or {}
     if kind == "Pod":

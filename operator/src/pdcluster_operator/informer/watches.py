@@ -163,8 +163,6 @@ ABSENT_SECONDS = 60.0  # Time after which an optional kind that was absent is li
 
 @dataclass
 class Watches:
-    """The watches of pods and of every kind of children."""
-
     client: ApiClient  # without a bound on its connections: each watch has one of its own
     listing: ObjectLister
     cache: Cache
@@ -173,7 +171,6 @@ class Watches:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for what in self.listing.selections([POD, *CHILDREN]):
                 group.create_task(self._follow(what), name=f"watch of {what.kind}")

@@ -43,8 +43,6 @@ CERTIFICATES = "Certificates"  # Reason of the events about a cluster's certific
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """Result of acting on a plan."""
-
     requeue_after_seconds: float | None  # until the certificates are due for a check
     events: tuple[PlannedEvent, ...] = ()  # of the certificates
     # refused writes, and objects that are not as they should be
@@ -65,8 +63,6 @@ class ApplyResult:
 
 @dataclass
 class PlanApplier:
-    """Writes for all PDClusters."""
-
     client: ApiClient
     cache: Cache
     site: RenderSettings
@@ -187,7 +183,6 @@ class TlsStep:
 
 
 def tls_step(live: Live, owner: Owner, now: datetime) -> TlsStep:
-    """The next step of the cluster's certificates, mostly none."""
     secrets, called = live.own("Secret"), child_names(live.key.name)
     names = [called.authority, called.certificates]
     if any("deletionTimestamp" in secrets[name]["metadata"] for name in names if name in secrets):

@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scaling:
-    """Parts that the autoscaling of all PDClusters shares."""
-
     cache: Cache
     scraper: Scraper
     scrapes: ScrapeMetrics
@@ -46,8 +44,6 @@ class Scaling:
 
 @dataclass
 class _Followed:
-    """State while a PDCluster is followed."""
-
     cluster: PDCluster  # of the last reconcile
     observed: Observed
     next_at: float  # when its next round begins
@@ -66,8 +62,6 @@ class _Followed:
 
 @dataclass
 class Autoscaling:
-    """The autoscaling of one PDCluster."""
-
     key: Key
     shared: Scaling
     enqueue: Callable[[], None]  # enqueues the PDCluster

@@ -40,7 +40,6 @@ class EtcdTarget:
 
     @property
     def silence(self) -> str:
-        """The error of an etcd that does not answer, however it does not."""
         return f"etcd does not answer at {', '.join(self.endpoints)}"
 
     def __str__(self) -> str:

@@ -55,8 +55,6 @@ class _TimeoutMessage(str):
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Bounds that all PDClusters share."""
-
     # background reads; of given etcds all are read at once, so that dead ones hold up none
     reads: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_READS)
@@ -67,8 +65,6 @@ class ReadLimits:
 
 @dataclass
 class _Known:
-    """The last answer of one etcd, and its times, by a monotonic clock."""
-
     target: EtcdTarget
     # time of the last answer or failure; None = not read yet, or to be read again
     at: float | None = None

@@ -28,8 +28,6 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class ControllerMetrics:
-    """The queue, the work on one PDCluster, leadership, and how many PDClusters are ready."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self.queue_depth = Gauge(
             "pdcluster_operator_queue_depth",
@@ -125,7 +123,6 @@ class ControllerMetrics:
         self._show_transfers(key, previous)
 
     def show_certificates(self, key: Key, ends: datetime | None) -> None:
-        """Show when the certificate of a PDCluster's workers ends; None = there is none."""
         if ends is None:
             self._certificates.remove(*key)
         else:
@@ -149,8 +146,6 @@ class ControllerMetrics:
 
 
 class AutoscaleMetrics:
-    """Decisions of the autoscaler for each pool, their changes, and the obstacles."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._replicas = _ClusterGauge(
             "pdcluster_operator_autoscale_replicas",
@@ -172,7 +167,6 @@ class AutoscaleMetrics:
         )
 
     def show(self, key: Key, outcome: Outcome, before: Outcome | None) -> None:
-        """Show a decision in place of the one before; None = it is the first."""
         replicas = outcome.decision.replicas
         # there from the start: a counter that begins at 1 has not increased
         self._changes.labels(*key)

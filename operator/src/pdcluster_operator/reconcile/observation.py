@@ -38,8 +38,6 @@ MAX_PARSED = 128
 
 @dataclass(frozen=True)
 class Observation:
-    """One PDCluster as it is."""
-
     live: Live
     owner: Owner  # of its children: the PDCluster itself
     cluster: PDCluster
@@ -58,7 +56,6 @@ class ParsedClusters:
     _parsed: "OrderedDict[tuple[str, int], PDCluster]" = field(default_factory=OrderedDict)
 
     def of(self, live: Live) -> PDCluster:
-        """The object, parsed.  Raises InvalidObjectError."""
         version = live.uid, live.body["metadata"].get("generation", 0)
         cluster = self._parsed.pop(version, None)
         if cluster is None:
@@ -137,7 +134,6 @@ async def observe_cluster(
 
 
 async def refresh_records(found: Observation, session: Session) -> Observation:
-    """Read the worker records again: an old read is no ground to remove a worker."""
     records = await session.etcd.fresh(found.target, found.observed.workloads)
     return replace(found, observed=replace(found.observed, worker_records=records), is_fresh=True)
 

@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reconciler:
-    """Reconciles PDClusters; what it remembers of one is in its session."""
-
     applier: PlanApplier
     sessions: Sessions
     events: EventRecorder

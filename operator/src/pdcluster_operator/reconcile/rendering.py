@@ -127,7 +127,6 @@ class Records:
         )
 
     def _image(self, revision: str) -> str:
-        """That of the other workloads of a revision."""
         for _, record in sorted(self.live.own("ControllerRevision").items()):
             found = workload_of(record)
             if found is not None and found.revision == revision:
@@ -137,8 +136,6 @@ class Records:
 
 @dataclass(frozen=True)
 class Rendering:
-    """Inputs of the manifests of one PDCluster."""
-
     records: Records
     site: RenderSettings
     # workloads whose StatefulSet waits until the pods of an earlier one have ended

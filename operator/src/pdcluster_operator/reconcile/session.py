@@ -23,8 +23,6 @@ MAX_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class ObservedInputs:
-    """All that an observation starts from."""
-
     change: int  # of the cache, in the PDCluster or its children (`Cache.change`)
     # what is known of its etcd (`EtcdView.standing`); None = that depends on the time
     etcd: tuple[object, ...] | None
@@ -58,7 +56,6 @@ class Fingerprint:
         return now < self.until and children == self.children
 
     def requeue_after_seconds(self, now: datetime) -> float | None:
-        """None = no sooner than the resync."""
         return max(0.0, (self.until - now).total_seconds()) if self.is_due else None
 
     def at_rest(
@@ -71,7 +68,6 @@ class Fingerprint:
         return replace(self, observed=observed, observed_until=min(self.until, due))
 
     def rest_seconds(self, now: datetime) -> float:
-        """Seconds until it is to be observed again; 0 = now."""
         return max(0.0, ((self.observed_until or now) - now).total_seconds())
 
 
@@ -92,8 +88,6 @@ def digest_of(live: Live, plan: ClusterPlan) -> bytes:
 
 @dataclass
 class Session:
-    """Memory of one PDCluster."""
-
     etcd: EtcdView
     pod_faults: PodFaults
     autoscaling: Autoscaling
@@ -118,8 +112,6 @@ class Session:
 
 
 class Sessions:
-    """The sessions of all PDClusters."""
-
     def __init__(self, make: Callable[[Key], Session]) -> None:
         self._make = make
         self._sessions: dict[Key, Session] = {}

@@ -26,8 +26,6 @@ _OF_A_WRITE = frozenset({"resourceVersion", "managedFields"})  # Metadata that e
 
 @dataclass(frozen=True)
 class Statuses:
-    """Writes statuses, and puts the answers into the cache."""
-
     client: ApiClient
     cache: Cache
 
@@ -112,8 +110,6 @@ async def write_status(
         {"op": "add", "path": "/status", "value": status},  # replaces what is there
     ]
     try:
-        return await client.json_patch(
-            kind, metadata["namespace"], metadata["name"], operations, subresource="status"
-        )
+        return await client.patch_status(kind, metadata["namespace"], metadata["name"], operations)
     except (NotFoundError, ConflictError):
         return None

@@ -35,8 +35,6 @@ RETRY = Backoff(first=15.0, most=600.0)
 
 @dataclass(frozen=True)
 class VerificationContext:
-    """Parts that the verifications of all PDClusters share."""
-
     verifier: Verifier
     port: int = GRPC_PORT  # of the workers
     clock: Callable[[], float] = time.monotonic  # seconds that never jump
@@ -54,8 +52,6 @@ class _Pause:
 
 @dataclass
 class VerificationRunner:
-    """Those of one PDCluster."""
-
     shared: VerificationContext
     enqueue: Callable[[], None]  # enqueues it
     has_outcome: bool = False  # an answer has come that no plan has seen

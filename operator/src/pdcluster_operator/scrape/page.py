@@ -154,8 +154,6 @@ class Miss:
 
 @dataclass(frozen=True)
 class ScrapeResult:
-    """Result of one scrape."""
-
     target: ScrapeTarget
     at: float  # when it ended, in seconds of a clock that never jumps
     seconds: float  # how long it took, without the wait for a slot

@@ -151,8 +151,6 @@ _MAX_REASON = 200  # characters: it goes into a log and a status
 
 @dataclass(frozen=True)
 class ScrapeLimits:
-    """Bounds of the scraper."""
-
     concurrency: int = 64  # scrapes at one time, over all clusters
     # scrapes at one time of one cluster: its slow workers leave turns to the others
     of_one_cluster: int = 8

@@ -65,8 +65,6 @@ MAX_ROUNDS = 30  # readers average over a few, however far apart these are
 
 @dataclass
 class _WorkerWindow:
-    """One pod at one address."""
-
     address: str
     page: MetricsPage | None = None
     sample: WorkerSample | None = None
@@ -92,8 +90,6 @@ class _WorkerWindow:
 
 @dataclass
 class Windows:
-    """The windows of one cluster."""
-
     cluster: ClusterKey
     # by role, pool and pod
     _workers: dict[tuple[str, str, str], _WorkerWindow] = field(default_factory=dict)

@@ -25,8 +25,6 @@ POSITIONS = {kind.name: position for position, kind in enumerate(CHILDREN)}
 
 
 class Verb(Enum):
-    """Action on an object."""
-
     CREATE = "create"  # make it; nothing of that name is known
     APPLY = "apply"  # server-side apply to the object that is there
     PATCH = "patch"  # merge-patch what differs
@@ -44,8 +42,6 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do."""
-
     verb: Verb
     kind: Kind
     namespace: str

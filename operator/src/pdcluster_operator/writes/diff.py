@@ -3,9 +3,10 @@ reference to the PDCluster's uid; an object of our name without it is never touc
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy, Kind
+from pdcluster_api.apiserver.kinds import CHILD_OF_NAME, MAKE_PODS, ApplyStrategy
 from pdcluster_operator.writes.actions import POSITIONS, Action, ObjectName, Verb
 from pdcluster_operator.writes.drift import Manifest, has_drifted, prepared, stamped
 
@@ -33,9 +34,8 @@ def compare(
     by_name = {_name_of(manifest): manifest for manifest in desired}
     unknown = sorted({name.kind for name in by_name} - CHILD_OF_NAME.keys())
     if unknown:
-        raise ValueError(
-            f"no rule for children of kind {', '.join(unknown)}: add it to apiserver/kinds.py"
-        )
+        kinds = ", ".join(unknown)
+        raise ValueError(f"no rule for children of kind {kinds}: add it to apiserver/kinds.py")
     found = {_name_of(body): body for body in live}
     unwanted = [
         body
@@ -43,7 +43,10 @@ def compare(
         if name not in by_name and name not in leave
     ]
     for name, manifest in sorted(by_name.items(), key=_by_kind):
-        yield decide(_marked(prepared(manifest)), found.get(name), rewrite=name in rewrite)
+        body: Manifest = prepared(manifest)
+        if CHILD_OF_NAME[name.kind].strategy is not ApplyStrategy.REQUEST:
+            body = stamped(body)
+        yield decide(body, found.get(name), rewrite=name in rewrite)
     for body in unwanted:
         if _may_go(body, owner_uid):
             yield _deletion(body, foreground=_name_of(body) in foreground)
@@ -51,86 +54,52 @@ def compare(
 
 def decide(desired: Manifest, live: Manifest | None, *, rewrite: bool = False) -> Action | None:
     """Action that turns a live object into a prepared manifest; None = nothing, or nothing yet."""
-    kind = CHILD_OF_NAME[desired["kind"]]
-    metadata = desired["metadata"]
+    strategy, owner = CHILD_OF_NAME[desired["kind"]].strategy, _controller(desired)
     if live is None:
-        return Action(
-            Verb.CREATE, kind, metadata["namespace"], metadata["name"], desired, rewrite=rewrite
-        )
-    if live["metadata"].get("deletionTimestamp"):  # it will be created again when it is gone
-        waits = "foregroundDeletion" in live["metadata"].get("finalizers", ()) and is_owned(
-            live, _controller(desired)["uid"]
-        )
+        return _action(Verb.CREATE, desired, rewrite=rewrite)
+    metadata = live["metadata"]
+    if metadata.get("deletionTimestamp"):  # it will be created again when it is gone
+        is_waiting = "foregroundDeletion" in metadata.get("finalizers", ())
         # and that not only after the last of what it owns, which may be stuck
-        return _deletion(live) if waits else None
-    if not is_owned(live, _controller(desired)["uid"]):
+        return _deletion(live) if is_waiting and is_owned(live, owner["uid"]) else None
+    if not is_owned(live, owner["uid"]):
         # The child of a deleted PDCluster of the same name is waiting for the garbage collector.
-        return (
-            None
-            if _is_same_name(_controller(live), _controller(desired))
-            else _refusal(kind, desired)
-        )
-    uid = live["metadata"]["uid"]
-    if kind.strategy is ApplyStrategy.REQUEST:
+        is_left = _is_same_name(_controller(live), owner)
+        return None if is_left else _action(Verb.REFUSE, desired)
+    is_kept = strategy is ApplyStrategy.KEPT
+    if strategy is ApplyStrategy.REQUEST:
         return _patch(desired, live, desired)
-    if kind.strategy is ApplyStrategy.RECORD or (
-        kind.strategy is ApplyStrategy.KEPT and not rewrite
-    ):
+    if strategy is ApplyStrategy.RECORD or (is_kept and not rewrite):
         # by which it is found
-        return _patch(desired, live, {"metadata": {"labels": metadata.get("labels", {})}})
-    verb = _verb(desired, live, is_kept=kind.strategy is ApplyStrategy.KEPT)
-    return (
-        None
-        if verb is None
-        else Action(
-            verb, kind, metadata["namespace"], metadata["name"], desired, uid, rewrite=rewrite
-        )
-    )
+        marks = desired["metadata"].get("labels", {})
+        return _patch(desired, live, {"metadata": {"labels": marks}})
+    is_same = live.get("data") == desired.get("data") and desired.get("immutable")
+    # A Secret that was made immutable is the user's to delete.
+    if live.get("immutable") and not is_kept and not is_same:
+        return _action(Verb.REPLACE, desired, uid=metadata["uid"], rewrite=rewrite)
+    if not has_drifted(desired, live):
+        return None
+    return _action(Verb.APPLY, desired, uid=metadata["uid"], rewrite=rewrite)
 
 
 def is_owned(body: Manifest, owner_uid: str) -> bool:
-    return any(
-        reference.get("uid") == owner_uid
-        for reference in body["metadata"].get("ownerReferences") or ()
-    )
+    references = body["metadata"].get("ownerReferences") or ()
+    return any(reference.get("uid") == owner_uid for reference in references)
 
 
-def _marked(manifest: Manifest) -> Manifest:
-    return (
-        manifest
-        if CHILD_OF_NAME[manifest["kind"]].strategy is ApplyStrategy.REQUEST
-        else stamped(manifest)
-    )
+def _action(verb: Verb, desired: Manifest, **fields: Any) -> Action:
+    metadata, kind = desired["metadata"], CHILD_OF_NAME[desired["kind"]]
+    return Action(verb, kind, metadata["namespace"], metadata["name"], desired, **fields)
 
 
-def _verb(desired: Manifest, live: Manifest, *, is_kept: bool) -> Verb | None:
-    # A Secret that was made immutable is the user's to delete.
-    if (
-        live.get("immutable")
-        and not is_kept
-        and (live.get("data") != desired.get("data") or not desired.get("immutable"))
-    ):
-        return Verb.REPLACE
-    return Verb.APPLY if has_drifted(desired, live) else None
+def _deletion(live: Manifest, *, foreground: bool = False) -> Action:
+    deletion = _action(Verb.DELETE, live, uid=live["metadata"]["uid"], foreground=foreground)
+    return replace(deletion, desired={})
 
 
 def _patch(desired: Manifest, live: Manifest, part: Manifest) -> Action | None:
     patch = _missing(part, live)
-    metadata = desired["metadata"]
-    kind = CHILD_OF_NAME[desired["kind"]]
-    return (
-        Action(
-            Verb.PATCH,
-            kind,
-            metadata["namespace"],
-            metadata["name"],
-            desired,
-            live["metadata"]["uid"],
-            patch,
-        )
-        if patch
-        else None
-    )
+    return _action(Verb.PATCH, desired, uid=live["metadata"]["uid"], patch=patch) if patch else None
 
 
 def _missing(desired: Any, live: Any) -> dict[str, Any]:
@@ -146,41 +115,16 @@ def _missing(desired: Any, live: Any) -> dict[str, Any]:
     return patch
 
 
-def _refusal(kind: Kind, desired: Manifest) -> Action:
-    return Action(
-        Verb.REFUSE, kind, desired["metadata"]["namespace"], desired["metadata"]["name"], desired
-    )
-
-
-def _deletion(body: Manifest, *, foreground: bool = False) -> Action:
-    kind, metadata = CHILD_OF_NAME[body["kind"]], body["metadata"]
-    return Action(
-        Verb.DELETE,
-        kind,
-        metadata["namespace"],
-        metadata["name"],
-        {},
-        metadata["uid"],
-        foreground=foreground,
-    )
-
-
 def _may_go(body: Manifest, owner_uid: str) -> bool:
     kind = CHILD_OF_NAME.get(body["kind"])
-    if (
-        kind is None
-        or kind.strategy is ApplyStrategy.KEPT
-        or body["metadata"].get("deletionTimestamp")
-    ):
-        return False
-    return is_owned(body, owner_uid)
+    is_deletable = kind is not None and kind.strategy is not ApplyStrategy.KEPT
+    is_going = body["metadata"].get("deletionTimestamp")
+    return is_deletable and not is_going and is_owned(body, owner_uid)
 
 
 def _controller(body: Manifest) -> Mapping[str, Any]:
-    return next(
-        (each for each in body["metadata"].get("ownerReferences") or () if each.get("controller")),
-        {},
-    )
+    references = body["metadata"].get("ownerReferences") or ()
+    return next((each for each in references if each.get("controller")), {})
 
 
 def _is_same_name(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -7,8 +7,7 @@ import base64
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pdcluster_schema.labels import APPLIED, FIELD_MANAGER
@@ -21,28 +20,21 @@ Fields = Mapping[str, Any]
 _Item = tuple[Mapping[str, Any], Fields]
 
 CONTROL_PLANE = frozenset({"kube-controller-manager", "cloud-controller-manager"})
-_IDENTITY = frozenset({"apiVersion", "kind"})
 _SENT_METADATA = frozenset(
     {"name", "namespace", "labels", "annotations", "ownerReferences", "finalizers"}
 )
 _EXCLUDED = frozenset({"metadata", "status"})
-_IDENTITY_METADATA = frozenset({"name", "namespace"})
 _SCALARS = frozenset({str, int, float, bool})
 
 
 def prepared(manifest: Manifest) -> dict[str, Any]:
     """A manifest as it is sent: without nulls and server fields, `stringData` as `data`."""
-    body: dict[str, Any] = _without_nulls(
-        {key: value for key, value in manifest.items() if key != "status"}
-    )
-    body["metadata"] = {
-        key: value for key, value in body["metadata"].items() if key in _SENT_METADATA
-    }
-    if "stringData" in body:
-        encoded = {
-            key: base64.b64encode(value.encode()).decode()
-            for key, value in body.pop("stringData").items()
-        }
+    body: dict[str, Any] = _without_nulls(_without(manifest, {"status"}))
+    metadata = body["metadata"]
+    body["metadata"] = {key: each for key, each in metadata.items() if key in _SENT_METADATA}
+    texts = body.pop("stringData", {})
+    if texts:
+        encoded = {key: base64.b64encode(each.encode()).decode() for key, each in texts.items()}
         body["data"] = {**body.get("data", {}), **encoded}
     return body
 
@@ -50,47 +42,31 @@ def prepared(manifest: Manifest) -> dict[str, Any]:
 def stamped(manifest: Manifest) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]
-    return {
-        **manifest,
-        "metadata": {
-            **metadata,
-            "annotations": {**metadata.get("annotations", {}), APPLIED: digest},
-        },
-    }
+    annotations = {**metadata.get("annotations", {}), APPLIED: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def has_drifted(desired: Manifest, live: Manifest) -> bool:
     """True if a live object differs in a field that a prepared and stamped manifest sets."""
     ours: Fields = next(
-        (entry.get("fieldsV1") or {} for entry in _entries(live) if _is_ours(entry)), {}
+        (each.get("fieldsV1") or {} for each in _entries(live) if _is_ours(each)), {}
     )
     annotations = live["metadata"].get("annotations") or {}
     is_same = annotations.get(APPLIED) == desired["metadata"]["annotations"][APPLIED]
-    return not (is_same and ours and owns(ours, _owned_part(desired)))
+    metadata = _without(desired["metadata"], {"name", "namespace"})
+    sent = {**_without(desired, {"apiVersion", "kind"}), "metadata": metadata}
+    return not (is_same and ours and owns(ours, sent))
 
 
 def writers(live: Manifest) -> list[str]:
-    """Other managers of fields in an object, those of metadata and status aside."""
-    return sorted(
-        {
-            str(entry.get("manager"))
-            for entry in _entries(live)
-            if _is_foreign(entry) and _has_content(entry)
-        }
-    )
+    return sorted({str(each.get("manager")) for each in _foreign(live)})
 
 
 def conflicting_managers(live: Manifest, desired: Manifest) -> list[str]:
     """Those of `writers` that have set a field which the manifest sets."""
-    return sorted(
-        {
-            str(entry.get("manager"))
-            for entry in _entries(live)
-            if _is_foreign(entry)
-            and _has_content(entry)
-            and meets(entry["fieldsV1"], _content(desired))
-        }
-    )
+    content = _without(desired, _EXCLUDED)
+    found = (each for each in _foreign(live) if meets(each["fieldsV1"], content))
+    return sorted({str(each.get("manager")) for each in found})
 
 
 def meets(fields: Fields, desired: Any) -> bool:
@@ -123,17 +99,18 @@ def owns(fields: Fields, desired: Any) -> bool:
 
 
 class _Items:
-    """The items of a list in a set of fields, by the values of their keys, for long lists."""
+    """The items of a list in a set of fields, by the first field of their keys: lists may be long.
+    Of a key's other fields an item may leave out what has a default.
+    """
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
-        self._by_value: dict[tuple[str, ...], defaultdict[tuple[str, Any], list[_Item]]] = {}
+        self._by_first: defaultdict[tuple[str, Any], list[_Item]] = defaultdict(list)
         for path, inner in fields.items():
             if path.startswith("k:"):
-                key = _item_key(path)
-                found = self._by_value.setdefault(tuple(key), defaultdict(list))
-                for pair in key.items():
-                    found[pair].append((key, inner))
+                key: Mapping[str, Any] = json.loads(path[2:])
+                self._by_first[next(iter(key.items()))].append((key, inner))
+        self._firsts = {name for name, _ in self._by_first}
 
     def own(self, item: Any) -> bool:
         if not isinstance(item, Mapping):
@@ -145,28 +122,18 @@ class _Items:
         if not isinstance(item, Mapping):
             return self._has_value(item)
         for key, inner in self._named(item):
-            return meets(inner, {name: item[name] for name in item if name not in key})
+            return meets(inner, _without(item, key.keys()))
         return False
 
     def _has_value(self, item: Any) -> bool:
         return f"v:{json.dumps(item)}" in self._fields
 
     def _named(self, item: Mapping[str, Any]) -> Iterator["_Item"]:
-        for names, by_value in self._by_value.items():
-            given = [name for name in names if type(item.get(name)) in _SCALARS]
-            likely = min(
-                (by_value.get((name, item[name]), []) for name in given), key=len, default=[]
-            )
-            for key, inner in likely:
-                if all(item.get(name, value) == value for name, value in key.items()):
+        given = (name for name in self._firsts if type(item.get(name)) in _SCALARS)
+        for name in given:
+            for key, inner in self._by_first.get((name, item[name]), ()):
+                if all(item.get(other, value) == value for other, value in key.items()):
                     yield key, inner
-
-
-@lru_cache(maxsize=1024)
-def _item_key(path: str) -> Mapping[str, Any]:
-    """Parsed `k:{...}`; the same few are read for every object, and often."""
-    key: Mapping[str, Any] = json.loads(path[2:])
-    return key
 
 
 def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
@@ -181,31 +148,20 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_foreign(entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry is of another manager; /scale counts, since it writes into spec."""
-    return (
-        not _is_ours(entry)
-        and entry.get("subresource") != "status"
-        and entry.get("manager") not in CONTROL_PLANE
-    )
+def _foreign(live: Manifest) -> Iterator[Mapping[str, Any]]:
+    """Entries of other managers with fields beyond metadata and status.  /scale counts, since it
+    writes into spec.
+    """
+    for entry in _entries(live):
+        is_foreign = not _is_ours(entry) and entry.get("manager") not in CONTROL_PLANE
+        excluded = {f"f:{name}" for name in _EXCLUDED}
+        has_content = (entry.get("fieldsV1") or {}).keys() - excluded
+        if is_foreign and entry.get("subresource") != "status" and has_content:
+            yield entry
 
 
-def _content(manifest: Manifest) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key not in _EXCLUDED}
-
-
-def _has_content(entry: Mapping[str, Any]) -> bool:
-    return bool((entry.get("fieldsV1") or {}).keys() - {f"f:{name}" for name in _EXCLUDED})
-
-
-def _owned_part(desired: Manifest) -> dict[str, Any]:
-    metadata = {
-        key: value for key, value in desired["metadata"].items() if key not in _IDENTITY_METADATA
-    }
-    return {
-        **{key: value for key, value in desired.items() if key not in _IDENTITY},
-        "metadata": metadata,
-    }
+def _without(mapping: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if key not in keys}
 
 
 def _without_nulls(value: Any) -> Any:

@@ -29,8 +29,6 @@ _Posted = tuple[str, str, str]
 
 @dataclass
 class EventRecorder:
-    """Posts events."""
-
     client: ApiClient
     instance: str  # the operator process, usually its pod's name
     clock: Callable[[], float] = time.monotonic  # monotonic seconds

@@ -176,7 +176,7 @@ async def test_requests_say_what_is_meant():
         await server.client.apply(SERVICE, BODY)
         await server.client.apply(SERVICE, BODY, force=False)
         await server.client.create(SERVICE, BODY)
-        await server.client.merge_patch(SERVICE, "x", "chat", {"status": {}}, subresource="status")
+        await server.client.patch_status(SERVICE, "x", "chat", [])
         await server.client.delete(SERVICE, "x", "chat", uid="u")
         services, query = "/api/v1/namespaces/x/services", OWN_FIELDS
         assert [(method, path) for method, path, _ in server.seen] == [

@@ -62,10 +62,8 @@ class FakeApi:
         self.writes.append(f"patch {kind} {name}")
         return self.put(kind.name, _merged(self.objects[kind.name, name], patch))
 
-    async def json_patch(
-        self, kind: Kind, namespace: str, name: str, operations: Any, *, subresource: str
-    ) -> Body:
-        self.writes.append(f"{subresource} {kind} {name}")
+    async def patch_status(self, kind: Kind, namespace: str, name: str, operations: Any) -> Body:
+        self.writes.append(f"status {kind} {name}")
         return self.put(
             kind.name, {**self.objects[kind.name, name], "status": operations[1]["value"]}
         )
