@@ -1,7 +1,4 @@
-"""A client's connection at a relaying router.  Plain requests are relayed one after the other, each
-to the next worker where one fails before the answer begins; anything else is handed to the router's
-own server with every byte that came, as if it came there first.
-"""
+"""A client's connection at a relaying router, and the request that it relays."""
 
 import asyncio
 import logging
@@ -30,7 +27,8 @@ _END = b"\r\n\r\n"
 
 
 class ClientConnection(asyncio.Protocol):
-    """Implements `upstream.ResponseSink` and `reverse_proxy.ProxiedConnection`.
+    """Plain requests are relayed one after the other, each to the next worker where one fails
+    before the answer begins; anything else goes to the router's own server with all that came.
 
     deadline: for `expire`, by the loop.  closes: with the answer that it waits for.
     """

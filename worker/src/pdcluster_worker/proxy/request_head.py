@@ -1,7 +1,4 @@
-"""Heads of requests: which are plain enough to be relayed (one meaning for every reader: HTTP/1.1,
-a POST to a known path, one Content-Length), and what the worker is sent, written from parsed
-fields.
-"""
+"""Heads of requests: which are plain enough to be relayed, and what the worker is sent."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -25,15 +22,12 @@ PATHS = frozenset(
 
 BEGIN = b"POST /"
 _ODD = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"http2-settings", b"trailer"})
+_ENDS = frozenset({b"close", b"keep-alive"})
 _DROPPED = frozenset({b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te"})
-_SPECIAL = frozenset(
-    {
-        *_ODD,
-        *_DROPPED,
-        *(b"content-length", b"connection", b"host", b"authorization", b"x-api-key"),
-        *(b"x-forwarded-for", b"x-forwarded-proto"),
-    }
-)
+_REWRITTEN = frozenset(
+    {*_ODD, *_DROPPED, b"content-length", b"connection", b"x-forwarded-for"}
+)  # of these a worker gets its own form, or none
+_READ = frozenset({*_REWRITTEN, b"host", b"authorization", b"x-api-key", b"x-forwarded-proto"})
 
 HasKey = Callable[[bytes, bytes], bool] | None
 """Tells if the values of Authorization and X-API-Key have a key that is valid now; None = no key is
@@ -42,7 +36,10 @@ asked for.
 
 
 class RequestHead:
-    """length: of the body.  closes: with this request.  is_whole: the end of the body too."""
+    """A plain one has one meaning for every reader: HTTP/1.1, a POST to a known path, one
+    Content-Length.
+
+    length: of the body.  closes: with this request.  is_whole: the end of the body too."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
@@ -50,24 +47,35 @@ class RequestHead:
 
     def read(self, head: bytes, max_fields: int, has_key: HasKey) -> Reason | None:
         """Read a head, its empty line included; None = it may be relayed."""
-        self.url = self._hosts = self._forwarded = b""
+        self.url = b""
         self._fields: list[bytes] = []
+        self._read: dict[bytes, list[bytes]] = {}
         self._num_fields = 0
-        self.length = -1
-        self.closes = self.is_whole = self._is_odd = self._has_proto = False
-        self._authorization = self._api_key = b""
+        self.is_whole = False
         try:
             self._parser.feed_data(head)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return "form"
-        is_odd = self._is_odd or not self._hosts or self.length <= 0
-        if is_odd or self._parser.get_http_version() != "1.1":
+        read = self._read
+        self.length = int(read.get(b"content-length", (b"-1",))[-1])  # digits, by the parser
+        ends = [value.lower() for value in read.get(b"connection", ())]
+        self.closes = bool(ends) and ends[-1] == b"close"
+        is_plain = _ODD.isdisjoint(read) and _ENDS.issuperset(ends)
+        has_one_host = len(read.get(b"host", ())) == 1
+        if not (is_plain and has_one_host and self.length > 0):
+            return "form"
+        if self._parser.get_http_version() != "1.1":
             return "form"
         if self.url not in PATHS:
             return "route"
         if self._num_fields > max_fields:
             return "size"
-        return None if has_key is None or has_key(self._authorization, self._api_key) else "key"
+        if has_key is None or has_key(self._first(b"authorization"), self._first(b"x-api-key")):
+            return None
+        return "key"
+
+    def _first(self, name: bytes) -> bytes:
+        return next((value for value in self._read.get(name, ()) if value), b"")
 
     def take_body(self, data: bytes) -> bool:
         """A part of the body; False when the parser sees another end than its length says."""
@@ -79,13 +87,11 @@ class RequestHead:
 
     def forwarded(self, client: bytes) -> bytes:
         """The head for a worker.  client: address of the one that is connected."""
-        before = b"%b, " % self._forwarded if self._forwarded else b""
-        proto = b"" if self._has_proto else b"x-forwarded-proto: http\r\n"
-        return b"POST %b HTTP/1.1\r\n%bx-forwarded-for: %b%b\r\n%bcontent-length: %d\r\n\r\n" % (
+        proto = b"" if b"x-forwarded-proto" in self._read else b"x-forwarded-proto: http\r\n"
+        return b"POST %b HTTP/1.1\r\n%bx-forwarded-for: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             self.url,
             b"".join(self._fields),
-            before,
-            client,
+            b", ".join([*self._read.get(b"x-forwarded-for", ()), client]),
             proto,
             self.length,
         )
@@ -99,34 +105,10 @@ class RequestHead:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_fields += 1
         lower = name.lower()
-        if lower in _SPECIAL and not self._take_special(lower, value):
-            return
-        self._fields.append(b"%b: %b\r\n" % (name, value))
+        if lower in _READ:
+            self._read.setdefault(lower, []).append(value)
+        if lower not in _REWRITTEN:
+            self._fields.append(b"%b: %b\r\n" % (name, value))
 
     def on_message_complete(self) -> None:
         self.is_whole = True
-
-    def _take_special(self, name: bytes, value: bytes) -> bool:
-        if name == b"content-length":
-            self.length = int(value)  # digits: the parser has seen to that
-        elif name == b"connection":
-            self.closes = value.lower() == b"close"
-            self._is_odd |= value.lower() not in (b"close", b"keep-alive")
-        elif name == b"x-forwarded-for":
-            self._forwarded = b"%b, %b" % (self._forwarded, value) if self._forwarded else value
-        elif name == b"host":
-            self._is_odd |= bool(self._hosts)
-            self._hosts = b"?" + value
-            return True
-        elif name == b"x-forwarded-proto":
-            self._has_proto = True
-            return True
-        elif name == b"authorization":
-            self._authorization = self._authorization or value
-            return True
-        elif name == b"x-api-key":
-            self._api_key = self._api_key or value
-            return True
-        else:
-            self._is_odd |= name in _ODD
-        return False

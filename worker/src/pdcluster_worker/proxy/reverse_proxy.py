@@ -1,6 +1,4 @@
-"""State that the connections of a relaying router share: workers, policy, limits and counts.  While
-relaying is off, every connection is handed to the router's own server.
-"""
+"""State that the connections of a relaying router share: workers, policy, limits and counts."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence

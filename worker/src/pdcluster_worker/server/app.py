@@ -1,6 +1,4 @@
-"""The HTTP application: routes and middleware, put together for a role; a prefill worker's answers
-a client that it came to the wrong worker.
-"""
+"""The HTTP application: routes and middleware, put together for a role."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,6 +1,4 @@
-"""Errors as answers, in the shape of the API whose path was requested: our RequestError, and
-Starlette's 404 and 405.  Anything else is a bug, which `request_context` answers.
-"""
+"""Errors as answers, in the shape of the API whose path was requested."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping

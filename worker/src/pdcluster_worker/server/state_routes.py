@@ -1,6 +1,4 @@
-"""Routes of a worker's identity and state: /v1/models, /health, /ready, /version, /metrics, and the
-traces of ended requests, for `pdctl why --request`.
-"""
+"""Routes of a worker's identity and state, and the traces of ended requests for `pdctl why`."""
 
 import time
 from collections.abc import Callable, Iterator

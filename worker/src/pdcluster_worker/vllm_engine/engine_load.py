@@ -1,7 +1,4 @@
-"""Requests and steps of a vLLM engine, inferred from its HTTP traffic.
-
-A request gets at most one chunk of tokens in a step, so its second chunk begins the next step.
-"""
+"""Load, steps and times of a vLLM engine, from its HTTP traffic."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +35,10 @@ class _VllmStep:
 
 
 class VllmLoad:
-    """Counters of one engine, from when it is ready."""
+    """Counters of one engine, from when it is ready.
+
+    A request gets at most one chunk of tokens in a step, so its second chunk begins the next step.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.num_steps = 0

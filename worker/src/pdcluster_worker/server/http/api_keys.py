@@ -1,7 +1,4 @@
-"""API keys, as the files of a mounted Secret are now: each file is one key, its name the tenant's.
-A key that is gone is never accepted, with none left every request is refused, and only while the
-folder cannot be read do the last ones stay.  Keys are never logged.
-"""
+"""API keys, one per file of a mounted Secret, whose name is the tenant's; keys are never logged."""
 
 import asyncio
 import hmac
@@ -36,7 +33,11 @@ TenantOfKey = Callable[[str], str | None] | None
 
 
 class ApiKeys:
-    """Without a folder every client is welcome.  Raises ConfigError if the first reading fails."""
+    """Without a folder every client is welcome.  Raises ConfigError if the first reading fails.
+
+    A key that is gone is never accepted, with none left every request is refused, and only while
+    the folder cannot be read do the last ones stay.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,7 +1,4 @@
-"""One HTTP connection of uvicorn, with limits for a client that sends too slowly or too much, or
-stops reading.  A running answer has no deadline, and what a refused client still sends is dropped
-for a while, so that it can read its answer.
-"""
+"""One HTTP connection of uvicorn, with limits for clients that send or read too slowly."""
 
 import asyncio
 import logging

@@ -1,7 +1,4 @@
-"""Pure ASGI: gives every HTTP request an id, an arrival time and, where it may generate, a trace,
-and turns a bug into a 500.  The id is ours and unguessable; a client's own is only a label in the
-log.
-"""
+"""Pure ASGI: gives each request an id of ours and a trace, and turns a bug into a 500."""
 
 import logging
 import time

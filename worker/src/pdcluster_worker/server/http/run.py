@@ -1,6 +1,4 @@
-"""Serves an application over HTTP with uvicorn, inside the caller's event loop; signals are the
-caller's.
-"""
+"""Serves an application over HTTP with uvicorn, inside the caller's event loop."""
 
 import asyncio
 import contextlib
