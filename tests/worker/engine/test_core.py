@@ -139,10 +139,7 @@ def test_first_token_carries_queue_and_prefill_seconds_once(engine, spec):
 
 def test_a_preempted_request_says_its_times_only_once(engine, spec):
     rig = engine(num_blocks=5, prefix_caching=False)
-    rig.handle(
-        m.Submit(spec("a", range(8), max_tokens=6)),
-        m.Submit(spec("b", range(20, 28), max_tokens=6)),
-    )
+    rig.submit({"a": range(8), "b": range(20, 28)}, max_tokens=6)
     rig.run()
     assert rig.stats.preemptions == 1
     assert [token.queue_seconds for token in rig.tokens("b")] == [0.0] + [None] * 5

@@ -248,10 +248,7 @@ def test_step_ahead_waits_for_a_step_with_drafts_and_for_one_that_may_have_some_
 @pytest.mark.parametrize("depth", [1, 2])
 def test_abort_in_the_middle_of_a_step_with_drafts(depth, speculating, spec):
     rig = speculating(depth=depth)
-    rig.handle(
-        m.Submit(spec("a", PROMPT, max_tokens=30)),
-        m.Submit(spec("b", range(40, 50), max_tokens=30)),
-    )
+    rig.submit({"a": PROMPT, "b": range(40, 50)}, max_tokens=30)
     rig.step()
     rig.handle(m.Abort("a"))
     rig.run()
@@ -286,9 +283,7 @@ def test_request_whose_row_fails_ends_and_others_go_on(speculating, spec):
 
 def test_raising_step_is_tried_again_with_its_drafts(speculating, spec):
     rig = speculating()
-    rig.handle(
-        m.Submit(spec("a", PROMPT, max_tokens=9)), m.Submit(spec("b", range(40, 50), max_tokens=9))
-    )
+    rig.submit({"a": PROMPT, "b": range(40, 50)}, max_tokens=9)
     rig.runner.failing["a"] = RuntimeError("broken")
     rig.run()
     assert [failed.request_id for failed in rig.of(m.RequestFailed)] == ["a"]
@@ -297,10 +292,6 @@ def test_raising_step_is_tried_again_with_its_drafts(speculating, spec):
 
 def test_window_gives_back_what_left_it_under_drafts(speculating, spec):
     rig = speculating({14, 19}, window=6, num_blocks=12)
-    rig.handle(
-        m.Submit(spec("a", PROMPT, max_tokens=20)),
-        m.Submit(spec("b", range(40, 50), max_tokens=20)),
-    )
+    rig.submit({"a": PROMPT, "b": range(40, 50)}, max_tokens=20)
     rig.run()
-    assert rig.token_ids("a") == rig.runner.reference(PROMPT, 20)
-    assert rig.token_ids("b") == rig.runner.reference(list(range(40, 50)), 20)
+    rig.check({"a": PROMPT, "b": list(range(40, 50))}, 20)

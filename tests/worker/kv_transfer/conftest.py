@@ -113,6 +113,16 @@ class Engine:
         )
 
 
+def read(sock: socket.socket, decode: Callable[[bytes], Any]) -> Any:
+    """The next message of a raw socket."""
+    data = b""
+    while isinstance(message := decode(data), int):
+        chunk = sock.recv(message)
+        assert chunk, "closed by the other side"
+        data += chunk
+    return message
+
+
 class RawPeer:
     """A socket to a KV port, and the frames that a sender would put on it."""
 
@@ -139,12 +149,7 @@ class RawPeer:
         return self.read(wire.decode_ack)
 
     def read(self, decode: Callable[[bytes], Any]) -> Any:
-        data = b""
-        while isinstance(message := decode(data), int):
-            chunk = self.sock.recv(message)
-            assert chunk, "closed by the KV port"
-            data += chunk
-        return message
+        return read(self.sock, decode)
 
     def is_closed(self) -> bool:
         """Waits until the other side has closed."""

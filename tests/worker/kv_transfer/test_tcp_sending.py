@@ -12,6 +12,7 @@ import pytest
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferRoute
 from pdcluster_worker.kv_transfer import tcp, wire
 from pdcluster_worker.kv_transfer.tcp_link import LinkSettings
+from tests.worker.kv_transfer.conftest import read
 
 BIG = 1 << 20  # a block that with its neighbours overflows every kernel buffer between the two
 MANY = 24
@@ -42,15 +43,6 @@ class RawReceiver:
             sock.close()
 
 
-def read(sock, decode):
-    data = b""
-    while isinstance(message := decode(data), int):
-        chunk = sock.recv(message)
-        assert chunk, "closed by the sender"
-        data += chunk
-    return message
-
-
 def take_frame(sock):
     header = read(sock, wire.decode_request)
     payload = b""
@@ -61,6 +53,15 @@ def take_frame(sock):
 
 def acknowledge(sock, epoch, refusal=None):
     sock.sendall(wire.encode_ack(wire.Ack(epoch, refusal)))
+
+
+def serve_one(receiver, sender, num_sent=1):
+    """A connection with one frame, which is taken and acknowledged."""
+    sock = receiver.accept()
+    header, _ = take_frame(sock)
+    acknowledge(sock, header.epoch)
+    sender.wait_sent(num_sent)
+    return sock
 
 
 @pytest.fixture
@@ -188,10 +189,7 @@ def test_peer_killed_in_mid_transfer_ends_its_epochs_and_no_other_peers(
     other, idle = os.urandom(16), os.urandom(16)
     decode.transport.open(other, [0, 1])
     write(prefill, idle, receiver, [(0, 0)])
-    sock = receiver.accept()
-    take_frame(sock)
-    acknowledge(sock, idle)
-    prefill.wait_sent(1)
+    sock = serve_one(receiver, prefill)
     write(prefill, epoch, receiver, [(i, i) for i in range(MANY)])
     prefill.write(other, decode, [(0, 0)])
     read(sock, wire.decode_request)
@@ -209,10 +207,7 @@ def test_write_after_a_failure_connects_again(tcp_engine, receiver, write, epoch
     receiver.accept().close()
     prefill.wait_for(SendEnded)
     write(prefill, epoch, receiver, [(2, 1)])
-    sock = receiver.accept()
-    take_frame(sock)
-    acknowledge(sock, epoch)
-    prefill.wait_sent(1)
+    serve_one(receiver, prefill)
 
 
 def test_connection_that_the_peer_closed_while_idle_is_made_again_unnoticed(
@@ -221,10 +216,7 @@ def test_connection_that_the_peer_closed_while_idle_is_made_again_unnoticed(
     prefill = tcp_engine("prefill")
     for _ in range(3):
         write(prefill, epoch, receiver, [(0, 1)])
-        sock = receiver.accept()
-        take_frame(sock)
-        acknowledge(sock, epoch)
-        prefill.wait_sent(len(receiver.socks))
+        sock = serve_one(receiver, prefill, len(receiver.socks) + 1)
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(1) == b""  # the sender has seen it and closed too
     assert not any(isinstance(event, SendEnded) for event in prefill.events)
@@ -271,25 +263,19 @@ def test_cancel_waits_for_the_frame_in_hand_and_sends_no_other(tcp_engine, recei
     assert prefill.transport.poll() == []
 
 
-def test_peer_that_stops_reading_is_given_up_even_when_cancelled(
-    tcp_engine, receiver, write, epoch
-):
-    prefill = tcp_engine("prefill", block_bytes=32 * BIG, num_blocks=1, stall_seconds=0.2)
-    write(prefill, epoch, receiver, [(0, 0)])
-    receiver.accept()
-    prefill.transport.cancel(epoch)
-    (ended,) = prefill.wait_for(SendEnded)
-    assert ended.reason == "cancelled"
-
-
-@pytest.mark.parametrize("block_bytes", [64, 32 * BIG])
+@pytest.mark.parametrize(
+    ("block_bytes", "is_cancelled"), [(64, False), (32 * BIG, False), (32 * BIG, True)]
+)
 def test_peer_that_stops_reading_or_acknowledging_is_given_up(
-    tcp_engine, receiver, write, epoch, block_bytes
+    tcp_engine, receiver, write, epoch, block_bytes, is_cancelled
 ):
     prefill = tcp_engine("prefill", block_bytes=block_bytes, num_blocks=1, stall_seconds=0.2)
     write(prefill, epoch, receiver, [(0, 0)])
     receiver.accept()
-    assert prefill.wait_for(SendEnded) == [SendEnded(epoch, "stalled: no progress for 0.2 s")]
+    if is_cancelled:
+        prefill.transport.cancel(epoch)
+    reason = "cancelled" if is_cancelled else "stalled: no progress for 0.2 s"
+    assert prefill.wait_for(SendEnded) == [SendEnded(epoch, reason)]
 
 
 def test_cancel_while_the_bandwidth_cap_holds_frames_back_is_immediate(tcp_engine, epoch):
@@ -386,10 +372,7 @@ def test_nothing_is_written_on_a_connection_that_was_idle_too_long(
     prefill = tcp_engine("prefill", clock=clock)
     for turn in range(1, 4):
         write(prefill, os.urandom(16), receiver, [(0, 1)])
-        sock = receiver.accept()
-        header, _ = take_frame(sock)
-        acknowledge(sock, header.epoch)
-        prefill.wait_sent(turn)
+        sock = serve_one(receiver, prefill, turn)
         clock.now += LinkSettings.__dataclass_fields__["idle_seconds"].default + 1
         if closes_first:
             sock.shutdown(socket.SHUT_WR)
@@ -406,12 +389,8 @@ def test_link_that_has_nothing_to_write_leaves_by_itself(
     monkeypatch.setattr(tcp, "LinkSettings", partial(LinkSettings, idle_seconds=0.05))
     prefill = tcp_engine("prefill")
     write(prefill, epoch, receiver, [(0, 1)])
-    sock = receiver.accept()
-    take_frame(sock)
-    acknowledge(sock, epoch)
 
-    assert sock.recv(1) == b""
-    prefill.wait_sent(1)
+    assert serve_one(receiver, prefill).recv(1) == b""
 
 
 def test_link_whose_work_was_cancelled_before_it_was_sent_survives_the_end_of_its_idle_connection(

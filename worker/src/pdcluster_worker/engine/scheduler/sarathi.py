@@ -7,7 +7,7 @@
 #     budget 8; a and b decode, c has 12 prompt tokens, d 3:
 #     step 1  a 1, b 1, c 6        step 2  a 1, b 1, c 6        step 3  a 1, b 1, c 1, d 3
 
-from pdcluster_worker.engine.block_table import BlockTables
+from pdcluster_worker.engine.block_table import BlockTables, ceil_div
 from pdcluster_worker.engine.request import EngineRequest, Status
 from pdcluster_worker.engine.scheduler.base import (
     Schedule,
@@ -47,17 +47,6 @@ def stage_sizes(schedule: ChunkSchedule) -> list[int]:
     return [max(tile, round(size / tile) * tile) for size in sizes]
 
 
-class StageSizes:
-    """The most tokens of a step that computes a chunk of a prompt, by how far the prompt is."""
-
-    def __init__(self, schedule: ChunkSchedule) -> None:
-        self._sizes = stage_sizes(schedule)
-        self._tokens_per_stage = -(-schedule.max_tokens // schedule.stages)
-
-    def at(self, num_computed_tokens: int) -> int:
-        return self._sizes[min(num_computed_tokens // self._tokens_per_stage, len(self._sizes) - 1)]
-
-
 class ChunkBudget:
     """Tokens of the next step, decodes included: `most`, or what keeps steps within the target."""
 
@@ -86,7 +75,9 @@ class Sarathi(Scheduler):
         self._budget = ChunkBudget(
             settings.max_batched_tokens, self._least_chunk, own.tbt_slo_seconds
         )
-        self._stages = StageSizes(own.chunk_schedule) if own.chunk_schedule else None
+        self._chunks = own.chunk_schedule
+        # Most tokens of a step that computes a chunk of a prompt, by how far the prompt is.
+        self._stage_sizes = stage_sizes(own.chunk_schedule) if own.chunk_schedule else []
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -147,10 +138,11 @@ class Sarathi(Scheduler):
             step.add(request, size)
 
     def _limit(self, num_computed_tokens: int, step: Schedule) -> int:
-        if self._stages is None:
+        if self._chunks is None:
             return step.budget
         num_batched = sum(item.num_tokens for item in step.items.values())
-        left = self._stages.at(num_computed_tokens) - num_batched
+        stage = num_computed_tokens // ceil_div(self._chunks.max_tokens, self._chunks.stages)
+        left = self._stage_sizes[min(stage, len(self._stage_sizes) - 1)] - num_batched
         return min(step.budget, max(left, self._least_chunk))
 
     def _admit(self, prefills: list[EngineRequest], step: Schedule) -> None:
