@@ -10,11 +10,6 @@ import pytest
 from tests.quick import FOLDERS, ROOT, is_quick
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_each_folder_has_quick_files(folder: str) -> None:
-    assert any(is_quick(path) for path in (ROOT / folder).rglob("test_*.py"))
-
-
 @pytest.mark.parametrize(
     ("line", "quick"),
     [
@@ -35,12 +30,6 @@ def test_a_file_is_left_out_by_what_it_imports(
     file.write_text(f"import os\n{line}\n")
 
     assert is_quick(file) is quick
-
-
-def test_files_elsewhere_are_left_out_and_folders_on_the_way_are_not() -> None:
-    assert not is_quick(ROOT / "tests" / "system")
-    assert not is_quick(ROOT / "tests" / "system" / "test_drain.py")
-    assert is_quick(ROOT / "tests" / "worker")
 
 
 @pytest.mark.parametrize(
