@@ -4,11 +4,11 @@ import logging
 import subprocess
 import sys
 
-from pdcluster_worker.logs import OneLineFormatter
+from pdcluster_worker.system.process import OneLineFormatter
 
 PROGRAM = """
 import logging, warnings
-from pdcluster_worker.logs import start_logging
+from pdcluster_worker.system.process import start_logging
 start_logging()
 try:
     raise ValueError("two\\nlines")

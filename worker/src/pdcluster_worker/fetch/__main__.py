@@ -18,8 +18,7 @@ from pathlib import Path
 
 from pdcluster_worker.errors import FetchError, HubError
 from pdcluster_worker.fetch.model_folder import ModelDownload, meaning
-from pdcluster_worker.logs import start_logging
-from pdcluster_worker.system.process import end_on_sigterm
+from pdcluster_worker.system.process import end_on_sigterm, start_logging
 
 ATTEMPTS = 10
 """Failures in a row without one new byte: some five minutes, after which the program ends and its

@@ -7,10 +7,9 @@ import sys
 
 from pdcluster_worker.engine.ports import KVMemory
 from pdcluster_worker.kv_transfer.rank_port import serve_in_thread
-from pdcluster_worker.logs import start_logging
 from pdcluster_worker.model.parallel import control as wire
 from pdcluster_worker.model.parallel.rank_process import RankProcess
-from pdcluster_worker.system.process import die_with_parent
+from pdcluster_worker.system.process import die_with_parent, start_logging
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from math import floor, inf, log10
 
+from msgspec.structs import replace
+
 from pdcluster_schema.text import shortened
 from pdcluster_worker.peers.records import DisaggregationRecord, RefusedPeer
 from pdcluster_worker.routing.prefill_choice import RemoteRatio
@@ -52,35 +54,25 @@ class DisaggregationStats:
         """Bring `stated` up to date; True when it says something new."""
         before, reasons = self.stated, self._refused()
         refused = [RefusedPeer(pod, shortened(reasons[pod], MAX_REASON)) for pod in sorted(reasons)]
-        transport, note, long_prompts, ratio, rate = self._figures()
-        self.stated = DisaggregationRecord(
-            transport=transport,
-            refused=refused[:MAX_REFUSED],
-            num_refused=len(refused),
-            long_prompts=long_prompts,
-            remote_ratio=ratio,
-            bytes_per_second=rate,
-            transport_note=note,
+        self.stated = replace(
+            self._figures(), refused=refused[:MAX_REFUSED], num_refused=len(refused)
         )
         return self.stated != before
 
-    def _figures(self) -> tuple[str, str, int, float | None, int]:
-        """Transport, long prompts, share and rate; as stated until the next update."""
+    def _figures(self) -> DisaggregationRecord:
+        """The record with new figures, or as stated until the next update."""
         stated, share, now = self.stated, self._share, self._clock()
         transport, note = self._transport()
-        new = (
-            transport,
-            shortened(note, MAX_REASON),
-            steady(stated.long_prompts, share.num_long),
-            remote_ratio(share.num_long, share.num_remote, stated.remote_ratio),
-            steady(stated.bytes_per_second, self._bytes_per_second()),
+        new = replace(
+            stated,
+            transport=transport,
+            transport_note=shortened(note, MAX_REASON),
+            long_prompts=steady(stated.long_prompts, share.num_long),
+            remote_ratio=remote_ratio(share.num_long, share.num_remote, stated.remote_ratio),
+            bytes_per_second=steady(stated.bytes_per_second, self._bytes_per_second()),
         )
-        old = (
-            *(stated.transport, stated.transport_note, stated.long_prompts),
-            *(stated.remote_ratio, stated.bytes_per_second),
-        )
-        if new == old or now - self._figures_at < FIGURES_SECONDS:
-            return old
+        if new == stated or now - self._figures_at < FIGURES_SECONDS:
+            return stated
         self._figures_at = now
         return new
 

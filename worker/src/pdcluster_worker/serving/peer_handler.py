@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from pdcluster_schema.routing import CreditsSpec
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import (
     Prefill,
@@ -22,10 +21,6 @@ from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import trace_migration, trace_prefill
-
-
-def credit_limit(policy: CreditsSpec, max_batched_tokens: int) -> int:
-    return max(1, int(policy.batches_ahead * max_batched_tokens))
 
 
 class PeerRequestHandler:

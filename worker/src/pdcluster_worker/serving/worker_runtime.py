@@ -30,7 +30,7 @@ from pdcluster_worker.serving.disaggregation_stats import POLL_SECONDS, Disaggre
 from pdcluster_worker.serving.draining import DrainController
 from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
-from pdcluster_worker.serving.peer_handler import PeerRequestHandler, credit_limit
+from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
@@ -43,22 +43,24 @@ its streams.
 """
 
 
-def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady) -> Hello:
-    """Handshake of this worker; with its operations where it promises equal bits."""
+def hello_of(config: WorkerConfig, worker_id: str, facts: EngineReady | None) -> Hello:
+    """Handshake of this worker; with its operations where it promises equal bits.
+
+    facts: None of a router.
+    """
+    name = config.model.name
+    if facts is None:
+        return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=name)
     return Hello(
         *(worker_id, config.role, facts.geometry, facts.weights, config.revision),
         tensor_parallel_size=facts.device.tensor_parallel_size,
         operations=facts.device.operations if config.engine.batch_invariant else "",
-        model=config.model.name,
+        model=name,
         max_model_len=facts.max_model_len,
         max_batched_tokens=config.engine.max_batched_tokens * config.engine.data_parallel_size,
         vocab_size=facts.vocab_size,
         restarts_grammar=facts.restarts_grammar,
     )
-
-
-def hello_of_router(config: WorkerConfig, worker_id: str) -> Hello:
-    return Hello(worker_id, config.role, _NO_GEOMETRY, "", config.revision, model=config.model.name)
 
 
 class WorkerRuntime:
@@ -78,12 +80,8 @@ class WorkerRuntime:
         self._config = config
         self._identity = identity
         self._credentials = credentials
-        has_engine = worker.engineless is None
-        hello = (
-            hello_of(config, worker.engine_id, worker.engine_ready)
-            if has_engine
-            else hello_of_router(config, worker.engine_id)
-        )
+        facts = worker.engine_ready if worker.engineless is None else None
+        hello = hello_of(config, worker.engine_id, facts)
         refusals = Refusals(worker.metrics)
         local = LocalWorker(hello, credentials, refusals, worker.blocks)
         self._directory = Directory(identity.pod, local, worker.metrics)
@@ -255,9 +253,11 @@ class WorkerRuntime:
         return self._config.engine.max_batched_tokens * max(1, len(self.worker.engines))
 
     def _credit_limit(self) -> int:
-        return credit_limit(
-            self.worker.policy.credits, self._config.engine.max_batched_tokens
-        ) * len(self.worker.engines)
+        batches, size = (
+            self.worker.policy.credits.batches_ahead,
+            self._config.engine.max_batched_tokens,
+        )
+        return max(1, int(batches * size)) * len(self.worker.engines)
 
     # --- draining -----------------------------------------------------------------------------
 

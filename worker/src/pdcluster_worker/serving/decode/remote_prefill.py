@@ -104,9 +104,7 @@ class RemotePrefill:
         outcome = "cancelled"  # unless the code below gets further
         try:
             if reserved.has_credit:
-                with suppress(NoProgressError):  # one that makes no progress goes without
-                    async with self._watching(handle, peer):
-                        await push_prefix(self._worker, handle, peer, spec, reserved.blocks)
+                await self._push_prefix(handle, reserved, spec)
             call = peer.prefill(aged(spec, reserved.waited_seconds), handle.target(reserved.blocks))
             async with aclosing(call) as replies:
                 while (reply := await self._next(handle, replies, peer)) is not None:
@@ -114,12 +112,7 @@ class RemotePrefill:
                         done = True
                         self._finish(handle, reserved, first, reply)
                         continue
-                    num_tokens, seconds = (
-                        spec.num_tokens - reply.cached_tokens,
-                        reply.prefill_seconds,
-                    )
-                    self._worker.prefill_rates.add(peer.key, num_tokens, seconds or 0.0)
-                    first = reply.waited(reserved.waited_seconds)
+                    first = self._first(reserved, spec, reply)
                     if first.finish_reason is not None:  # it moves no KV: this is all
                         done, outcome = True, "ok"
                     yield Generated(first, "remote")
@@ -169,6 +162,19 @@ class RemotePrefill:
             self._worker.count_long_prompt(is_remote=outcome == "ok")
         if outcome != "ok":
             reserved.peer.release(request_id)  # in case the call never began
+
+    async def _push_prefix(
+        self, handle: RequestHandle, reserved: _Reserved, spec: RequestSpec
+    ) -> None:
+        with suppress(NoProgressError):  # one that makes no progress goes without
+            async with self._watching(handle, reserved.peer):
+                await push_prefix(self._worker, handle, reserved.peer, spec, reserved.blocks)
+
+    def _first(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> Token:
+        """Note its prefill's rate, and that it waited for a credit."""
+        num_tokens, seconds = spec.num_tokens - first.cached_tokens, first.prefill_seconds or 0.0
+        self._worker.prefill_rates.add(reserved.peer.key, num_tokens, seconds)
+        return first.waited(reserved.waited_seconds)
 
     async def _next(
         self,
