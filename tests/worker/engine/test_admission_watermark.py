@@ -34,11 +34,6 @@ def test_watermark_counts_only_while_another_request_holds_blocks():
     assert tables.reservation(second, 16).num_needed == 4
 
 
-def test_watermark_is_off_by_default_and_rounds_down():
-    assert make_tables()._num_kept == 0
-    assert make_tables(num_blocks=7, admission_watermark=0.5)._num_kept == 3
-
-
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("continuous", (0, 5)), ("prefill-first", (2, 5)), ("sarathi", (2, 5)), ("orca", (0, 5))],

@@ -232,16 +232,6 @@ def test_an_idle_engine_checks_a_slice_of_its_pool_a_turn_and_then_rests(engine,
     assert len(looked) == 4
 
 
-def test_a_check_that_work_interrupts_looks_at_every_block_in_the_end(engine, spec):
-    rig = engine(num_blocks=3 * SLICE_BLOCKS)
-    rig.handle(m.Submit(spec("a", max_tokens=1)))
-    rig.handle(m.Submit(spec("b", [9], max_tokens=1)))
-    rig.core.pool.allocate(1)  # that no request holds
-    rig.core.check_when_idle()  # the last third, which comes next
-    with pytest.raises(AssertionError, match="has 1 references, 0 holders are known"):
-        rig.core.check_when_idle()
-
-
 def test_the_next_turn_of_the_check_waits_for_a_hundred_times_its_cost(engine, spec):
     rig = engine(num_blocks=3 * SLICE_BLOCKS)
     rig.handle(m.Submit(spec("a", max_tokens=1)))

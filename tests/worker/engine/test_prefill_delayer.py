@@ -98,19 +98,6 @@ def test_delay_ends_after_max_delay_passes_less_one_and_counts_again_s1_s3() -> 
     assert allowed == [False, False, False, True] * 2
 
 
-def test_delay_ends_after_max_delay_seconds_s1() -> None:
-    delayer = PrefillDelayer(
-        DelayerSettings(max_delay_passes=1000, max_delay_milliseconds=5000), PlayedBoard(CANNOT)
-    )
-
-    assert [delayer.begin(pressure(), now) for now in (0.0, 2.0, 4.9, 5.0)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
-
-
 def test_rank_says_its_state_each_pass_s2_s5() -> None:
     board = PlayedBoard()
     delayer = PrefillDelayer(WATERMARK, board)

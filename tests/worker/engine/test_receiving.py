@@ -67,13 +67,6 @@ def test_receive_is_refused_without_room_and_leaves_no_trace(engine, spec):
     assert len(rig.of(m.ReceiveReady)) == 1
 
 
-def test_a_refusal_never_asks_for_more_than_the_pool(engine, spec):
-    rig = engine(num_blocks=4)
-    rig.handle(m.Submit(spec("a", [1])))
-    rig.handle(m.Receive(spec("b", range(20, 34))))
-    assert rig.of(m.ReceiveRefused) == [m.ReceiveRefused("b", needed_blocks=4)]
-
-
 def test_receive_leaves_room_for_the_first_waiting_request(engine, spec):
     """Else a stream of remote requests would starve a preempted one."""
     rig = engine(num_blocks=6)

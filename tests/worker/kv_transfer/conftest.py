@@ -53,6 +53,14 @@ class ByteMemory:
     ) -> None: ...
 
 
+NUM_HEADS, HEAD_BYTES = 4, 16
+
+
+def rank_memory(heads: range) -> ByteMemory:
+    """The memory of one rank, of a model with NUM_HEADS heads of HEAD_BYTES a block."""
+    return ByteMemory(len(heads) * HEAD_BYTES, 8, heads)
+
+
 def device_cache() -> "DeviceKVCache":
     """As many blocks of as many bytes on a device, filled with random numbers: NIXL's slots are
     there too.  The device is the CPU.
@@ -106,11 +114,12 @@ class Engine:
             if isinstance(event, kind)
         ]
 
-    def wait_sent(self, count: int) -> None:
-        """Wait until this many blocks have been acknowledged."""
-        self.wait(
+    def wait_sent(self, count: int) -> list[int]:
+        """Wait until this many blocks have been acknowledged; returns them."""
+        events = self.wait(
             lambda events: sum(len(getattr(event, "block_ids", ())) for event in events) >= count
         )
+        return [block for event in events for block in getattr(event, "block_ids", ())]
 
 
 def read(sock: socket.socket, decode: Callable[[bytes], Any]) -> Any:

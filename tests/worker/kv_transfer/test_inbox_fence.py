@@ -4,16 +4,7 @@ import pytest
 
 from pdcluster_worker.engine.ports import Fenced
 from pdcluster_worker.kv_transfer.inbox import Inbox
-
-
-class Memory:
-    heads = range(1)
-    head_bytes = 8
-    num_blocks = 4
-
-    def block(self, block_id, heads=None):
-        return memoryview(bytearray(8))
-
+from tests.worker.kv_transfer.conftest import ByteMemory
 
 HEADS = range(1)
 
@@ -24,13 +15,8 @@ def events():
 
 
 @pytest.fixture
-def memory():
-    return Memory()
-
-
-@pytest.fixture
-def inbox(events, memory):
-    return Inbox(memory, verify=True, emit=events.append)
+def inbox(events):
+    return Inbox(ByteMemory(8, 4), verify=True, emit=events.append)
 
 
 def test_fence_during_a_copy_comes_when_the_copy_leaves_and_once(inbox, events, epoch):

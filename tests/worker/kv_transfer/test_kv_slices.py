@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferEvent
 from pdcluster_worker.kv_transfer.sharded import routes, shares
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
-from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
+from tests.worker.kv_transfer.conftest import HEAD_BYTES, NUM_HEADS, rank_memory
 
 SIZES = [1, 2, 4]
 PAIRS = [(prefill, decode) for prefill in SIZES for decode in SIZES]
@@ -24,7 +24,7 @@ class Ranks:
     def __init__(self, engine_id: str, num_ranks: int, fabric: LocalFabric) -> None:
         self.engine_id = engine_id
         self.addresses = [engine_id] * num_ranks
-        self.memories = [RankMemory(heads) for heads in shares(NUM_HEADS, num_ranks)]
+        self.memories = [rank_memory(heads) for heads in shares(NUM_HEADS, num_ranks)]
         self.transport = LocalTransport(fabric, self.memories, engine_id, verify=True)
         self.events: list[TransferEvent] = []
 
@@ -131,39 +131,6 @@ def test_block_counts_only_with_all_of_its_heads(
         prefill.transport.forget(EPOCH)
     fabric.deliver_next()
     assert prefill.poll() + prefill.poll() == [SendEnded(EPOCH, "refused: dead epoch")]
-
-
-@pytest.mark.parametrize(("prefill_size", "decode_size"), [(2, 1), (1, 2), (4, 2)])
-def test_a_lost_slice_ends_the_others_and_the_epoch_once(
-    pair_of: MakePair, fabric: LocalFabric, prefill_size: int, decode_size: int
-) -> None:
-    prefill, decode = pair_of(prefill_size, decode_size)
-    decode.transport.open(EPOCH, [1, 2])
-    prefill.write(decode, (0, 1), (3, 2))
-    fabric.deliver_next()
-    fabric.drop_next()
-    while fabric.deliver_next():
-        pass
-    for _ in range(3):
-        prefill.poll()
-    prefill.write(decode, (4, 2))
-    prefill.transport.cancel(EPOCH)
-
-    assert [event for event in prefill.events if isinstance(event, SendEnded)] == [
-        SendEnded(EPOCH, "connection reset by peer")
-    ]
-    assert prefill.poll() == []
-
-
-def test_cancel_ends_every_slice_and_says_so_once(pair_of: MakePair) -> None:
-    prefill, decode = pair_of(1, 4)
-    decode.transport.open(EPOCH, [1])
-    prefill.write(decode, (0, 1))
-    prefill.transport.cancel(EPOCH)
-    prefill.transport.cancel(EPOCH)
-
-    assert prefill.poll() == [SendEnded(EPOCH, "cancelled")]
-    assert prefill.poll() == []
 
 
 @given(

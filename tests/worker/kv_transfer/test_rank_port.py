@@ -4,8 +4,6 @@ its line.
 
 import os
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ from pdcluster_worker.engine.ports import (
     EngineBrokenError,
     Fenced,
     SendEnded,
-    TransferEvent,
     TransferRoute,
 )
 from pdcluster_worker.errors import ConfigError
@@ -25,12 +22,10 @@ from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort, serve_in_th
 from pdcluster_worker.kv_transfer.sharded import shares
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
 from tests.transports import need_transport
-from tests.worker.kv_transfer.rank_memory import HEAD_BYTES, NUM_HEADS, RankMemory
-
-DEADLINE_SECONDS = 20.0
+from tests.worker.kv_transfer.conftest import HEAD_BYTES, NUM_HEADS, Engine, rank_memory
 
 
-class RankEngine:
+class RankEngine(Engine):
     """Rank 0 in this thread, the others behind lines."""
 
     def __init__(
@@ -42,54 +37,27 @@ class RankEngine:
         verify: bool = True,
         transport: TransportName = "tcp",
     ) -> None:
-        self.engine_id = engine_id
-        self.memories = [RankMemory(heads) for heads in shares(NUM_HEADS, num_ranks)]
-        self.awake = threading.Event()
+        self.memories = [rank_memory(heads) for heads in shares(NUM_HEADS, num_ranks)]
+        super().__init__(engine_id, self.memories[0])
         self.lines = [socket.socketpair() for _ in self.memories[1:]]
         listen = Listen(engine_id, "127.0.0.1", 0, verify, bandwidth, transport)
         others: list[RankPort] = []
         for memory, (ours, theirs) in zip(self.memories[1:], self.lines, strict=True):
             serve_in_thread(theirs, memory)
-            others.append(
-                RankPort(ours, memory.heads, len(memory.heads) * HEAD_BYTES, self.awake.set, listen)
-            )
+            others.append(RankPort(ours, memory.heads, memory.block_bytes, self.awake.set, listen))
         settings = TcpSettings(verify=verify, bandwidth=bandwidth, transport=transport)
         self.transport = TcpTransport(
-            self.memories[0], engine_id, ("127.0.0.1", 0), self.awake.set, settings, others=others
+            self.memory, engine_id, ("127.0.0.1", 0), self.awake.set, settings, others=others
         )
         self.addresses = [f"127.0.0.1:{port}" for port in self.transport.ports]
-        self.events: list[TransferEvent] = []
 
     def block(self, block_id: int) -> bytes:
         return b"".join(memory.block(block_id) for memory in self.memories)
 
-    def wait(self, is_done: Callable[[list[TransferEvent]], bool]) -> list[TransferEvent]:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            self.awake.clear()
-            self.events += self.transport.poll()
-            if is_done(self.events):
-                return self.events
-            assert self.awake.wait(deadline - time.monotonic()), f"only {self.events}"
-
-    def wait_sent(self, count: int) -> list[int]:
-        def sent(events: list[TransferEvent]) -> list[int]:
-            return [
-                block
-                for event in events
-                if isinstance(event, BlocksSent)
-                for block in event.block_ids
-            ]
-
-        return sent(self.wait(lambda events: len(sent(events)) >= count))
-
     def wait_fenced(self) -> Fenced:
-        event = self.wait(lambda events: any(isinstance(event, Fenced) for event in events))[-1]
+        event = self.wait_for(Fenced)[-1]
         assert isinstance(event, Fenced)
         return event
-
-    def close(self) -> None:
-        self.transport.close()
 
 
 @pytest.fixture
@@ -102,7 +70,7 @@ def engine_of() -> Iterator[Callable[..., RankEngine]]:
 
     yield make
     for engine in engines:
-        engine.close()
+        engine.transport.close()
 
 
 MakeEngine = Callable[..., RankEngine]
@@ -186,7 +154,7 @@ def test_a_rank_that_is_gone_breaks_the_engine_and_answers_no_fence(
 def test_a_port_that_a_rank_cannot_bind_is_refused_with_the_reason() -> None:
     ours, theirs = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as taken, ours:
-        serve_in_thread(theirs, RankMemory(range(2, 4)))
+        serve_in_thread(theirs, rank_memory(range(2, 4)))
         listen = Listen("d", "127.0.0.1", taken.getsockname()[1], False, 0, "tcp")
         with pytest.raises(ConfigError, match=r"already in use: choose another listen\.kv"):
             RankPort(ours, range(2, 4), HEAD_BYTES, lambda: None, listen)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models
 
 from pdcluster_worker.engine.request import EngineRequest
-from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.requests import Constraint, SamplingParams
 from pdcluster_worker.structured_output import compiler, grammar_cache
 from pdcluster_worker.structured_output.compiler import BYTES_PER_CHARACTER
@@ -90,11 +89,6 @@ def test_every_token_has_its_bytes_and_control_tokens_have_none(folder):
     assert vocabulary[:9] == [b"", b"", b" the", b"fox", b"A", b" ", b"a", b"b", b"<tool>"]
     assert vocabulary[9:11] == [b"[", b""]
     assert len(vocabulary) == VOCAB_SIZE
-
-
-def test_a_folder_without_a_tokenizer_is_an_error_that_names_the_file(tmp_path):
-    with pytest.raises(ModelError, match=r"tokenizer.json: cannot be read"):
-        read_vocabulary(tmp_path, VOCAB_SIZE)
 
 
 def test_a_constraint_is_compiled_once_and_counted(cache):
