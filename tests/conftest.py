@@ -34,8 +34,8 @@ settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 SHARED = (
-    ("slow and pair", re.compile(r"\bslow: Pair\b")),
-    ("pair", re.compile(r"\bpair: Pair\b|\bmixed: WorkerProcess\b")),
+    ("slow and pair", re.compile(r"^def \w+\([^)]*\bslow\b", re.MULTILINE)),
+    ("pair", re.compile(r"^def \w+\([^)]*\b(pair|mixed)\b", re.MULTILINE)),
 )
 """Files of tests/system whose tests ask for one of these fixtures share their clusters; the first
 that fits counts.
