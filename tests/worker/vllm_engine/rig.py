@@ -1,7 +1,7 @@
 """A stock engine under test, over a small server in its place."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -9,11 +9,19 @@ import msgspec
 
 from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import EngineOutput
-from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
+from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.vllm_engine.engine import VllmEngine
 from pdcluster_worker.vllm_engine.http import VllmClient
 from pdcluster_worker.vllm_engine.reports import Reports, read_numbers
-from tests.worker.vllm_engine.fake_vllm import METRICS, Call, FakeVllm, fake_vllm, tokens_event
+from pdcluster_worker.vllm_engine.responses import KvTransferParams, encode_handle
+from tests.worker.vllm_engine.fake_vllm import (
+    METRICS,
+    TRANSFER,
+    Call,
+    FakeVllm,
+    fake_vllm,
+    tokens_event,
+)
 
 OutputT = TypeVar("OutputT", bound=EngineOutput)
 
@@ -71,6 +79,21 @@ class Rig:
         assert await self.tokens() == [7]
         return call
 
+    async def fetch(self, request: RequestSpec | None = None) -> Call:
+        """The call that fetches the KV of a request."""
+        request = request or spec()
+        self.epoch = (await self.ready_to_fetch(request)).epoch
+        handle = encode_handle(KvTransferParams(TRANSFER))
+        self.engine.take(messages.Fetch(request.request_id, self.epoch, handle))
+        return await self.call()
+
+    async def made(self, call: Call, token_id: int) -> Token:
+        """The first token of a call, once it has come."""
+        await call.begin()
+        await call.send(tokens_event(token_id))
+        (token,) = (await self.said(messages.Tokens)).tokens
+        return token
+
     async def said(self, kind: type[OutputT]) -> OutputT:
         output = await asyncio.wait_for(self.outputs.get(), 10)
         assert isinstance(output, kind), output
@@ -82,6 +105,12 @@ class Rig:
     async def ready_to_fetch(self, request: RequestSpec) -> messages.ReceiveReady:
         self.engine.take(messages.Receive(request))
         return await self.said(messages.ReceiveReady)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

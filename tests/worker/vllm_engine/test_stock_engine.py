@@ -19,7 +19,7 @@ from tests.worker.vllm_engine.fake_vllm import (
     prefill_answer,
     tokens_event,
 )
-from tests.worker.vllm_engine.rig import Rig, rigged, spec
+from tests.worker.vllm_engine.rig import Rig, rigged, spec, until
 
 TARGET = TransferTarget(b"e" * 16, "peer", ["h:1"], 0, [])
 
@@ -68,9 +68,7 @@ async def test_an_answer_that_breaks_off_with_its_engine_is_the_engines_end() ->
         del rig.fake.pages["/health"]
         call.cut()
 
-        async with asyncio.timeout(10):
-            while not rig.gone:
-                await asyncio.sleep(0.01)
+        await until(lambda: rig.gone)
 
     assert "closed the connection" in rig.gone[0]
     assert rig.outputs.empty()
@@ -158,37 +156,29 @@ async def test_fetched_kv_makes_every_token_here() -> None:
 
         call = await rig.call()
         assert call.body["kv_transfer_params"] == TRANSFER
-        await call.begin()
-        await call.send(tokens_event(7))
-        (first,) = (await rig.said(messages.Tokens)).tokens
+        first = await rig.made(call, 7)
         assert (first.token_id, first.cached_tokens) == (7, 4)
 
 
 async def test_kv_that_does_not_come_is_computed_here_when_the_server_says_so() -> None:
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec())
-        rig.engine.take(messages.Fetch("r", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        call = await rig.call()
+        call = await rig.fetch()
         await call.begin()
         await call.send(b'data: {"error":{"message":"gone"}}\n\ndata: [DONE]\n\n')
         assert (await rig.said(messages.FetchFailed)).reason == "gone"
 
-        rig.engine.take(messages.ReceiveFailed("r", ready.epoch))
+        rig.engine.take(messages.ReceiveFailed("r", rig.epoch))
 
         call = await rig.call()
         assert "kv_transfer_params" not in call.body
         assert call.body["request_id"] == "r-2"
-        await call.begin()
-        await call.send(tokens_event(9))
-        assert await rig.tokens() == [9]
+        assert (await rig.made(call, 9)).token_id == 9
         assert rig.reports.load.prompt_tokens == 5, "one prompt, sent twice"
 
 
 async def test_an_engine_that_waits_for_a_peer_has_nothing_to_compute() -> None:
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec())
-        rig.engine.take(messages.Fetch("r", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        await rig.call()
+        await rig.fetch()
         rig.engine.take(messages.Ping())
 
         assert await rig.said(messages.Pong) == messages.Pong(0, has_work=False)
@@ -197,9 +187,7 @@ async def test_an_engine_that_waits_for_a_peer_has_nothing_to_compute() -> None:
 async def test_kv_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_load, "FETCH_SECONDS", 0.0)
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec())
-        rig.engine.take(messages.Fetch("r", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        call = await rig.call()
+        call = await rig.fetch()
         rig.read_pages()
 
         assert "no token came" in (await rig.said(messages.FetchFailed)).reason
@@ -212,19 +200,12 @@ async def test_kv_that_waits_in_the_engine_s_queue_is_not_given_up(
     monkeypatch.setattr(engine_load, "FETCH_SECONDS", 0.0)
     async with rigged() as rig:
         rig.fake.pages["/metrics"] = METRICS.replace('start"} 0.0', 'start"} 1.0').encode()
-        ready = await rig.ready_to_fetch(spec())
-        rig.engine.take(messages.Fetch("r", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        call = await rig.call()
+        call = await rig.fetch()
         rig.read_pages()
         rig.engine.take(messages.Ping())
         await rig.said(messages.Pong)
-        async with asyncio.timeout(10):
-            while len(rig.stats) < 2:
-                await asyncio.sleep(0.01)
-        await call.begin()
-        await call.send(tokens_event(7))
-
-        assert await rig.tokens() == [7]
+        await until(lambda: len(rig.stats) >= 2)
+        assert (await rig.made(call, 7)).token_id == 7
 
 
 async def test_a_fetch_that_was_aborted_is_not_given_up_in_a_later_request_of_its_id(
@@ -232,20 +213,13 @@ async def test_a_fetch_that_was_aborted_is_not_given_up_in_a_later_request_of_it
 ) -> None:
     monkeypatch.setattr(engine_load, "FETCH_SECONDS", 0.0)
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec())
-        rig.engine.take(messages.Fetch("r", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        await rig.call()
+        await rig.fetch()
         rig.engine.take(messages.Abort("r"))
         rig.engine.take(messages.Submit(spec()))
         call = await rig.call()
         rig.read_pages()
-        async with asyncio.timeout(10):
-            while len(rig.stats) < 2:
-                await asyncio.sleep(0.01)
-        await call.begin()
-        await call.send(tokens_event(7))
-
-        assert await rig.tokens() == [7]
+        await until(lambda: len(rig.stats) >= 2)
+        assert (await rig.made(call, 7)).token_id == 7
 
 
 async def test_an_answer_that_broke_off_is_no_failure_of_a_later_request_of_its_id(
@@ -333,9 +307,7 @@ async def read_page(rig: Rig, **values: float) -> None:
 async def test_fetches_in_the_engine_s_queue_keep_their_room() -> None:
     """A quarter of 16 blocks is in use, before and after the fetch of 10 is asked for."""
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec("a", num_tokens=39))
-        rig.engine.take(messages.Fetch("a", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        await rig.call()
+        await rig.fetch(spec("a", num_tokens=39))
         await read_page(rig, num_requests_waiting=1.0, waiting_to_start=1.0)
 
         rig.engine.take(messages.Receive(spec("b", num_tokens=39)))
@@ -345,9 +317,7 @@ async def test_fetches_in_the_engine_s_queue_keep_their_room() -> None:
 
 async def test_a_fetch_that_has_left_the_queue_is_counted_by_the_page_alone() -> None:
     async with rigged() as rig:
-        ready = await rig.ready_to_fetch(spec("a", num_tokens=19))
-        rig.engine.take(messages.Fetch("a", ready.epoch, encode_handle(KvTransferParams(TRANSFER))))
-        await rig.call()
+        await rig.fetch(spec("a", num_tokens=19))
         await read_page(rig, num_requests_waiting=0.0, kv_cache_usage_perc=0.5)
 
         await rig.ready_to_fetch(spec("b", num_tokens=28))
@@ -481,9 +451,7 @@ async def test_a_prefill_is_timed_where_no_other_prompt_waited() -> None:
         times = {}
         for _ in range(2):
             call = await rig.call()
-            await call.begin()
-            await call.send(tokens_event(7))
-            (token,) = (await rig.said(messages.Tokens)).tokens
+            token = await rig.made(call, 7)
             times[token.request_id] = token.queue_seconds, token.prefill_seconds
 
     queue_seconds, prefill_seconds = times["first"]
@@ -506,9 +474,7 @@ async def test_a_prefill_is_timed_where_it_waits_for_no_room(
         await rig.first_token()
         rig.engine.take(messages.Submit(spec("late", num_tokens)))
         call = await rig.call()
-        await call.begin()
-        await call.send(tokens_event(7))
-        (token,) = (await rig.said(messages.Tokens)).tokens
+        token = await rig.made(call, 7)
 
     assert (token.prefill_seconds is not None) is is_timed
     assert token.queue_seconds == (0.0 if is_timed else None)
@@ -537,9 +503,7 @@ async def test_an_engine_that_refuses_its_port_is_gone() -> None:
         rig = Rig(fake)
     reading = asyncio.create_task(rig.reports.run())
     try:
-        async with asyncio.timeout(10):
-            while not rig.gone:
-                await asyncio.sleep(0.01)
+        await until(lambda: rig.gone)
     finally:
         reading.cancel()
 

@@ -43,6 +43,10 @@ class Reply:
     def code(self) -> str:
         return json.loads(self.body)["error"]["code"]
 
+    @property
+    def refusal(self) -> tuple[int, str, str]:
+        return self.status, self.code, self.headers["connection"]
+
 
 @dataclass
 class Client:
@@ -55,9 +59,15 @@ class Client:
         head = f"{start} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{headers}\r\n"
         self.writer.write(head.encode() + body)
 
-    def question(self, path: str = CHAT, **fields: object) -> None:
-        body = json.dumps(QUESTION | fields).encode()
-        self.send(f"POST {path}", f"content-length: {len(body)}\r\n", body)
+    async def is_served(self) -> bool:
+        self.send("GET /health")
+        return (await self.reply()).status == 200
+
+    def post(self, body: bytes, headers: str = "") -> None:
+        self.send(f"POST {CHAT}", f"{headers}content-length: {len(body)}\r\n", body)
+
+    def question(self, **fields: object) -> None:
+        self.post(json.dumps(QUESTION | fields).encode())
 
     async def reply(self) -> Reply:
         """The next answer, a whole one: without waiting for the end of the connection."""
@@ -98,27 +108,29 @@ class Client:
 
 
 @pytest.fixture
-async def direct_writer(rig) -> AsyncIterator[Callable[..., Awaitable[HttpServer]]]:
-    """Serves the application with limits of one's own."""
+async def served(rig) -> AsyncIterator[Callable[..., Awaitable[HttpServer]]]:
+    """Serves an application with limits of one's own."""
     servers = []
 
-    async def open_one(app=None, limits: HttpLimits | None = None, **options: object) -> HttpServer:
-        held = limits or HttpLimits(linger_seconds=SHORT)
-        app = app or rig.make_app(limits=lambda: held, **options)
+    async def one(app=None, tenant_of=None, **limits: object) -> HttpServer:
+        held = HttpLimits(**{"linger_seconds": SHORT, **limits})
+        app = app or rig.make_app(limits=lambda: held, tenant_of=tenant_of)
         servers.append(await serve(app, "127.0.0.1", 0, lambda: held))
         return servers[-1]
 
-    yield open_one
+    yield one
     rig.backend.gate.set()
     for server in servers:
         await server.close()
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Callable[[HttpServer], Awaitable[Client]]]:
+async def connect(served) -> AsyncIterator[Callable[..., Awaitable[Client]]]:
+    """Connects to a server, by default to one of its own with these limits."""
     clients = []
 
-    async def one(server: HttpServer) -> Client:
+    async def one(server: HttpServer | None = None, **options: object) -> Client:
+        server = server or await served(**options)
         clients.append(Client(*await asyncio.open_connection("127.0.0.1", server.port)))
         return clients[-1]
 
@@ -139,9 +151,9 @@ async def connect() -> AsyncIterator[Callable[[HttpServer], Awaitable[Client]]]:
     ],
 )
 async def test_a_body_that_no_route_takes_is_answered_without_being_read(
-    direct_writer, connect, start, status, length
+    connect, start, status, length
 ):
-    client = await connect(await direct_writer())
+    client = await connect()
     client.send(start, length)
     reply = await client.reply()
 
@@ -149,54 +161,43 @@ async def test_a_body_that_no_route_takes_is_answered_without_being_read(
     assert await client.is_closed()
 
 
-async def test_a_prefill_worker_reads_no_body_at_all(rig, direct_writer, connect):
-    client = await connect(
-        await direct_writer(create_prefill_app(rig.backend, Metrics(), PolicyConfig))
-    )
+async def test_a_prefill_worker_reads_no_body_at_all(served, rig, connect):
+    client = await connect(await served(create_prefill_app(rig.backend, Metrics(), PolicyConfig)))
     client.send(f"POST {CHAT}", HUGE)
 
     assert (await client.reply()).status == 404
 
 
 @pytest.mark.parametrize("authorization", ["", "authorization: Bearer wrong\r\n"])
-async def test_without_a_key_no_body_is_read(
-    rig, direct_writer, connect, tmp_path: Path, authorization
-):
+async def test_without_a_key_no_body_is_read(served, rig, connect, tmp_path: Path, authorization):
     (tmp_path / "alice").write_text("sk-alice")
-    client = await connect(await direct_writer(tenant_of=ApiKeys(tmp_path).tenant_of))
+    client = await connect(await served(tenant_of=ApiKeys(tmp_path).tenant_of))
     client.send(f"POST {CHAT}", HUGE + authorization)
     reply = await client.reply()
 
-    assert (reply.status, reply.code, reply.headers["connection"]) == (
-        401,
-        "invalid_api_key",
-        "close",
-    )
+    assert reply.refusal == (401, "invalid_api_key", "close")
     assert await client.is_closed()
 
 
-async def test_a_body_that_announces_too_much_is_not_read(direct_writer, connect):
-    client = await connect(await direct_writer())
-    client.send(f"POST {CHAT}", HUGE)
+@pytest.mark.parametrize(
+    ("length", "sent"), [(HUGE, b""), (CHUNKED, b"5000\r\n" + bytes(0x5000) + b"\r\n")]
+)
+async def test_a_body_is_refused_as_soon_as_it_is_too_large(connect, length, sent):
+    """By its announcement, or once so much of it has come without an end."""
+    client = await connect()
+    client.send(f"POST {CHAT}", length, sent)
 
     assert (await client.reply()).code == "body_too_large"
     assert await client.is_closed()
-
-
-async def test_a_body_of_unknown_length_is_answered_once_it_is_too_large(direct_writer, connect):
-    client = await connect(await direct_writer())
-    client.send(f"POST {CHAT}", CHUNKED, b"5000\r\n" + bytes(0x5000) + b"\r\n")  # and no end
-
-    assert (await client.reply()).code == "body_too_large"
 
 
 @pytest.mark.parametrize(
     ("path", "first"), [("/x", b"HTTP/1.1 404 Not Found\r\n"), (CHAT, b"HTTP/1.1 100 Continue\r\n")]
 )
 async def test_a_client_that_asks_first_gets_100_continue_only_where_its_body_is_read(
-    direct_writer, connect, path, first
+    connect, path, first
 ):
-    client = await connect(await direct_writer())
+    client = await connect()
     body = json.dumps(QUESTION).encode()
     client.send(f"POST {path}", f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -213,24 +214,21 @@ async def test_a_client_that_sends_all_before_it_reads_gets_its_answer(server, w
         assert (await wire.post(CHAT, content=bytes(8 << 20))).status_code == 413
 
 
-async def test_a_connection_goes_on_after_answers_to_requests_that_came_whole(
-    direct_writer, connect
-):
-    client = await connect(await direct_writer())
+async def test_a_connection_goes_on_after_answers_to_requests_that_came_whole(connect):
+    client = await connect()
     for _ in range(3):
         client.question()
         assert (await client.reply()).status == 200
-        client.send("GET /health")
-        assert (await client.reply()).status == 200
+        assert await client.is_served()
 
 
 @pytest.mark.parametrize("length", ["content-length: 100\r\n", CHUNKED])
-async def test_a_body_that_does_not_come_is_408(rig, direct_writer, connect, length):
-    client = await connect(await direct_writer(limits=HttpLimits(body_seconds=SHORT)))
+async def test_a_body_that_does_not_come_is_408(rig, connect, length):
+    client = await connect(body_seconds=SHORT)
     client.send(f"POST {CHAT}", length, b"1\r\n{\r\n")
     reply = await client.reply()
 
-    assert (reply.status, reply.code, reply.headers["connection"]) == (408, "body_timeout", "close")
+    assert reply.refusal == (408, "body_timeout", "close")
     assert await client.is_closed()
     assert rig.value("pdcluster_request_rejected_total", reason="body_timeout") == 1
 
@@ -242,8 +240,8 @@ def test_a_body_has_more_time_the_more_of_it_has_come():
 
 
 @pytest.mark.parametrize("hosts", ["", "host: x\r\nHost: y\r\n"])
-async def test_a_request_without_one_host_is_refused(direct_writer, connect, hosts):
-    client = await connect(await direct_writer())
+async def test_a_request_without_one_host_is_refused(connect, hosts):
+    client = await connect()
     client.writer.write(f"GET /health HTTP/1.1\r\n{hosts}\r\n".encode())
     reply = await client.reply()
 
@@ -252,8 +250,8 @@ async def test_a_request_without_one_host_is_refused(direct_writer, connect, hos
     assert f"the header has {num} fields Host: send one" in reply.body.decode()
 
 
-async def test_http_1_0_needs_no_host(direct_writer, connect):
-    client = await connect(await direct_writer())
+async def test_http_1_0_needs_no_host(connect):
+    client = await connect()
     client.writer.write(b"GET /health HTTP/1.0\r\n\r\n")
 
     assert (await client.reply()).status == 200
@@ -261,8 +259,8 @@ async def test_http_1_0_needs_no_host(direct_writer, connect):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 @pytest.mark.parametrize("coding", ["gzip", "identity, br"])
-async def test_a_coded_body_is_415_and_not_read(rig, direct_writer, connect, path, coding):
-    client = await connect(await direct_writer())
+async def test_a_coded_body_is_415_and_not_read(rig, connect, path, coding):
+    client = await connect()
     client.send(f"POST {path}", f"content-encoding: {coding}\r\ncontent-length: 1000\r\n")
     reply = await client.reply()
 
@@ -270,8 +268,8 @@ async def test_a_coded_body_is_415_and_not_read(rig, direct_writer, connect, pat
     assert f"content-encoding: {coding} is not supported: send the body" in reply.body.decode()
 
 
-async def test_a_body_may_say_that_it_is_not_coded(direct_writer, connect):
-    client = await connect(await direct_writer())
+async def test_a_body_may_say_that_it_is_not_coded(connect):
+    client = await connect()
     client.send(
         f"POST {CHAT}",
         f"content-encoding: Identity\r\ncontent-length: {len(HELLO)}\r\n",
@@ -283,11 +281,10 @@ async def test_a_body_may_say_that_it_is_not_coded(direct_writer, connect):
 
 @pytest.mark.parametrize("begun", [b"GET /hea", b"\r\n", b"POST / HTTP/1.1\r\nhost: x\r\nx-a"])
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_a_header_that_does_not_come_whole_is_408(direct_writer, connect, begun, num_before):
-    client = await connect(await direct_writer(limits=HttpLimits(header_seconds=SHORT)))
+async def test_a_header_that_does_not_come_whole_is_408(connect, begun, num_before):
+    client = await connect(header_seconds=SHORT)
     for _ in range(num_before):
-        client.send("GET /health")
-        assert (await client.reply()).status == 200
+        assert await client.is_served()
     client.writer.write(begun)
 
     assert (await client.reply()).code == "header_timeout"
@@ -295,23 +292,18 @@ async def test_a_header_that_does_not_come_whole_is_408(direct_writer, connect, 
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(
-    direct_writer, connect, num_before
-):
-    client = await connect(await direct_writer(limits=HttpLimits(keep_alive_seconds=num_before)))
+async def test_a_client_that_asks_nothing_is_closed_like_any_idle_one(connect, num_before):
+    client = await connect(keep_alive_seconds=num_before)
     for _ in range(num_before):
-        client.send("GET /health")
-        assert (await client.reply()).status == 200
+        assert await client.is_served()
 
     assert await client.is_closed()
 
 
 @pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nx-a: "])
-async def test_a_header_without_an_end_ends_the_connection(direct_writer, connect, begun, caplog):
+async def test_a_header_without_an_end_ends_the_connection(connect, begun, caplog):
     caplog.set_level("INFO")
-    client = await connect(
-        await direct_writer(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
-    )
+    client = await connect(max_header_bytes=10_000)
     client.writer.write(begun)
 
     assert await client.sends_until_closed(b"x" * 3000)
@@ -331,37 +323,32 @@ FIELDS = "".join(f"x-{i}: y\r\n" for i in range(40))
 )
 @pytest.mark.parametrize("num_before", [0, 1])
 async def test_a_header_that_comes_whole_and_too_large_is_431(
-    rig, direct_writer, connect, headers, words, num_before
+    rig, connect, headers, words, num_before
 ):
-    limits = HttpLimits(max_header_bytes=5000, max_headers=40, linger_seconds=SHORT)
-    client = await connect(await direct_writer(limits=limits))
+    limits = {"max_header_bytes": 5000, "max_headers": 40}
+    client = await connect(**limits)
     for _ in range(num_before):
-        client.send("GET /health")
-        assert (await client.reply()).status == 200
-    client.send(f"POST {CHAT}", headers + f"content-length: {len(HELLO)}\r\n", HELLO)
+        assert await client.is_served()
+    client.post(HELLO, headers)
     reply = await client.reply()
 
-    assert (reply.status, reply.code, reply.headers["connection"]) == (
-        431,
-        "header_too_large",
-        "close",
-    )
+    assert reply.refusal == (431, "header_too_large", "close")
     assert words in json.loads(reply.body)["error"]["message"]
     assert await client.is_closed()
     assert rig.backend.calls == []
 
 
-async def test_a_header_within_its_bounds_is_served(direct_writer, connect):
+async def test_a_header_within_its_bounds_is_served(connect):
     # beside host, content-type and content-length
-    limits = HttpLimits(max_header_bytes=5000, max_headers=43)
-    client = await connect(await direct_writer(limits=limits))
-    client.send(f"POST {CHAT}", FIELDS + f"content-length: {len(HELLO)}\r\n", HELLO)
+    limits = {"max_header_bytes": 5000, "max_headers": 43}
+    client = await connect(**limits)
+    client.post(HELLO, FIELDS)
 
     assert (await client.reply()).status == 200
 
 
-async def test_a_refused_client_that_goes_on_sending_reads_its_answer(direct_writer, connect):
-    client = await connect(await direct_writer(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+async def test_a_refused_client_that_goes_on_sending_reads_its_answer(connect):
+    client = await connect(linger_seconds=DEADLINE_SECONDS)
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: " + bytes(b"y" * 200_000))
     client.writer.write(b"y" * 200_000)
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -370,8 +357,8 @@ async def test_a_refused_client_that_goes_on_sending_reads_its_answer(direct_wri
     assert (await client.reply()).code == "header_too_large"
 
 
-async def test_a_refused_client_that_never_stops_sending_is_cut_off(direct_writer, connect):
-    client = await connect(await direct_writer(limits=HttpLimits(linger_seconds=DEADLINE_SECONDS)))
+async def test_a_refused_client_that_never_stops_sending_is_cut_off(connect):
+    client = await connect(linger_seconds=DEADLINE_SECONDS)
     client.writer.write(b"GET / HTTP/1.1\r\nx-a: ")
 
     assert await client.sends_until_closed(b"y" * 100_000)
@@ -380,8 +367,8 @@ async def test_a_refused_client_that_never_stops_sending_is_cut_off(direct_write
 @pytest.mark.parametrize(
     "sent", [b"\x16\x03\x01\x02", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"]
 )
-async def test_what_is_no_http_is_answered_in_openais_shape(direct_writer, connect, sent):
-    client = await connect(await direct_writer())
+async def test_what_is_no_http_is_answered_in_openais_shape(connect, sent):
+    client = await connect()
     client.writer.write(sent)
     reply = await client.reply()
 
@@ -390,28 +377,24 @@ async def test_what_is_no_http_is_answered_in_openais_shape(direct_writer, conne
 
 
 @pytest.mark.parametrize("first", ["POST /v1/chat/completions", "GET /health"])
-async def test_half_a_body_ends_the_connection(direct_writer, connect, first):
-    client = await connect(
-        await direct_writer(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT))
-    )
+async def test_half_a_body_ends_the_connection(connect, first):
+    client = await connect(body_seconds=SHORT)
     client.send(first, "content-length: 100\r\n", b"{")
 
     assert (await client.reply()).status == (408 if first.startswith("POST") else 200)
     assert await client.is_closed()
 
 
-async def test_a_body_that_drips_ends_the_connection(direct_writer, connect):
-    client = await connect(
-        await direct_writer(limits=HttpLimits(body_seconds=SHORT, linger_seconds=SHORT))
-    )
+async def test_a_body_that_drips_ends_the_connection(connect):
+    client = await connect(body_seconds=SHORT)
     client.send(f"POST {CHAT}", "content-length: 100000\r\n")
 
     assert await client.sends_until_closed(b" ")
 
 
-async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(direct_writer, connect):
+async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(connect):
     """As the JDK's client offers HTTP/2 with its first request."""
-    client = await connect(await direct_writer())
+    client = await connect()
     offer = (
         "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: "
         "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
@@ -429,8 +412,8 @@ async def test_an_offer_to_upgrade_is_ignored_and_the_body_is_read(direct_writer
     assert (await client.reply()).status == 200
 
 
-async def test_a_proxy_s_connect_is_refused(direct_writer, connect):
-    client = await connect(await direct_writer())
+async def test_a_proxy_s_connect_is_refused(connect):
+    client = await connect()
     client.writer.write(b"CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n")
 
     assert (await client.reply()).status == 405
@@ -454,17 +437,15 @@ async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect
     await server.close()
 
 
-async def test_trailers_without_an_end_cut_the_connection(direct_writer, connect):
-    client = await connect(
-        await direct_writer(limits=HttpLimits(max_header_bytes=10_000, linger_seconds=SHORT))
-    )
+async def test_trailers_without_an_end_cut_the_connection(connect):
+    client = await connect(max_header_bytes=10_000)
     client.send(f"POST {CHAT}", CHUNKED, b"1\r\n{\r\n0\r\nx-a: ")
 
     assert await client.sends_until_closed(b"x" * 3000)
 
 
-async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(direct_writer, connect):
-    client = await connect(await direct_writer(limits=HttpLimits(max_header_bytes=2_000)))
+async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(connect):
+    client = await connect(max_header_bytes=2_000)
     body = json.dumps(QUESTION).encode().ljust(4000)
     client.send(f"POST {CHAT}", CHUNKED, b"".join(b"1\r\n%c\r\n" % byte for byte in body[:2000]))
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -476,8 +457,8 @@ async def test_a_body_in_the_smallest_chunks_is_no_framing_too_much(direct_write
     assert (await client.reply()).status == 200
 
 
-async def test_bodies_of_all_connections_share_one_bound(rig, direct_writer, connect):
-    server = await direct_writer(limits=HttpLimits(max_bodies_bytes=50_000))
+async def test_bodies_of_all_connections_share_one_bound(served, rig, connect):
+    server = await served(max_bodies_bytes=50_000)
     clients = [await connect(server) for _ in range(20)]
     for client in clients:
         client.send(f"POST {CHAT}", "content-length: 15001\r\n", bytes(15_000))  # one byte short
@@ -508,18 +489,18 @@ async def test_bodies_of_all_connections_share_one_bound(rig, direct_writer, con
 
 
 async def requested(client: Client, body: bytes) -> Reply:
-    client.send(f"POST {CHAT}", f"content-length: {len(body)}\r\n", body)
+    client.post(body)
     return await client.reply()
 
 
 async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has_room(
-    rig, direct_writer, connect
+    served, rig, connect
 ):
-    server = await direct_writer(limits=HttpLimits(max_bodies_bytes=1))
+    server = await served(max_bodies_bytes=1)
     rig.backend.hold_after = 0
     first, second = await connect(server), await connect(server)
     body = json.dumps(QUESTION).encode().ljust(19_000)
-    first.send(f"POST {CHAT}", f"content-length: {len(body)}\r\n", body)
+    first.post(body)
     await rig.backend.holding.wait()
 
     assert (await requested(second, body)).code == "bodies_full"
@@ -528,9 +509,9 @@ async def test_a_body_counts_until_its_request_has_ended_and_one_body_always_has
     assert (await requested(await connect(server), body)).status == 200
 
 
-async def test_a_stream_has_no_deadline(rig, direct_writer, connect):
-    limits = HttpLimits(header_seconds=0.05, body_seconds=0.05, keep_alive_seconds=1)
-    server = await direct_writer(limits=limits)
+async def test_a_stream_has_no_deadline(served, rig, connect):
+    limits = {"header_seconds": 0.05, "body_seconds": 0.05, "keep_alive_seconds": 1}
+    server = await served(**limits)
     rig.backend.hold_after = 3
     client = await connect(server)
     client.question(stream=True)
@@ -548,8 +529,8 @@ async def test_a_stream_has_no_deadline(rig, direct_writer, connect):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea"])
-async def test_a_crowd_of_silent_connections_does_not_shut_the_door(direct_writer, connect, begun):
-    server = await direct_writer(limits=HttpLimits(max_connections=3, spare_connections=0))
+async def test_a_crowd_of_silent_connections_does_not_shut_the_door(served, connect, begun):
+    server = await served(max_connections=3, spare_connections=0)
     open_connections = []
     for _ in range(12):
         open_connections.append(await connect(server))
@@ -563,11 +544,9 @@ async def test_a_crowd_of_silent_connections_does_not_shut_the_door(direct_write
 
 
 async def test_while_every_connection_has_a_request_probes_are_served_and_the_api_says_503(
-    rig, direct_writer, connect
+    served, rig, connect
 ):
-    server = await direct_writer(
-        limits=HttpLimits(max_connections=2, spare_connections=3, linger_seconds=SHORT)
-    )
+    server = await served(max_connections=2, spare_connections=3)
     rig.backend.hold_after = 0
     running = [await connect(server) for _ in range(2)]
     for client in running:
@@ -577,8 +556,7 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
         while len(rig.backend.calls) < 2:
             await asyncio.sleep(0.01)
     probe, late = await connect(server), await connect(server)
-    probe.send("GET /health")
-    assert (await probe.reply()).status == 200
+    assert await probe.is_served()
     late.question()
     reply = await late.reply()
 
@@ -604,27 +582,24 @@ async def test_while_every_connection_has_a_request_probes_are_served_and_the_ap
     ],
 )
 async def test_a_crowd_that_has_its_answers_and_goes_on_sending_does_not_shut_the_door(
-    direct_writer, connect, start, keys, status
+    served, connect, start, keys, status
 ):
     options = {"tenant_of": lambda key: None} if keys else {}
-    limits = HttpLimits(max_connections=3, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
-    server = await direct_writer(limits=limits, **options)
+    limits = {"max_connections": 3, "spare_connections": 2, "linger_seconds": DEADLINE_SECONDS}
+    server = await served(**options, **limits)
     for _ in range(3):
         for _ in range(5):
             stranger = await connect(server)
             stranger.send(start, HUGE)
             assert (await stranger.reply()).status == status
         probe = await connect(server)
-        probe.send("GET /health")
-        assert (await probe.reply()).status == 200
+        assert await probe.is_served()
 
 
 async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_the_door(
-    rig, direct_writer, connect
+    served, rig, connect
 ):
-    server = await direct_writer(
-        limits=HttpLimits(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
-    )
+    server = await served(max_connections=1, spare_connections=2, linger_seconds=DEADLINE_SECONDS)
     rig.backend.hold_after = 0
     running = await connect(server)
     running.question()
@@ -635,18 +610,15 @@ async def test_a_crowd_that_is_answered_503_and_goes_on_sending_does_not_shut_th
             stranger.send(f"POST {CHAT}", HUGE)
             assert (await stranger.reply()).code == "connections_full"
         probe = await connect(server)
-        probe.send("GET /health")
-        assert (await probe.reply()).status == 200
+        assert await probe.is_served()
     rig.backend.gate.set()
     assert (await running.reply()).status == 200
 
 
 async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on_sending(
-    direct_writer, connect
+    served, connect
 ):
-    server = await direct_writer(
-        limits=HttpLimits(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS)
-    )
+    server = await served(max_bodies_bytes=1, linger_seconds=DEADLINE_SECONDS)
     client = await connect(server)
     client.send(f"POST {CHAT}", CHUNKED, b"3a98\r\n" + bytes(15_000) + b"\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -661,8 +633,8 @@ async def test_a_body_refused_half_way_counts_no_longer_while_its_client_goes_on
     ).status == 400  # read, and no JSON
 
 
-async def test_the_policy_s_bound_on_a_body_is_read_again(rig, direct_writer, connect):
-    server = await direct_writer()
+async def test_the_policy_s_bound_on_a_body_is_read_again(served, rig, connect):
+    server = await served()
     rig.policy = PolicyConfig(admission=AdmissionSpec(max_body_bytes=10))
 
     assert (await requested(await connect(server), bytes(11))).code == "body_too_large"
