@@ -114,10 +114,7 @@ async def test_calls_are_answered_whole(rig, client):
 
     assert [
         (call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls
-    ] == [
-        ("get_weather", {"city": "Paris"}),
-        ("now", {}),
-    ]
+    ] == [("get_weather", {"city": "Paris"}), ("now", {})]
     assert len({call.id for call in message.tool_calls}) == 2
     assert all(call.id.startswith("call_") for call in message.tool_calls)
     assert (message.content, reply.choices[0].finish_reason) == ("Let me look.", "tool_calls")

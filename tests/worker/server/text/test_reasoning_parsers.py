@@ -157,11 +157,7 @@ def test_an_answer_that_goes_on_begins_where_the_message_ends() -> None:
 def test_a_parser_is_found_from_the_template() -> None:
     assert [
         reasoning_parser_for("auto", template) for template in (QWEN3, R1, "{{ messages }}")
-    ] == [
-        "qwen3",
-        "deepseek_r1",
-        None,
-    ]
+    ] == ["qwen3", "deepseek_r1", None]
     assert [reasoning_parser_for(name, QWEN3) for name in ("none", "deepseek_r1")] == [
         None,
         "deepseek_r1",

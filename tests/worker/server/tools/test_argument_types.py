@@ -128,10 +128,7 @@ def test_values_take_the_types_of_the_resolved_schema(schema, text, value) -> No
         ({"additionalProperties": {"type": "integer"}}, {"a": "1"}, {"a": 1}),
         ({"patternProperties": {"^a": {"type": "integer"}}}, {"a": "1"}, {"a": "1"}),
         (
-            {
-                "patternProperties": {"^a": {"type": "integer"}},
-                "additionalProperties": False,
-            },
+            {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
             {"a": "1"},
             {"a": 1},
         ),

@@ -21,11 +21,7 @@ from pdcluster_worker.server.responses.schemas import Item, NamedTool, Responses
 from pdcluster_worker.server.text.events import Delta
 
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
-_EVENTS = {
-    "text": "output_text",
-    "reasoning": "reasoning_text",
-    "call": "function_call_arguments",
-}
+_EVENTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 
 
 class ResponsesFormatter(BlockFormatter):

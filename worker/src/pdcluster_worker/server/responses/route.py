@@ -207,13 +207,7 @@ async def input_items(store: ResponseStore, request: Request) -> Response:
     items = _kept(store, request).input
     ids = [item["id"] for item in items]
     return _json(
-        {
-            "object": "list",
-            "data": items,
-            "first_id": ids[0],
-            "last_id": ids[-1],
-            "has_more": False,
-        }
+        {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
     )
 
 
@@ -262,13 +256,7 @@ async def _answer(
     begun = await off_loop(size, response_of, body, response_id, int(time.time()))
     formatter = ResponsesFormatter(begun, request_id, TokenNames(serving.tokenizer), keep)
     return respond(
-        serving,
-        chat,
-        prepared,
-        formatter,
-        response_id=response_id,
-        context=context,
-        names=NAMES,
+        serving, chat, prepared, formatter, response_id=response_id, context=context, names=NAMES
     )
 
 

@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdcluster_worker.server.text.events import (
-    Part,
-    TextDelta,
-    TrailingSpace,
-    held_back,
-)
+from pdcluster_worker.server.text.events import Part, TextDelta, TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Reader, Tools
 from pdcluster_worker.server.tools.streamed_call import (
     BufferedCalls,
