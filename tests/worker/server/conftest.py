@@ -243,6 +243,15 @@ class Rig:
             [i for group in ids for i in group] + ([258] if end else [])
         )
 
+    @property
+    def spec(self) -> RequestSpec:
+        """The first choice of the last prompt that was asked for."""
+        return self.backend.calls[-1][0][0]
+
+    def prompt(self) -> str:
+        """The text of that prompt."""
+        return self.tokenizer._tokenizer.decode(self.spec.prompt, skip_special_tokens=False)
+
     def value(self, name: str, **labels: str) -> float:
         """A sample of the metrics, 0 when it is not there yet."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -49,18 +49,20 @@ async def client(rig, model_folder) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield client
 
 
+def ask(client: anthropic.AsyncAnthropic, **fields):
+    return client.messages.create(**BODY | fields)
+
+
+def streaming(client: anthropic.AsyncAnthropic, **fields):
+    return client.messages.stream(**BODY | fields)
+
+
 def deep(depth: int) -> dict:
     """A schema of nested objects."""
     schema: dict = {}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}}
     return schema
-
-
-def prompt(rig) -> str:
-    return rig.tokenizer._tokenizer.decode(
-        rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False
-    )
 
 
 def events_of(text: str) -> list[tuple[str, dict]]:
@@ -75,61 +77,50 @@ def events_of(text: str) -> list[tuple[str, dict]]:
 
 
 async def test_an_answer_is_a_message_of_text(rig, client):
-    reply = await client.messages.create(
-        model="tiny", max_tokens=64, messages=ASK, system="Be brief"
-    )
+    reply = await ask(client, system="Be brief")
 
     assert [block.model_dump(exclude_none=True) for block in reply.content] == [
         {"type": "text", "text": "Hello, world!"}
     ]
-    assert (reply.role, reply.type, reply.model, reply.stop_reason, reply.stop_sequence) == (
-        "assistant",
-        "message",
-        "tiny",
-        "end_turn",
-        None,
-    )
+    assert reply.role == "assistant"
+    assert reply.type == "message"
+    assert reply.model == "tiny"
+    assert reply.stop_reason == "end_turn"
+    assert reply.stop_sequence is None
     spec = rig.backend.calls[0][0][0]
     assert reply.usage.input_tokens + reply.usage.cache_read_input_tokens == len(spec.prompt)
-    assert (
-        reply.usage.cache_read_input_tokens,
-        reply.usage.cache_creation_input_tokens,
-        reply.usage.output_tokens,
-    ) == (16, 0, 14)
+    assert reply.usage.cache_read_input_tokens == 16
+    assert reply.usage.cache_creation_input_tokens == 0
+    assert reply.usage.output_tokens == 14
     assert reply._request_id
     assert reply.id == f"msg_{reply._request_id}"
     assert spec.sampling.max_tokens == 64
-    assert "system\nBe brief<|im_end|>" in prompt(rig)
+    assert "system\nBe brief<|im_end|>" in rig.prompt()
 
 
 async def test_sampling_and_stop_sequences_reach_the_engine(rig, client):
-    reply = await client.messages.create(
-        model="tiny",
+    reply = await ask(
+        client,
         max_tokens=9,
-        messages=ASK,
         stop_sequences=["nothing", ", w"],
         extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 7},
     )
     sampling = rig.backend.calls[0][0][0].sampling
 
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (
-        0.5,
-        0.25,
-        7,
-        9,
-    )
-    assert (reply.content[0].text, reply.stop_reason, reply.stop_sequence) == (
-        "Hello",
-        "stop_sequence",
-        ", w",
-    )
-    cut = await client.messages.create(model="tiny", max_tokens=2, messages=ASK)
+    assert sampling.temperature == 0.5
+    assert sampling.top_p == 0.25
+    assert sampling.top_k == 7
+    assert sampling.max_tokens == 9
+    assert reply.content[0].text == "Hello"
+    assert reply.stop_reason == "stop_sequence"
+    assert reply.stop_sequence == ", w"
+    cut = await ask(client, max_tokens=2)
     assert (cut.content[0].text, cut.stop_reason) == ("He", "max_tokens")
 
 
 async def test_a_stream_has_anthropics_events_in_their_order(rig, client):
     rig.say("Hi!")
-    async with client.messages.stream(model="tiny", max_tokens=64, messages=ASK) as stream:
+    async with streaming(client) as stream:
         names = [event.type async for event in stream]
         final = await stream.get_final_message()
 
@@ -142,11 +133,9 @@ async def test_a_stream_has_anthropics_events_in_their_order(rig, client):
         "message_delta",
         "message_stop",
     ]
-    assert (final.content[0].text, final.stop_reason, final.usage.output_tokens) == (
-        "Hi!",
-        "end_turn",
-        4,
-    )
+    assert final.content[0].text == "Hi!"
+    assert final.stop_reason == "end_turn"
+    assert final.usage.output_tokens == 4
     assert final.usage.cache_read_input_tokens == 16
 
 
@@ -183,9 +172,7 @@ async def test_the_wire_of_a_stream(rig, http):
 
 async def test_calls_of_tools_are_blocks(rig, client):
     rig.say(f"Let me look.\n{HERMES_PARIS}\n{HERMES_NOW}")
-    reply = await client.messages.create(
-        model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]
-    )
+    reply = await ask(client, max_tokens=500, tools=[WEATHER, NOW])
 
     assert [block.type for block in reply.content] == ["text", "tool_use", "tool_use"]
     assert [(block.name, block.input) for block in reply.content[1:]] == [
@@ -193,10 +180,8 @@ async def test_calls_of_tools_are_blocks(rig, client):
         ("now", {}),
     ]
     assert reply.stop_reason == "tool_use"
-    assert '"get_weather"' in prompt(rig)
-    async with client.messages.stream(
-        model="tiny", max_tokens=500, messages=ASK, tools=[WEATHER, NOW]
-    ) as stream:
+    assert '"get_weather"' in rig.prompt()
+    async with streaming(client, max_tokens=500, tools=[WEATHER, NOW]) as stream:
         final = await stream.get_final_message()
     assert [block.model_dump(exclude={"id"}) for block in final.content] == [
         block.model_dump(exclude={"id"}) for block in reply.content
@@ -238,10 +223,8 @@ async def test_results_of_tools_go_back_to_the_model(rig, client):
             ],
         },
     ]
-    await client.messages.create(
-        model="tiny", max_tokens=64, messages=history, tools=[WEATHER, NOW]
-    )
-    shown = prompt(rig)
+    await ask(client, messages=history, tools=[WEATHER, NOW])
+    shown = rig.prompt()
 
     assert (
         shown.index("Let me look.")
@@ -258,15 +241,13 @@ async def test_results_of_tools_go_back_to_the_model(rig, client):
 )
 async def test_forced_calls_are_constrained_and_end_by_tool_use(rig, client, choice, expected):
     rig.say("{}" if choice["type"] == "tool" else '[{"name": "now", "parameters": {}}]')
-    reply = await client.messages.create(
-        model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER, NOW], tool_choice=choice
-    )
+    reply = await ask(client, tools=[WEATHER, NOW], tool_choice=choice)
 
     assert [(block.type, block.name, block.input) for block in reply.content] == [
         ("tool_use", "now", {})
     ]
     assert reply.stop_reason == "tool_use"
-    constraint = rig.backend.calls[-1][0][0].sampling.constraint
+    constraint = rig.spec.sampling.constraint
     assert constraint is not None
     assert choice["type"] == "tool" or all(name in constraint.text for name in expected)
 
@@ -284,28 +265,22 @@ async def test_a_call_whose_input_json_cannot_carry_is_empty(rig, client, http, 
 
 
 async def test_no_tool_is_shown_with_choice_none(rig, client):
-    await client.messages.create(
-        model="tiny", max_tokens=64, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"}
-    )
+    await ask(client, tools=[WEATHER], tool_choice={"type": "none"})
 
-    assert "get_weather" not in prompt(rig)
+    assert "get_weather" not in rig.prompt()
 
 
 async def test_thinking_is_a_block_before_the_text(rig, client):
     rig.say("<think>Hm.</think>\n\nYes.")
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    reply = await client.messages.create(
-        model="tiny", max_tokens=2000, messages=ASK, thinking=thinking
-    )
+    reply = await ask(client, max_tokens=2000, thinking=thinking)
     assert [block.model_dump(exclude_none=True) for block in reply.content] == [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
         {"type": "text", "text": reply.content[1].text},
     ]
     assert reply.content[1].text.strip() == "Yes."
 
-    async with client.messages.stream(
-        model="tiny", max_tokens=2000, messages=ASK, thinking=thinking
-    ) as stream:
+    async with streaming(client, max_tokens=2000, thinking=thinking) as stream:
         final = await stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert final.content[0].thinking == "Hm."
@@ -338,18 +313,16 @@ async def test_a_schema_constrains_the_answer(rig, client):
     }
     rig.say('{"x": 1}')
     body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    await client.messages.create(model="tiny", max_tokens=64, messages=ASK, extra_body=body)
+    await ask(client, extra_body=body)
 
-    assert '"integer"' in rig.backend.calls[-1][0][0].sampling.constraint.text
+    assert '"integer"' in rig.spec.sampling.constraint.text
 
 
 async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
     counted = await client.messages.count_tokens(
         model="tiny", messages=ASK, system="Be brief", tools=[NOW]
     )
-    await client.messages.create(
-        model="tiny", max_tokens=8, messages=ASK, system="Be brief", tools=[NOW]
-    )
+    await ask(client, max_tokens=8, system="Be brief", tools=[NOW])
 
     assert counted.input_tokens == len(rig.backend.calls[0][0][0].prompt)
 
@@ -514,7 +487,7 @@ async def test_a_mistral_models_ids_come_back_as_it_wrote_them(rig):
 
     assert re.fullmatch("toolu_[A-Za-z0-9]{9}", call["id"])
     assert second.status_code == 200, second.text
-    assert prompt(rig).count(call["id"].removeprefix("toolu_")) == 2
+    assert rig.prompt().count(call["id"].removeprefix("toolu_")) == 2
 
 
 @pytest.mark.parametrize(
@@ -526,13 +499,13 @@ async def test_a_mistral_models_ids_come_back_as_it_wrote_them(rig):
 )
 async def test_a_final_message_of_the_assistant_is_continued(rig, client, content):
     begun = [*ASK, {"role": "assistant", "content": content}]
-    reply = await client.messages.create(model="tiny", max_tokens=64, messages=begun)
+    reply = await ask(client, messages=begun)
     counted = await client.messages.count_tokens(model="tiny", messages=begun)
 
     assert reply.content[0].text == "Hello, world!", "the beginning is not repeated"
-    assert prompt(rig).endswith("<|im_start|>assistant\nThe answer is (")
-    assert counted.input_tokens == len(rig.backend.calls[-1][0][0].prompt)
-    async with client.messages.stream(model="tiny", max_tokens=64, messages=begun) as stream:
+    assert rig.prompt().endswith("<|im_start|>assistant\nThe answer is (")
+    assert counted.input_tokens == len(rig.spec.prompt)
+    async with streaming(client, messages=begun) as stream:
         final = await stream.get_final_message()
     assert final.content[0].text == "Hello, world!"
 
@@ -628,11 +601,9 @@ async def test_every_door_answers_in_anthropics_shape(rig):
         (404, "not_found_error"),
     ]
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
-    assert (busy.status_code, busy.json()["error"]["type"], busy.headers["retry-after"]) == (
-        503,
-        "overloaded_error",
-        "1",
-    )
+    assert busy.status_code == 503
+    assert busy.json()["error"]["type"] == "overloaded_error"
+    assert busy.headers["retry-after"] == "1"
     assert rig.backend.calls[0][0][0].cache_salt
 
 

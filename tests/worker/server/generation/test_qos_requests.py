@@ -87,11 +87,9 @@ async def test_objectives_and_a_deadline_travel_with_the_request_and_count_from_
         )
     spec = rig.backend.calls[0][0][0]
 
-    assert (spec.ttft_slo_seconds, spec.tpot_slo_seconds, spec.deadline_seconds) == (
-        0.125,
-        0.0405,
-        1.375,
-    )
+    assert spec.ttft_slo_seconds == 0.125
+    assert spec.tpot_slo_seconds == 0.0405
+    assert spec.deadline_seconds == 1.375
 
 
 async def test_objectives_are_counted_as_met_or_missed_by_priority(rig, http):

@@ -46,94 +46,84 @@ def rejections(rig) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "fault"),
     [
-        ({"messages": []}, "messages", "at least 1 item"),
-        ({"input_ids": [1, 2]}, "input_ids", "token ids are the prompt of /v1/completions"),
-        ({"messages": None}, "messages", "valid list"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+        ({"messages": []}, "messages: at least 1 item"),
+        ({"input_ids": [1, 2]}, "input_ids: token ids are the prompt of /v1/completions"),
+        ({"messages": None}, "messages: valid list"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content: is required"),
         (
             {"messages": [{"role": "bot", "content": "x"}]},
-            "messages[0].role",
-            "'system', 'developer', 'user', 'assistant' or 'tool'",
+            "messages[0].role: 'system', 'developer', 'user', 'assistant' or 'tool'",
         ),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "valid string"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: valid string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-            "part 0 has type 'image_url'",
+            "messages[0].content: part 0 has type 'image_url'",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content",
-            "part 0 must be",
+            "messages[0].content: part 0 must be",
         ),
-        ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content", "part 0 must be"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
+        ({"messages": [{"role": "user", "content": [7]}]}, "messages[0].content: part 0 must be"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content: surrogate"),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]},
-            "messages[0].tool_calls[0]",
-            "must be an object",
+            "messages[0].tool_calls[0]: must be an object",
         ),
-        ({"pdcluster": 3}, "pdcluster", "must be an object"),
-        ({"model": 3}, "model", "valid string"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
-        ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
-        ({"max_tokens": True}, "max_tokens", "valid integer"),
+        ({"pdcluster": 3}, "pdcluster: must be an object"),
+        ({"model": 3}, "model: valid string"),
+        ({"max_tokens": -1}, "max_tokens: greater than or equal to 1"),
+        ({"max_tokens": 0}, "max_tokens: greater than or equal to 1"),
+        ({"max_tokens": "5"}, "max_tokens: valid integer"),
+        ({"max_tokens": 1.5}, "max_tokens: valid integer"),
+        ({"max_tokens": True}, "max_tokens: valid integer"),
         (
             {"max_tokens": 500},
-            "max_tokens",
-            "maximum context length is 200 tokens. However, you requested",
+            "max_tokens: maximum context length is 200 tokens. However, you requested",
         ),
         (
             {"max_completion_tokens": 500},
-            "max_completion_tokens",
-            "max_completion_tokens can be at most",
+            "max_completion_tokens: max_completion_tokens can be at most",
         ),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than the 3 tokens"),
-        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": float("nan")}, "temperature", "finite"),
-        ({"temperature": float("inf")}, "temperature", "finite"),
-        ({"top_p": 1.1}, "top_p", "less than or equal to 1"),
-        ({"n": 129}, "n", "less than or equal to 128"),
-        ({"n": 0}, "n", "greater than or equal to 1"),
-        ({"stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"stop": [""]}, "stop[0]", "at least 1 character"),
-        ({"stop": "x" * 1025}, "stop[0]", "at most 1024"),
-        ({"seed": 2**63}, "seed", "less than or equal to"),
-        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
-        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
-        ({"logit_bias": {"259": 1}}, "logit_bias", "from 0 to 258"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias", "from 0 to 258"),
-        ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "from 0 to 258"),
-        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
-        ({"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
-        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
-        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
-        ({"stop_token_ids": [259]}, "stop_token_ids", "from 0 to 258, not 259"),
-        ({"stop_token_ids": [0] * 65}, "stop_token_ids", "at most 64"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "only with stream=true"),
-        ({"priority": -1}, "priority", "leave it out, or set qos.allowClientPriority"),
-        ({"priority": 1001}, "priority", "from -1000 to 1000"),
-        ({"priority": -1001}, "priority", "from -1000 to 1000"),
-        ({"pdcluster": {"prefill": "there"}}, "pdcluster.prefill", "'auto', 'local' or 'remote'"),
-        (
-            {"guided_json": 3},
-            "guided_json",
-            "must be an object or a valid boolean or a valid string",
-        ),
-        ({"structured_outputs": {"json": []}}, "structured_outputs.json", "must be an object or"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: more than the 3 tokens"),
+        ({"temperature": 2.1}, "temperature: less than or equal to 2"),
+        ({"temperature": float("nan")}, "temperature: finite"),
+        ({"temperature": float("inf")}, "temperature: finite"),
+        ({"top_p": 1.1}, "top_p: less than or equal to 1"),
+        ({"n": 129}, "n: less than or equal to 128"),
+        ({"n": 0}, "n: greater than or equal to 1"),
+        ({"stop": ["a"] * 17}, "stop: at most 16"),
+        ({"stop": [""]}, "stop[0]: at least 1 character"),
+        ({"stop": "x" * 1025}, "stop[0]: at most 1024"),
+        ({"seed": 2**63}, "seed: less than or equal to"),
+        ({"presence_penalty": 3}, "presence_penalty: less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty: greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty: greater than or equal to 0.01"),
+        ({"logit_bias": {"259": 1}}, "logit_bias: from 0 to 258"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias: from 0 to 258"),
+        ({"logit_bias": {"\u00b2": 1}}, "logit_bias: from 0 to 258"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias: at most 1024"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1: less than or equal to 100"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs: less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs: logprobs=true"),
+        ({"stop_token_ids": [259]}, "stop_token_ids: from 0 to 258, not 259"),
+        ({"stop_token_ids": [0] * 65}, "stop_token_ids: at most 64"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: only with stream=true"),
+        ({"priority": -1}, "priority: leave it out, or set qos.allowClientPriority"),
+        ({"priority": 1001}, "priority: from -1000 to 1000"),
+        ({"priority": -1001}, "priority: from -1000 to 1000"),
+        ({"pdcluster": {"prefill": "there"}}, "pdcluster.prefill: 'auto', 'local' or 'remote'"),
+        ({"guided_json": 3}, "guided_json: must be an object or a valid boolean or a valid string"),
+        ({"structured_outputs": {"json": []}}, "structured_outputs.json: must be an object or"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}},
-            "response_format.json_schema.schema",
-            "must be an object or a valid boolean",
+            "response_format.json_schema.schema: must be an object or a valid boolean",
         ),
     ],
 )
-async def test_chat_refuses_with_the_field_and_the_limit(rig, http, fields, param, words):
+async def test_chat_refuses_with_the_field_and_the_limit(rig, http, fields, fault):
+    param, words = fault.split(": ", 1)
     body = {"model": "tiny", "messages": HELLO} | fields
     response = await http.post(
         CHAT, content=json.dumps(body), headers={"content-type": "application/json"}
@@ -194,39 +184,39 @@ async def test_chat_accepts_defaults_nulls_and_unknown_fields(http, fields):
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "fault"),
     [
-        ({"prompt": ""}, "prompt", "not empty"),
-        ({"prompt": []}, "prompt", "not empty"),
-        ({"prompt": ["a", ""]}, "prompt", "item 1 must be a string that is not empty"),
-        ({"prompt": [[1], []]}, "prompt", "item 1"),
-        ({"prompt": [1, "a"]}, "prompt", "item 0"),
-        ({"prompt": {"a": 1}}, "prompt", "must be a string"),
-        ({"prompt": "\udfff"}, "prompt", "surrogate"),
-        ({"prompt": ["\udfff"]}, "prompt", "item 0 character 0"),
-        ({"prompt": ["a"] * 257}, "prompt", "at most 256"),
+        ({"prompt": ""}, "prompt: not empty"),
+        ({"prompt": []}, "prompt: not empty"),
+        ({"prompt": ["a", ""]}, "prompt: item 1 must be a string that is not empty"),
+        ({"prompt": [[1], []]}, "prompt: item 1"),
+        ({"prompt": [1, "a"]}, "prompt: item 0"),
+        ({"prompt": {"a": 1}}, "prompt: must be a string"),
+        ({"prompt": "\udfff"}, "prompt: surrogate"),
+        ({"prompt": ["\udfff"]}, "prompt: item 0 character 0"),
+        ({"prompt": ["a"] * 257}, "prompt: at most 256"),
         (
             {"prompt": ["a"] * 65, "n": 16},
-            "prompt",
-            "65 prompts with n=16 are 1040 generations, more than the 1024",
+            "prompt: 65 prompts with n=16 are 1040 generations, more than the 1024",
         ),
-        ({"prompt": [259]}, "prompt", "from 0 to 258, not 259"),
-        ({"prompt": [-1]}, "prompt", "from 0 to 258, not -1"),
-        ({"prompt": [True, False]}, "prompt", "item 0"),
-        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": True}, "logprobs", "valid integer"),
-        ({"best_of": 3, "n": 2}, "best_of", "not supported"),
-        ({"echo": 1}, "echo", "valid boolean"),
-        ({"max_tokens": 0}, "max_tokens", "or 0 together with echo=true"),
-        ({"max_tokens": -1, "echo": True}, "max_tokens", "greater than or equal to 0"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs", "greater than or equal to 0"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream=true"),
-        ({"best_of": 3, "n": 2}, "best_of", "value of n"),
-        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"prompt": [259]}, "prompt: from 0 to 258, not 259"),
+        ({"prompt": [-1]}, "prompt: from 0 to 258, not -1"),
+        ({"prompt": [True, False]}, "prompt: item 0"),
+        ({"logprobs": 21}, "logprobs: less than or equal to 20"),
+        ({"logprobs": True}, "logprobs: valid integer"),
+        ({"best_of": 3, "n": 2}, "best_of: not supported"),
+        ({"echo": 1}, "echo: valid boolean"),
+        ({"max_tokens": 0}, "max_tokens: or 0 together with echo=true"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens: greater than or equal to 0"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs: less than or equal to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: greater than or equal to 0"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: stream=true"),
+        ({"best_of": 3, "n": 2}, "best_of: value of n"),
+        ({"suffix": "x"}, "suffix: not supported"),
     ],
 )
-async def test_completions_refuse_with_the_field_and_the_limit(http, fields, param, words):
+async def test_completions_refuse_with_the_field_and_the_limit(http, fields, fault):
+    param, words = fault.split(": ", 1)
     body = {"model": "tiny", "prompt": "a"} | fields
     response = await http.post(
         COMPLETIONS, content=json.dumps(body), headers={"content-type": "application/json"}
@@ -328,11 +318,9 @@ async def test_unknown_model_and_path_and_method_have_openais_shape(http):
         404,
         "GET /v2/nothing: there is no such path: /openapi.json lists those that are served",
     )
-    assert (method.status_code, method.headers["allow"], error_of(method).type) == (
-        405,
-        "POST",
-        "invalid_request_error",
-    )
+    assert method.status_code == 405
+    assert method.headers["allow"] == "POST"
+    assert error_of(method).type == "invalid_request_error"
     assert slash.status_code == 404
 
 
@@ -340,11 +328,9 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rig
     response = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": [1] * 200})
     error = error_of(response)
 
-    assert (response.status_code, error.code, error.param) == (
-        400,
-        "context_length_exceeded",
-        "prompt",
-    )
+    assert response.status_code == 400
+    assert error.code == "context_length_exceeded"
+    assert error.param == "prompt"
     assert error.message == (
         "This model's maximum context length is 200 tokens. However, your prompt resulted in 200 "
         "tokens: shorten prompt to at most 199."
@@ -399,10 +385,8 @@ async def test_an_error_before_the_first_token_has_its_own_status(rig, http, cli
             CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream}
         )
         assert (response.status_code, response.headers["retry-after"]) == (503, "3")
-        assert (error_of(response).type, error_of(response).code) == (
-            "server_error",
-            "no_prefill_worker",
-        )
+        assert error_of(response).type == "server_error"
+        assert error_of(response).code == "no_prefill_worker"
     with pytest.raises(openai.InternalServerError, match="no prefill worker"):
         await client.chat.completions.create(model="tiny", messages=HELLO)
 

@@ -34,6 +34,10 @@ NOW = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
 
 
+def ask(client: openai.AsyncOpenAI, **fields):
+    return client.chat.completions.create(**{"model": "tiny", "messages": ASK, **fields})
+
+
 def client_of(rig: Rig, template: str, **names: str) -> openai.AsyncOpenAI:
     rig.tokenizer.chat_template = ChatTemplate(template, {})
     app = create_app(
@@ -70,26 +74,18 @@ async def thinker(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def constraint(rig: Rig):
-    return rig.backend.calls[-1][0][0].sampling.constraint
+    return rig.spec.sampling.constraint
 
 
 def form_of(rig: Rig) -> dict:
     return json.loads(constraint(rig).text)["format"]
 
 
-def prompt(rig: Rig) -> str:
-    return rig.tokenizer._tokenizer.decode(
-        rig.backend.calls[-1][0][0].prompt, skip_special_tokens=False
-    )
-
-
 async def streamed(client: openai.AsyncOpenAI, **fields) -> tuple[list[dict], dict]:
     """The calls as a client joins them by index, and the last choice."""
     calls: list[dict] = []
     last, text, reasoning = None, "", ""
-    async for chunk in await client.chat.completions.create(
-        model="tiny", messages=ASK, stream=True, **fields
-    ):
+    async for chunk in await ask(client, stream=True, **fields):
         choice = chunk.choices[0]
         text += choice.delta.content or ""
         reasoning += getattr(choice.delta, "reasoning_content", None) or ""
@@ -109,7 +105,7 @@ async def streamed(client: openai.AsyncOpenAI, **fields) -> tuple[list[dict], di
 
 async def test_calls_are_answered_whole(rig, client):
     rig.say(f"Let me look.\n{HERMES_PARIS}\n{HERMES_NOW}")
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    reply = await ask(client, tools=TOOLS)
     message = reply.choices[0].message
 
     assert [
@@ -118,13 +114,13 @@ async def test_calls_are_answered_whole(rig, client):
     assert len({call.id for call in message.tool_calls}) == 2
     assert all(call.id.startswith("call_") for call in message.tool_calls)
     assert (message.content, reply.choices[0].finish_reason) == ("Let me look.", "tool_calls")
-    assert '"get_weather"' in prompt(rig)
+    assert '"get_weather"' in rig.prompt()
     assert constraint(rig) is None
 
 
 async def test_calls_alone_have_null_content(rig, client):
     rig.say(HERMES_NOW)
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    reply = await ask(client, tools=TOOLS)
 
     assert reply.choices[0].message.content is None
 
@@ -167,7 +163,7 @@ async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
 
 async def test_a_malformed_call_is_text(rig, client):
     rig.say('<tool_call>{"name": "get_weather", "arguments": }</tool_call>')
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    reply = await ask(client, tools=TOOLS)
     calls, rest = await streamed(client, tools=TOOLS)
 
     assert reply.choices[0].message.tool_calls is None
@@ -178,15 +174,11 @@ async def test_a_malformed_call_is_text(rig, client):
 async def test_choices_have_calls_of_their_own_with_logprobs_and_usage(rig, client):
     rig.say(HERMES_NOW)
     fields = {"tools": TOOLS, "n": 2, "logprobs": True, "top_logprobs": 1}
-    reply = await client.chat.completions.create(model="tiny", messages=ASK, **fields)
+    reply = await ask(client, **fields)
     chunks = [
         chunk
-        async for chunk in await client.chat.completions.create(
-            model="tiny",
-            messages=ASK,
-            stream=True,
-            stream_options={"include_usage": True},
-            **fields,
+        async for chunk in await ask(
+            client, stream=True, stream_options={"include_usage": True}, **fields
         )
     ]
     num_tokens = len(rig.backend.script(rig.backend.calls[0][0][0]))
@@ -205,19 +197,15 @@ async def test_choices_have_calls_of_their_own_with_logprobs_and_usage(rig, clie
 
 async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
     rig.say(HERMES_NOW)
-    reply = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, tool_choice="none"
-    )
+    reply = await ask(client, tools=TOOLS, tool_choice="none")
 
     assert reply.choices[0].message.content == HERMES_NOW
-    assert "get_weather" not in prompt(rig)
+    assert "get_weather" not in rig.prompt()
 
 
 async def test_one_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say(HERMES_PARIS + HERMES_NOW)
-    reply = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, parallel_tool_calls=False
-    )
+    reply = await ask(client, tools=TOOLS, parallel_tool_calls=False)
 
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
 
@@ -227,9 +215,7 @@ async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
         '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": '
         "{}}]"
     )
-    reply = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", stop="Paris"
-    )
+    reply = await ask(client, tools=TOOLS, tool_choice="required", stop="Paris")
     form = form_of(rig)
     calls, rest = await streamed(client, tools=TOOLS, tool_choice="required")
 
@@ -237,10 +223,8 @@ async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
         call.function.arguments for call in reply.choices[0].message.tool_calls
     ]
     assert [call["arguments"] for call in calls] == ['{"city": "Paris"}', "{}"]
-    assert (reply.choices[0].finish_reason, rest) == (
-        "tool_calls",
-        {"finish_reason": "tool_calls", "content": "", "reasoning": ""},
-    )
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert rest == {"finish_reason": "tool_calls", "content": "", "reasoning": ""}
     assert [tag["begin"] for tag in form["elements"][1]["tags"]] == [
         '{"name": "get_weather", "parameters": ',
         '{"name": "now", "parameters": ',
@@ -254,9 +238,7 @@ async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client
         "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
     )
     with pytest.raises(openai.BadRequestError, match="tools: #/properties/x") as caught:
-        await client.chat.completions.create(
-            model="tiny", messages=ASK, tools=TOOLS, tool_choice="required"
-        )
+        await ask(client, tools=TOOLS, tool_choice="required")
 
     assert caught.value.body["param"] == "tools"
 
@@ -267,18 +249,14 @@ async def test_what_an_engine_says_of_a_format_beside_tools_names_the_format(rig
     )
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(
-            model="tiny", messages=ASK, tools=TOOLS, response_format=schema
-        )
+        await ask(client, tools=TOOLS, response_format=schema)
 
     assert caught.value.body["param"] == "response_format.json_schema.schema"
 
 
 async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client):
     rig.say('[{"name": "now", "parameters": {}}]')
-    await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
-    )
+    await ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
 
     assert form_of(rig)["elements"][1]["stop_after_first"]
 
@@ -286,9 +264,7 @@ async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client)
 async def test_a_named_call_is_constrained_by_its_parameters_and_ends_by_stop(rig, client):
     rig.say('{"city": "Paris"}')
     choice = {"type": "function", "function": {"name": "get_weather"}}
-    reply = await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, tool_choice=choice
-    )
+    reply = await ask(client, tools=TOOLS, tool_choice=choice)
     calls, rest = await streamed(client, tools=TOOLS, tool_choice=choice)
     call = reply.choices[0].message.tool_calls[0]
 
@@ -306,7 +282,7 @@ async def test_a_named_call_is_constrained_by_its_parameters_and_ends_by_stop(ri
 
 async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client):
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    await client.chat.completions.create(model="tiny", messages=ASK, tools=[strict, NOW])
+    await ask(client, tools=[strict, NOW])
     form = form_of(rig)
 
     assert (form["type"], form["triggers"]) == ("triggered_tags", ["<tool_call>"])
@@ -315,9 +291,7 @@ async def test_a_strict_tool_is_constrained_where_the_model_decides(rig, client)
 
 
 async def test_a_format_of_the_answer_leaves_room_for_calls(rig, client):
-    await client.chat.completions.create(
-        model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"}
-    )
+    await ask(client, tools=TOOLS, response_format={"type": "json_object"})
     calls, answer = form_of(rig)["elements"]
 
     assert calls["type"] == "tags_with_separator"
@@ -344,10 +318,10 @@ async def test_the_history_of_calls_is_rendered(rig, client):
         },
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "sunny"}]},
     ]
-    await client.chat.completions.create(model="tiny", messages=history, tools=[NOW])
+    await ask(client, messages=history, tools=[NOW])
 
-    assert prompt(rig).startswith("<|im_start|>system\nBe\nbrief.\n\nYou may call")
-    assert prompt(rig).endswith(
+    assert rig.prompt().startswith("<|im_start|>system\nBe\nbrief.\n\nYou may call")
+    assert rig.prompt().endswith(
         f"<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{HERMES_PARIS}<|im_end|>\n"
         "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
@@ -370,138 +344,116 @@ def with_function(**fields) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "fault"),
     [
-        ({"tools": [NOW, WEATHER, NOW]}, "tools[2].function.name", "names an earlier tool too"),
+        ({"tools": [NOW, WEATHER, NOW]}, "tools[2].function.name: names an earlier tool too"),
         (
             {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice.function.name",
-            "use one of now",
+            "tool_choice.function.name: use one of now",
         ),
-        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice", "must be none, auto, required or"),
+        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice: must be none, auto, required or"),
         (
             {"tools": [NOW], "tool_choice": {"type": "function"}},
-            "tool_choice",
-            "must be none, auto, required or",
+            "tool_choice: must be none, auto, required or",
         ),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'function'"),
-        ({"tools": with_function(name="a b")}, "tools[0].function.name", "pattern"),
-        ({"tools": with_function(name="x" * 129)}, "tools[0].function.name", "at most 128"),
-        ({"tools": [NOW] * 129}, "tools", "at most 128"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type: 'function'"),
+        ({"tools": with_function(name="a b")}, "tools[0].function.name: pattern"),
+        ({"tools": with_function(name="x" * 129)}, "tools[0].function.name: at most 128"),
+        ({"tools": [NOW] * 129}, "tools: at most 128"),
         (
             {"tools": with_function(parameters={"type": "array"})},
-            "tools[0].function.parameters",
-            "type: must be object",
+            "tools[0].function.parameters: type: must be object",
         ),
         (
             {"tools": with_function(parameters={"properties": {"x": {"type": "int"}}})},
-            "tools[0].function.parameters",
-            "properties.x.type",
+            "tools[0].function.parameters: properties.x.type",
         ),
         (
             {"tools": with_function(parameters={"properties": []})},
-            "tools[0].function.parameters",
-            "properties: must be an object",
+            "tools[0].function.parameters: properties: must be an object",
         ),
         (
             {"tools": with_function(parameters={"required": "x"})},
-            "tools[0].function.parameters",
-            "required: must be a list",
+            "tools[0].function.parameters: required: must be a list",
         ),
         (
             {"tools": with_function(parameters={"properties": {"x": {"enum": []}}})},
-            "tools[0].function.parameters",
-            "enum: must be",
+            "tools[0].function.parameters: enum: must be",
         ),
         (
             {"tools": with_function(parameters={"properties": {"x": {"anyOf": []}}})},
-            "tools[0].function.parameters",
-            "anyOf: must be",
+            "tools[0].function.parameters: anyOf: must be",
         ),
         (
             {"tools": with_function(parameters={"properties": {"x": 3}})},
-            "tools[0].function.parameters",
-            "properties.x: must be a schema",
+            "tools[0].function.parameters: properties.x: must be a schema",
         ),
         (
             {"messages": [*ASK, {"role": "tool", "content": "x"}]},
-            "messages[1].tool_call_id",
-            "is required for role tool",
+            "messages[1].tool_call_id: is required for role tool",
         ),
         (
             {"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}]},
-            "messages[1].tool_call_id",
-            "no earlier message",
+            "messages[1].tool_call_id: no earlier message",
         ),
         (
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "b"}]},
-            "messages[0].tool_call_id",
-            "belongs to role tool",
+            "messages[0].tool_call_id: belongs to role tool",
         ),
         (
             {"messages": [{**CALLED, "role": "user"}]},
-            "messages[0].tool_calls",
-            "are made by role assistant",
+            "messages[0].tool_calls: are made by role assistant",
         ),
         (
             {"messages": [{"role": "user", "content": None}]},
-            "messages[0].content",
-            "is required for role user",
+            "messages[0].content: is required for role user",
         ),
         (
             {"messages": [*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}]},
-            "messages[2].content",
-            "is required for role tool",
+            "messages[2].content: is required for role tool",
         ),
-        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions", "use tools"),
-        ({"extra_body": {"function_call": {"name": "f"}}}, "function_call", "use tool_choice"),
+        ({"extra_body": {"functions": [{"name": "f"}]}}, "functions: use tools"),
+        ({"extra_body": {"function_call": {"name": "f"}}}, "function_call: use tool_choice"),
         (
             {"extra_body": {"continue_final_message": True}},
-            "continue_final_message",
-            "must be text of role assistant",
+            "continue_final_message: must be text of role assistant",
         ),
         (
             {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
-            "continue_final_message",
-            "give one of the two",
+            "continue_final_message: give one of the two",
         ),
         (
             {"extra_body": {"chat_template_kwargs": {"messages": []}}},
-            "chat_template_kwargs",
-            "'messages' has a field of its own",
+            "chat_template_kwargs: 'messages' has a field of its own",
         ),
         (
             {"extra_body": {"chat_template_kwargs": {"a b": 1}}},
-            "chat_template_kwargs",
-            "names must be words",
+            "chat_template_kwargs: names must be words",
         ),
         (
             {"extra_body": {"chat_template_kwargs": {"x": "y" * 20_000}}},
-            "chat_template_kwargs",
-            "at most 16384",
+            "chat_template_kwargs: at most 16384",
         ),
         (
             {"extra_body": {"chat_template_kwargs": {f"x{i}": 1 for i in range(33)}}},
-            "chat_template_kwargs",
-            "at most 32",
+            "chat_template_kwargs: at most 32",
         ),
         (
             {"extra_body": {"thinking_token_budget": 5}},
-            "thinking_token_budget",
-            "not known to reason",
+            "thinking_token_budget: not known to reason",
         ),
         (
             {"extra_body": {"thinking_token_budget": -1}},
-            "thinking_token_budget",
-            "greater than or equal to 0",
+            "thinking_token_budget: greater than or equal to 0",
         ),
-        ({"reasoning_effort": "huge"}, "reasoning_effort", "'xhigh'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort: 'xhigh'"),
     ],
 )
-async def test_what_does_not_fit_is_refused_by_name(client, fields, param, words):
+async def test_what_does_not_fit_is_refused_by_name(client, fields, fault):
+    param, words = fault.split(": ", 1)
     with pytest.raises(openai.BadRequestError) as caught:
-        await client.chat.completions.create(**{"model": "tiny", "messages": ASK, **fields})
+        await ask(client, **fields)
 
     assert caught.value.body["param"] == param
     assert words in caught.value.body["message"]
@@ -510,7 +462,7 @@ async def test_what_does_not_fit_is_refused_by_name(client, fields, param, words
 async def test_a_template_without_tools_is_a_clear_refusal(rig):
     async with client_of(rig, "{{ messages[0].content }}") as client:
         with pytest.raises(openai.BadRequestError, match=r"no place for tools.*chatTemplate"):
-            await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+            await ask(client, tools=TOOLS)
 
 
 UNKNOWN = "{{ tools }}{{ messages[0].content }}"
@@ -520,11 +472,9 @@ async def test_a_template_that_shows_no_form_of_calls_needs_a_parser(rig):
     rig.backend.max_model_len = 4000
     async with client_of(rig, UNKNOWN) as client:
         with pytest.raises(openai.BadRequestError, match=r"set model\.toolParser"):
-            await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+            await ask(client, tools=TOOLS)
         rig.say('[{"name": "now", "parameters": {}}]')
-        reply = await client.chat.completions.create(
-            model="tiny", messages=ASK, tools=TOOLS, tool_choice="required"
-        )
+        reply = await ask(client, tools=TOOLS, tool_choice="required")
         assert reply.choices[0].message.tool_calls[0].function.name == "now"
 
 
@@ -540,7 +490,7 @@ async def test_a_parser_that_is_configured_is_used(rig, parser, text, calls):
     rig.backend.max_model_len = 4000
     async with client_of(rig, UNKNOWN, tools=parser) as client:
         rig.say(text)
-        reply = await client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+        reply = await ask(client, tools=TOOLS)
     made = reply.choices[0].message.tool_calls or []
 
     assert [call.function.name for call in made] == calls
@@ -552,14 +502,12 @@ async def test_a_format_beside_calls_that_are_no_text_is_refused(rig, parser):
     rig.backend.max_model_len = 4000
     async with client_of(rig, UNKNOWN, tools=parser) as client:
         with pytest.raises(openai.BadRequestError, match="tool_choice to none or required"):
-            await client.chat.completions.create(
-                model="tiny", messages=ASK, tools=TOOLS, response_format={"type": "json_object"}
-            )
+            await ask(client, tools=TOOLS, response_format={"type": "json_object"})
 
 
 async def test_reasoning_has_a_field_of_its_own(rig, thinker):
     rig.say("<think>\nHm.\n</think>\n\nYes.")
-    reply = await thinker.chat.completions.create(model="tiny", messages=ASK)
+    reply = await ask(thinker)
     calls, rest = await streamed(thinker)
     message = reply.choices[0].message
 
@@ -571,9 +519,7 @@ async def test_reasoning_has_a_field_of_its_own(rig, thinker):
 
 async def test_reasoning_that_is_not_wanted_is_counted_only(rig, thinker):
     rig.say("<think>Hm.</think>Yes.")
-    reply = await thinker.chat.completions.create(
-        model="tiny", messages=ASK, extra_body={"include_reasoning": False}
-    )
+    reply = await ask(thinker, extra_body={"include_reasoning": False})
 
     assert "reasoning_content" not in reply.choices[0].message.model_extra
     assert reply.choices[0].message.content == "Yes."
@@ -582,36 +528,30 @@ async def test_reasoning_that_is_not_wanted_is_counted_only(rig, thinker):
 
 async def test_settings_of_the_template_reach_it(rig, thinker):
     rig.say("Yes.")
-    await thinker.chat.completions.create(
-        model="tiny",
-        messages=ASK,
+    await ask(
+        thinker,
         reasoning_effort="low",
         extra_body={"chat_template_kwargs": {"enable_thinking": False}},
     )
-    assert prompt(rig).endswith("assistant<think></think>low")
+    assert rig.prompt().endswith("assistant<think></think>low")
 
-    await thinker.chat.completions.create(model="tiny", messages=ASK, reasoning_effort="none")
-    assert prompt(rig).endswith("assistant<think></think>none")
+    await ask(thinker, reasoning_effort="none")
+    assert rig.prompt().endswith("assistant<think></think>none")
 
 
 async def test_a_budget_of_thinking_tokens_is_part_of_the_constraint(rig, thinker):
-    await thinker.chat.completions.create(
-        model="tiny", messages=ASK, extra_body={"thinking_token_budget": 7}
-    )
+    await ask(thinker, extra_body={"thinking_token_budget": 7})
     thinking, rest = form_of(rig)["elements"]
 
     assert thinking["content"]["content"] == {"type": "any_text", "max_tokens": 7}
-    assert (thinking["type"], thinking["content"]["end"], rest["type"]) == (
-        "optional",
-        "</think>",
-        "any_text",
-    )
+    assert thinking["type"] == "optional"
+    assert thinking["content"]["end"] == "</think>"
+    assert rest["type"] == "any_text"
 
 
 async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker):
-    await thinker.chat.completions.create(
-        model="tiny",
-        messages=ASK,
+    await ask(
+        thinker,
         extra_body={"thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": False}},
     )
 
@@ -656,7 +596,7 @@ async def test_a_budget_where_nothing_is_thought_constrains_nothing(rig, thinker
     ],
 )
 async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, requested, form):
-    await thinker.chat.completions.create(model="tiny", messages=ASK, **requested)
+    await ask(thinker, **requested)
     elements = form_of(rig)["elements"]
 
     assert elements[0]["type"] == "optional"
@@ -665,48 +605,40 @@ async def test_the_form_of_an_answer_counts_after_its_reasoning(rig, thinker, re
 
 async def test_a_structural_tag_that_is_none_is_refused_where_it_has_to_be_joined(rig, thinker):
     with pytest.raises(openai.BadRequestError, match="with a format"):
-        await thinker.chat.completions.create(
-            model="tiny",
-            messages=ASK,
-            extra_body={"structured_outputs": {"structural_tag": '{"structures": []}'}},
+        await ask(
+            thinker, extra_body={"structured_outputs": {"structural_tag": '{"structures": []}'}}
         )
 
 
 async def test_an_answer_goes_on_with_the_last_message(rig, client):
     rig.say(" is Paris")
     messages = [*ASK, {"role": "assistant", "content": "The city "}]
-    reply = await client.chat.completions.create(
-        model="tiny", messages=messages, extra_body={"continue_final_message": True}
-    )
+    reply = await ask(client, messages=messages, extra_body={"continue_final_message": True})
 
-    assert prompt(rig).endswith("<|im_start|>assistant\nThe city ")
+    assert rig.prompt().endswith("<|im_start|>assistant\nThe city ")
     assert reply.choices[0].message.content == " is Paris"
 
 
 async def test_an_answer_goes_on_within_its_reasoning(rig, thinker):
     rig.say(" on.</think>Yes.")
     messages = [*ASK, {"role": "assistant", "content": "<think>Thinking"}]
-    reply = await thinker.chat.completions.create(
-        model="tiny", messages=messages, extra_body={"continue_final_message": True}
-    )
+    reply = await ask(thinker, messages=messages, extra_body={"continue_final_message": True})
 
-    assert prompt(rig).endswith("<think>Thinking")
+    assert rig.prompt().endswith("<think>Thinking")
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("on.", "Yes.")
 
 
 async def test_no_turn_is_opened_where_that_is_not_wanted(rig, client):
-    await client.chat.completions.create(
-        model="tiny", messages=ASK, extra_body={"add_generation_prompt": False}
-    )
+    await ask(client, extra_body={"add_generation_prompt": False})
 
-    assert prompt(rig).endswith("Weather?<|im_end|>\n")
+    assert rig.prompt().endswith("Weather?<|im_end|>\n")
 
 
 async def test_a_template_that_changes_the_last_message_cannot_be_continued(rig):
     async with client_of(rig, "{{ messages[0].content }}") as client:
         with pytest.raises(openai.BadRequestError, match="changes the last message"):
-            await client.chat.completions.create(
-                model="tiny",
+            await ask(
+                client,
                 messages=[*ASK, {"role": "assistant", "content": "x y z"}],
                 extra_body={"continue_final_message": True},
             )
@@ -715,8 +647,8 @@ async def test_a_template_that_changes_the_last_message_cannot_be_continued(rig)
 async def test_reasoning_of_the_history_reaches_the_template(rig, thinker):
     for name in ("reasoning", "reasoning_content"):
         messages = [*ASK, {"role": "assistant", "content": "Yes.", name: "Hm."}, *ASK]
-        await thinker.chat.completions.create(model="tiny", messages=messages)
-        assert "<think>Hm.</think>" in prompt(rig)
+        await ask(thinker, messages=messages)
+        assert "<think>Hm.</think>" in rig.prompt()
 
 
 async def test_arguments_take_the_types_of_a_referred_schema(rig, client, model_folder):
@@ -734,7 +666,7 @@ async def test_arguments_take_the_types_of_a_referred_schema(rig, client, model_
     async with client_of(
         rig, rig.tokenizer.chat_template.tool_source, tools="qwen3_coder"
     ) as coder:
-        reply = await coder.chat.completions.create(model="tiny", messages=ASK, **fields)
+        reply = await ask(coder, **fields)
         calls, _ = await streamed(coder, **fields)
 
     assert [call.function.arguments for call in reply.choices[0].message.tool_calls] == ['{"x": 1}']
@@ -747,9 +679,9 @@ async def test_a_conversation_goes_on_after_a_call_that_was_cut_off(rig, client,
         *with_call(arguments=arguments),
         {"role": "tool", "tool_call_id": "a", "content": "no such call"},
     ]
-    await client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+    await ask(client, messages=messages, tools=TOOLS)
 
-    assert f'"arguments": {json.dumps(arguments)}' in prompt(rig)
+    assert f'"arguments": {json.dumps(arguments)}' in rig.prompt()
 
 
 ITEMS_ALONE = (
@@ -766,19 +698,19 @@ async def test_a_template_that_takes_objects_alone_is_given_one_for_a_call_that_
     whole["function"] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
     messages = [*ASK, {**called, "tool_calls": [*called["tool_calls"], whole]}]
     async with client_of(rig, ITEMS_ALONE) as client:
-        await client.chat.completions.create(model="tiny", messages=messages)
-        assert prompt(rig).count("<city>Rome") == 1
+        await ask(client, messages=messages)
+        assert rig.prompt().count("<city>Rome") == 1
         rig.tokenizer.chat_template = ChatTemplate("{{ raise_exception('no') }}", {})
         with pytest.raises(openai.BadRequestError, match="template refuses these messages"):
-            await client.chat.completions.create(model="tiny", messages=messages)
+            await ask(client, messages=messages)
 
 
 @pytest.mark.parametrize("message", [{}, {"content": None}, {"reasoning_content": "Hm"}])
 async def test_an_assistant_message_may_have_no_content(rig, client, message):
     messages = [*ASK, {"role": "assistant", **message}, *ASK]
-    await client.chat.completions.create(model="tiny", messages=messages)
+    await ask(client, messages=messages)
 
-    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user" in prompt(rig)
+    assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>user" in rig.prompt()
 
 
 @pytest.mark.parametrize(
@@ -800,11 +732,9 @@ async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
 ):
     rig.say(message)
     fields = {"tools": TOOLS, "tool_choice": choice}
-    await client.chat.completions.create(model="tiny", messages=ASK, **fields)
+    await ask(client, **fields)
     alone = constraint(rig)
-    reply = await client.chat.completions.create(
-        model="tiny", messages=ASK, response_format=form, **fields
-    )
+    reply = await ask(client, response_format=form, **fields)
     calls, _ = await streamed(client, response_format=form, **fields)
 
     assert constraint(rig) == alone
@@ -812,25 +742,21 @@ async def test_a_format_of_the_text_changes_nothing_in_calls_that_are_forced(
     assert [call["name"] for call in calls] == ["now"]
     rig.backend.error = RequestError("cannot be compiled", param=CONSTRAINT_PARAM)
     with pytest.raises(openai.BadRequestError, match="tools: cannot be compiled"):
-        await client.chat.completions.create(
-            model="tiny", messages=ASK, response_format=form, **fields
-        )
+        await ask(client, response_format=form, **fields)
 
 
 async def test_a_call_in_reasoning_that_is_never_closed_is_answered(rig, client):
     source = rig.tokenizer.chat_template.tool_source
     rig.say(f"<think>They want the time.\n{HERMES_NOW}")
     async with client_of(rig, source, reasoning="qwen3") as thinker:
-        reply = await thinker.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+        reply = await ask(thinker, tools=TOOLS)
         calls, rest = await streamed(thinker, tools=TOOLS)
     message, reason = reply.choices[0].message, reply.choices[0].finish_reason
 
     assert [call.function.name for call in message.tool_calls] == ["now"]
-    assert (message.content, message.reasoning, reason) == (
-        None,
-        "They want the time.",
-        "tool_calls",
-    )
+    assert message.content is None
+    assert message.reasoning == "They want the time."
+    assert reason == "tool_calls"
     assert [call["name"] for call in calls] == ["now"]
     assert rest == {
         "finish_reason": "tool_calls",

@@ -123,7 +123,7 @@ async def test_prompt_logprobs_have_vllms_shape(rig, http):
     reply = (await http.post("/v1/chat/completions", json=body)).json()
     num_prompt = reply["usage"]["prompt_tokens"]
     assert [list(entry) for entry in reply["prompt_logprobs"][1:]] == [
-        [str(token_id)] for token_id in rig.backend.calls[-1][0][0].prompt[1:]
+        [str(token_id)] for token_id in rig.spec.prompt[1:]
     ]
     assert len(reply["prompt_logprobs"]) == num_prompt
     assert (
@@ -147,7 +147,7 @@ async def test_token_ids_are_returned_where_asked_for(rig, http):
     chat = {"model": "tiny", "messages": HELLO, "return_token_ids": True}
     reply = (await http.post("/v1/chat/completions", json=chat)).json()
     assert reply["choices"][0]["token_ids"] == ids
-    assert reply["prompt_token_ids"] == rig.backend.calls[-1][0][0].prompt
+    assert reply["prompt_token_ids"] == rig.spec.prompt
 
 
 @pytest.mark.parametrize(

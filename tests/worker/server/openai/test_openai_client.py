@@ -11,6 +11,10 @@ from pdcluster_schema.policy import PolicyConfig
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
+def ask(client: openai.AsyncOpenAI, **fields):
+    return client.chat.completions.create(model="tiny", messages=HELLO, **fields)
+
+
 async def test_chat_answers_whole(rig, client):
     reply = await client.chat.completions.with_raw_response.create(model="tiny", messages=HELLO)
     body = reply.parse()
@@ -47,9 +51,7 @@ async def test_chat_streams_the_same_text(rig, client):
 async def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for(rig, client):
     rig.say("Hi!")
     options = {"include_usage": True, "continuous_usage_stats": True}
-    stream = await client.chat.completions.create(
-        model="tiny", messages=HELLO, stream=True, stream_options=options, n=2
-    )
+    stream = await ask(client, stream=True, stream_options=options, n=2)
     chunks = [chunk async for chunk in stream]
     num_prompt_tokens = len(rig.backend.calls[0][0][0].prompt)
 
@@ -87,7 +89,7 @@ async def test_completion_defaults_to_16_tokens_and_ends_by_length(rig, client):
 
 
 async def test_chat_defaults_to_the_rest_of_the_context(rig, client):
-    await client.chat.completions.create(model="tiny", messages=HELLO)
+    await ask(client)
     spec = rig.backend.calls[0][0][0]
 
     assert spec.sampling.max_tokens == 200 - len(spec.prompt)
@@ -131,7 +133,7 @@ async def test_list_prompts_with_n_number_choices_by_prompt(rig, client):
 
 
 async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
-    reply = await client.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=2**63 - 1)
+    reply = await ask(client, n=3, seed=2**63 - 1)
     (specs, prefill) = rig.backend.calls[0]
 
     assert [choice.message.content for choice in reply.choices] == ["Hello, world!"] * 3
@@ -143,9 +145,7 @@ async def test_n_choices_have_their_own_ids_and_seeds(rig, client):
 async def test_streamed_choices_keep_their_texts_apart(rig, client):
     rig.backend.script = lambda spec: [50 + spec.sampling.seed] * (3 + spec.sampling.seed) + [258]
     texts = ["", "", ""]
-    async for chunk in await client.chat.completions.create(
-        model="tiny", messages=HELLO, n=3, seed=0, stream=True
-    ):
+    async for chunk in await ask(client, n=3, seed=0, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
 
     assert texts == [rig.tokenizer.token_bytes(50 + i).decode() * (3 + i) for i in range(3)]
@@ -172,9 +172,8 @@ async def test_every_sampling_field_reaches_the_engine(rig, client):
         "priority": -3,
         "pdcluster": {"prefill": "remote"},
     }
-    await client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
+    await ask(
+        client,
         max_completion_tokens=9,
         temperature=0.5,
         top_p=0.9,
@@ -189,22 +188,16 @@ async def test_every_sampling_field_reaches_the_engine(rig, client):
     sampling = specs[0].sampling
 
     assert (prefill, specs[0].priority, sampling.max_tokens, sampling.seed) == ("remote", -3, 9, 4)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
-        0.5,
-        0.9,
-        5,
-        0.1,
-    )
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (
-        1.0,
-        -1.0,
-        1.2,
-    )
-    assert (sampling.logit_bias, sampling.min_tokens, sampling.stop_token_ids) == (
-        {3: -100.0},
-        1,
-        [7],
-    )
+    assert sampling.temperature == 0.5
+    assert sampling.top_p == 0.9
+    assert sampling.top_k == 5
+    assert sampling.min_p == 0.1
+    assert sampling.presence_penalty == 1.0
+    assert sampling.frequency_penalty == -1.0
+    assert sampling.repetition_penalty == 1.2
+    assert sampling.logit_bias == {3: -100.0}
+    assert sampling.min_tokens == 1
+    assert sampling.stop_token_ids == [7]
     assert (sampling.eos_token_ids, sampling.ignore_eos, sampling.logprobs) == ([258], True, None)
 
 
@@ -239,7 +232,7 @@ async def test_models_list_the_one_model(client):
 
 async def test_characters_of_several_tokens_arrive_whole(rig, client):
     rig.say("né 日本 👩‍🚀!")
-    stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+    stream = await ask(client, stream=True)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
 
     assert "".join(pieces) == "né 日本 👩‍🚀!"
@@ -253,9 +246,7 @@ async def test_stop_string_ends_one_choice_and_its_siblings_go_on(rig, client):
         for seed, text in texts.items()
     }
     rig.backend.script = lambda spec: [*encoded[spec.sampling.seed], 258]
-    reply = await client.chat.completions.create(
-        model="tiny", messages=HELLO, n=2, seed=0, stop=["END", "zzz"]
-    )
+    reply = await ask(client, n=2, seed=0, stop=["END", "zzz"])
 
     assert [choice.message.content for choice in reply.choices] == ["one ", "no end here"]
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "stop"]
@@ -281,9 +272,7 @@ async def test_stop_string_ends_one_prompt_and_the_others_go_on(rig, client, n):
 
 
 async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
-    reply = await client.chat.completions.create(
-        model="tiny", messages=HELLO, stop=",", extra_body={"include_stop_str_in_output": True}
-    )
+    reply = await ask(client, stop=",", extra_body={"include_stop_str_in_output": True})
 
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("Hello,", "stop")
     assert rig.backend.cancelled.is_set()
@@ -292,9 +281,7 @@ async def test_stop_string_of_the_last_choice_closes_the_backend(rig, client):
 
 async def test_chat_logprobs_have_openais_shape(rig, client):
     rig.say("é!")
-    reply = await client.chat.completions.create(
-        model="tiny", messages=HELLO, logprobs=True, top_logprobs=2
-    )
+    reply = await ask(client, logprobs=True, top_logprobs=2)
     content = reply.choices[0].logprobs.content
 
     assert [entry.token for entry in content] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]
@@ -316,9 +303,7 @@ async def test_completion_logprobs_have_openais_shape(rig, client):
 async def test_streamed_logprobs_come_with_their_tokens(rig, client):
     rig.say("é!")
     tokens = []
-    async for chunk in await client.chat.completions.create(
-        model="tiny", messages=HELLO, logprobs=True, stream=True
-    ):
+    async for chunk in await ask(client, logprobs=True, stream=True):
         tokens += [entry.token for entry in chunk.choices[0].logprobs.content]
 
     assert tokens == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|im_end|>"]

@@ -31,10 +31,8 @@ async def test_every_refused_field_is_named_with_the_fix(rig, http, path, schema
     for name, known in refused.items():
         error = (await ask(http, path, **{name: {"no": "such value"}})).json()["error"]
 
-        assert (error["param"], error["message"]) == (
-            name,
-            f"{name}: is not supported here: {known.note}",
-        )
+        assert error["param"] == name
+        assert error["message"] == f"{name}: is not supported here: {known.note}"
     assert rig.backend.calls == []
 
 
