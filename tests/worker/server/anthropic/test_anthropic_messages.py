@@ -1,6 +1,5 @@
 """POST /v1/messages by Anthropic's official client, unchanged, and what the wire has beneath it."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ import pytest
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.text.chat_template import ChatTemplate
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -613,22 +612,3 @@ async def test_a_failure_after_the_first_token_is_an_error_event(rig, http):
 
     assert events[-1][1]["error"]["type"] == "api_error"
     assert "message_stop" not in [name for name, _ in events]
-
-
-async def test_a_client_that_leaves_cancels_the_answer(rig, wire):
-    rig.backend.hold_after = 2
-    async with wire.stream("POST", "/v1/messages", json={**BODY, "stream": True}) as reply:
-        await anext(reply.aiter_bytes())
-    async with asyncio.timeout(10):
-        await rig.backend.cancelled.wait()
-
-
-async def test_a_prefill_worker_serves_no_messages(rig):
-    app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
-        for path in ("/v1/messages", "/v1/messages/count_tokens"):
-            reply = await http.post(path, json=BODY)
-            assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
-            assert "prefill worker" in reply.json()["error"]["message"]

@@ -7,13 +7,12 @@ import pytest
 
 from pdcluster_worker.messages.requests import Token
 from pdcluster_worker.server.generation.choice import AnswerRules, Choice
-from pdcluster_worker.server.openai.completions import added_by, message_of
+from pdcluster_worker.server.openai.completions import added_by
 from pdcluster_worker.server.text.events import (
     ArgumentsDelta,
     Delta,
     Part,
     ReasoningDelta,
-    TextDelta,
     ToolCall,
     ToolCallBegin,
     ToolCallEnd,
@@ -100,65 +99,6 @@ def test_a_parser_sees_the_control_tokens_that_it_names(tokenizer) -> None:
 
     assert choice.feed(Token("r", 257)).parts == (ReasoningDelta("<|im_start|>"),)
     assert choice.feed(Token("r", 258)).parts == ()
-
-
-def test_a_message_has_null_content_beside_calls_and_both_names_of_reasoning() -> None:
-    calls = (ToolCall("call_a", "add", '{"x":1}'),)
-    called = message_of(WholeAnswer("", "", calls, "tool_calls"))
-    thought = message_of(WholeAnswer("Hi", "hm", (), "stop"))
-
-    assert called == {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "tool_calls": [
-            {
-                "id": "call_a",
-                "type": "function",
-                "function": {"name": "add", "arguments": '{"x":1}'},
-            }
-        ],
-    }
-    assert thought == {
-        "role": "assistant",
-        "content": "Hi",
-        "refusal": None,
-        "reasoning": "hm",
-        "reasoning_content": "hm",
-    }
-
-
-def test_deltas_of_a_call_have_its_name_first_and_then_arguments() -> None:
-    shown = [
-        added_by(Delta(0, parts))
-        for parts in ((CALL[0],), CALL[1:3], (CALL[3],), (TextDelta("a"), *CALL[:2]))
-    ]
-
-    assert shown == [
-        {
-            "tool_calls": [
-                {
-                    "index": 0,
-                    "id": "call_a",
-                    "type": "function",
-                    "function": {"name": "add", "arguments": ""},
-                }
-            ]
-        },
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"x":1}'}}]},
-        None,
-        {
-            "content": "a",
-            "tool_calls": [
-                {
-                    "index": 0,
-                    "id": "call_a",
-                    "type": "function",
-                    "function": {"name": "add", "arguments": '{"x":'},
-                }
-            ],
-        },
-    ]
 
 
 def test_the_first_delta_says_the_role_also_with_a_call_or_reasoning() -> None:

@@ -136,26 +136,6 @@ async def test_chat_refuses_with_the_field_and_the_limit(rig, http, fields, faul
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("functions", [{"name": "f"}]),
-        ("function_call", {"name": "f"}),
-        ("modalities", ["text", "audio"]),
-        ("audio", {"voice": "a"}),
-        ("prediction", {"type": "content"}),
-        ("web_search_options", {}),
-        ("chat_template", "{{ x }}"),
-    ],
-)
-async def test_chat_names_known_fields_that_are_not_served(http, name, value):
-    response = await http.post(CHAT, json={"model": "tiny", "messages": HELLO, name: value})
-    error = error_of(response)
-
-    assert (response.status_code, error.param) == (400, name)
-    assert f"{name}: is not supported here" in error.message
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {

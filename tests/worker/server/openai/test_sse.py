@@ -3,8 +3,6 @@
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdcluster_worker.server.openai.completions import ChatFormatter, CompletionFormatter
 from pdcluster_worker.server.openai.formatter import OpenAIFormatter, ResponseExtras
@@ -45,23 +43,6 @@ def test_an_event_is_the_models_for_every_character(kind, has_logprobs, has_usag
     for index, text in ((0, "x"), (3, EVERY_CHARACTER), (0, '"0"'), (3, "\x7f\\")):
         delta = Delta(index, (TextDelta(text),))
         assert delta.plain_text == text
-        assert shape.of(delta) == shape.event_of(delta)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 2),
-            st.text(max_size=5),
-            st.booleans(),
-            st.sampled_from([None, "stop", "length"]),
-        )
-    )
-)
-def test_events_of_an_answer_are_the_models_one_by_one(deltas) -> None:
-    shape = made(ChatFormatter, False, True)
-    for index, text, is_first, reason in deltas:
-        delta = Delta(index, (TextDelta(text),) if text else (), (), is_first, reason)
         assert shape.of(delta) == shape.event_of(delta)
 
 

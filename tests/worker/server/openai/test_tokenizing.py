@@ -88,11 +88,15 @@ async def test_tokenizing_is_of_the_api_and_has_no_journey(rig, http):
         assert found.status_code == 404
 
 
-async def test_a_prefill_worker_sends_its_clients_elsewhere(rig):
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
+)
+async def test_a_prefill_worker_sends_its_clients_elsewhere(rig, path):
     app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
-        reply = await client.post("/tokenize", json={"prompt": "x"})
+        reply = await client.post(path, json={"prompt": "x"})
     assert reply.status_code == 404
-    assert "prefill worker" in reply.text
+    assert "prefill worker" in reply.json()["error"]["message"]
+    assert ("request_id" in reply.json()) is path.startswith("/v1/messages")

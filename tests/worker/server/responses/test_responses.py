@@ -2,7 +2,6 @@
 on from what is kept.
 """
 
-import asyncio
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -15,7 +14,7 @@ import pytest
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.requests import CONSTRAINT_PARAM
-from pdcluster_worker.server.app import create_app, create_prefill_app
+from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
 from pdcluster_worker.server.responses.formatter import shown_items
 from pdcluster_worker.server.responses.route import Kept, ResponseStore, bytes_of
@@ -556,24 +555,6 @@ async def test_a_failure_after_the_first_token_is_a_failed_response(rig, client)
     assert last.response.error.code == "internal_error"
     assert "internal error" in last.response.error.message
     assert last.response.output[0].status == "incomplete"
-
-
-async def test_a_client_that_leaves_cancels_the_response(rig, wire):
-    rig.backend.hold_after = 2
-    async with wire.stream("POST", "/v1/responses", json={**BODY, "stream": True}) as reply:
-        await anext(reply.aiter_bytes())
-    async with asyncio.timeout(10):
-        await rig.backend.cancelled.wait()
-
-
-async def test_a_prefill_worker_serves_no_responses(rig):
-    app = create_prefill_app(rig.backend, rig.metrics, lambda: rig.policy)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as http:
-        reply = await http.post("/v1/responses", json=BODY)
-    assert reply.status_code == 404
-    assert "prefill worker" in reply.text
 
 
 def kept(num_bytes: int = 1) -> Kept:
