@@ -30,6 +30,7 @@ WEATHER = {
 }
 NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
+TOOL_USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 BODY = {"model": "tiny", "max_tokens": 64, "messages": ASK}
 
 
@@ -54,6 +55,10 @@ def ask(client: anthropic.AsyncAnthropic, **fields):
 
 def streaming(client: anthropic.AsyncAnthropic, **fields):
     return client.messages.stream(**BODY | fields)
+
+
+def said(*blocks: dict, role: str = "user") -> dict:
+    return {"messages": [{"role": role, "content": [*blocks]}]}
 
 
 def deep(depth: int) -> dict:
@@ -331,41 +336,11 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
     [
         ({"max_tokens": None}, "max_tokens: must be a valid integer"),
         ({"messages": []}, "messages: "),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages[0].content[0]: has type 'image'",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text: is required",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}],
-                    }
-                ]
-            },
-            "belongs to role assistant",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
-                ]
-            },
-            "belongs to role user",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}
-                ]
-            },
-            "messages: no earlier message has a call 'a'",
-        ),
+        (said({"type": "image", "source": {}}), "messages[0].content[0]: has type 'image'"),
+        (said({"type": "text"}), "messages[0].content[0].text: is required"),
+        (said(TOOL_USE), "belongs to role assistant"),
+        (said(RESULT, role="assistant"), "belongs to role user"),
+        (said(RESULT), "messages: no earlier message has a call 'a'"),
         ({"tools": [NOW, NOW]}, "tools[1].name: 'now' names an earlier tool"),
         (
             {"tools": [NOW], "tool_choice": {"type": "tool", "name": "then"}},
@@ -379,11 +354,11 @@ async def test_tokens_are_counted_as_the_model_sees_them(rig, client):
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"system": 3}, "system: "),
         (
-            {"messages": [{"role": "user", "content": [RESULT | {"content": 3}]}]},
+            said(RESULT | {"content": 3}),
             "messages[0].content[0].content: must be a valid string or a valid list",
         ),
         (
-            {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "x"}]}]}]},
+            said(RESULT | {"content": [{"type": "x"}]}),
             "messages[0].content[0].content[0].type: must be 'text'",
         ),
         (

@@ -339,8 +339,16 @@ def with_call(**function) -> list[dict]:
     return [*ASK, {**CALLED, "tool_calls": [call]}]
 
 
-def with_function(**fields) -> list[dict]:
-    return [{"type": "function", "function": {"name": "f", **fields}}]
+def with_function(**fields) -> dict:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
+def kwargs(values: dict) -> dict:
+    return {"extra_body": {"chat_template_kwargs": values}}
+
+
+def said(*messages: dict) -> dict:
+    return {"messages": [*messages]}
 
 
 @pytest.mark.parametrize(
@@ -358,59 +366,53 @@ def with_function(**fields) -> list[dict]:
             "tool_choice: must be none, auto, required or",
         ),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type: 'function'"),
-        ({"tools": with_function(name="a b")}, "tools[0].function.name: pattern"),
-        ({"tools": with_function(name="x" * 129)}, "tools[0].function.name: at most 128"),
+        (with_function(name="a b"), "tools[0].function.name: pattern"),
+        (with_function(name="x" * 129), "tools[0].function.name: at most 128"),
         ({"tools": [NOW] * 129}, "tools: at most 128"),
         (
-            {"tools": with_function(parameters={"type": "array"})},
+            with_function(parameters={"type": "array"}),
             "tools[0].function.parameters: type: must be object",
         ),
         (
-            {"tools": with_function(parameters={"properties": {"x": {"type": "int"}}})},
+            with_function(parameters={"properties": {"x": {"type": "int"}}}),
             "tools[0].function.parameters: properties.x.type",
         ),
         (
-            {"tools": with_function(parameters={"properties": []})},
+            with_function(parameters={"properties": []}),
             "tools[0].function.parameters: properties: must be an object",
         ),
         (
-            {"tools": with_function(parameters={"required": "x"})},
+            with_function(parameters={"required": "x"}),
             "tools[0].function.parameters: required: must be a list",
         ),
         (
-            {"tools": with_function(parameters={"properties": {"x": {"enum": []}}})},
+            with_function(parameters={"properties": {"x": {"enum": []}}}),
             "tools[0].function.parameters: enum: must be",
         ),
         (
-            {"tools": with_function(parameters={"properties": {"x": {"anyOf": []}}})},
+            with_function(parameters={"properties": {"x": {"anyOf": []}}}),
             "tools[0].function.parameters: anyOf: must be",
         ),
         (
-            {"tools": with_function(parameters={"properties": {"x": 3}})},
+            with_function(parameters={"properties": {"x": 3}}),
             "tools[0].function.parameters: properties.x: must be a schema",
         ),
         (
-            {"messages": [*ASK, {"role": "tool", "content": "x"}]},
+            said(*ASK, {"role": "tool", "content": "x"}),
             "messages[1].tool_call_id: is required for role tool",
         ),
         (
-            {"messages": [*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}]},
+            said(*ASK, {"role": "tool", "content": "x", "tool_call_id": "b"}),
             "messages[1].tool_call_id: no earlier message",
         ),
         (
-            {"messages": [{"role": "user", "content": "x", "tool_call_id": "b"}]},
+            said({"role": "user", "content": "x", "tool_call_id": "b"}),
             "messages[0].tool_call_id: belongs to role tool",
         ),
+        (said({**CALLED, "role": "user"}), "messages[0].tool_calls: are made by role assistant"),
+        (said({"role": "user", "content": None}), "messages[0].content: is required for role user"),
         (
-            {"messages": [{**CALLED, "role": "user"}]},
-            "messages[0].tool_calls: are made by role assistant",
-        ),
-        (
-            {"messages": [{"role": "user", "content": None}]},
-            "messages[0].content: is required for role user",
-        ),
-        (
-            {"messages": [*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}]},
+            said(*ASK, CALLED, {"role": "tool", "tool_call_id": "a"}),
             "messages[2].content: is required for role tool",
         ),
         ({"extra_body": {"functions": [{"name": "f"}]}}, "functions: use tools"),
@@ -423,22 +425,10 @@ def with_function(**fields) -> list[dict]:
             {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
             "continue_final_message: give one of the two",
         ),
-        (
-            {"extra_body": {"chat_template_kwargs": {"messages": []}}},
-            "chat_template_kwargs: 'messages' has a field of its own",
-        ),
-        (
-            {"extra_body": {"chat_template_kwargs": {"a b": 1}}},
-            "chat_template_kwargs: names must be words",
-        ),
-        (
-            {"extra_body": {"chat_template_kwargs": {"x": "y" * 20_000}}},
-            "chat_template_kwargs: at most 16384",
-        ),
-        (
-            {"extra_body": {"chat_template_kwargs": {f"x{i}": 1 for i in range(33)}}},
-            "chat_template_kwargs: at most 32",
-        ),
+        (kwargs({"messages": []}), "chat_template_kwargs: 'messages' has a field of its own"),
+        (kwargs({"a b": 1}), "chat_template_kwargs: names must be words"),
+        (kwargs({"x": "y" * 20_000}), "chat_template_kwargs: at most 16384"),
+        (kwargs({f"x{i}": 1 for i in range(33)}), "chat_template_kwargs: at most 32"),
         (
             {"extra_body": {"thinking_token_budget": 5}},
             "thinking_token_budget: not known to reason",
