@@ -25,7 +25,7 @@ from pdcluster_worker.engine.request import Batch, EngineRequest
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
-from pdcluster_worker.processes.engine_process import EngineSocket
+from pdcluster_worker.processes.engine_mailbox import EngineSocket
 from pdcluster_worker.structured_output.grammar_cache import GrammarCache
 from pdcluster_worker.testing import FakeNetwork, FakeTransport
 

@@ -21,8 +21,8 @@ from pdcluster_worker.headless import (
 )
 from pdcluster_worker.messages.engine import EngineFailed, Ping, Stop, decode_outputs
 from pdcluster_worker.messages.engine import encode as encode_messages
-from pdcluster_worker.processes import head_client as mailbox_module
-from pdcluster_worker.processes.head_client import HeadClient
+from pdcluster_worker.processes import engine_mailbox as mailbox_module
+from pdcluster_worker.processes.engine_mailbox import HeadClient
 from tests.ports import free_port
 
 HELLO = HeadHello(1, "c", "r", "mixed", "node-b", "127.0.0.1")

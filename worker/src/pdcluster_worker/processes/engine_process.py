@@ -2,17 +2,14 @@
 
 import gc
 import logging
-import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
-import zmq
 
 from pdcluster_worker.config.data_parallel import EngineRank, share_of
 from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
@@ -24,12 +21,9 @@ from pdcluster_worker.headless import VERSION, HeadConnectionError, HeadHello
 from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
 from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
-from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.engine import (
     Begin,
     EngineFailed,
-    EngineInput,
-    EngineOutput,
     EngineReady,
     Ping,
     Pong,
@@ -43,7 +37,7 @@ from pdcluster_worker.model.loading.loader import ModelInfo
 from pdcluster_worker.model.runner import Runner, share_threads
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.processes.dp_board import DpBoard
-from pdcluster_worker.processes.head_client import HeadClient
+from pdcluster_worker.processes.engine_mailbox import EngineMailbox, EngineSocket, HeadClient
 from pdcluster_worker.system.cpu_cores import open_cores
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, slow_note
 
@@ -51,73 +45,6 @@ logger = logging.getLogger(__name__)
 
 # for the engine's last message when one of its ranks is gone; then the process exits
 RANK_GRACE_SECONDS = 0.7
-
-
-class EngineMailbox(Protocol):
-    """The engine's end of its connection to a server process."""
-
-    def wake(self) -> None:
-        """End the current or next wait; thread-safe."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """Make the current or next `receive` raise EngineBrokenError; thread-safe."""
-        ...
-
-    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """All messages that have arrived; waits for the first (None: without limit)."""
-        ...
-
-    def send(self, outputs: Sequence[EngineOutput]) -> None:
-        """Never blocks."""
-        ...
-
-
-class EngineSocket:
-    """The engine's end of the ZMQ pair, with an eventfd that transfer threads use."""
-
-    def __init__(self, address: str) -> None:
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.PAIR)
-        # neither side may block or drop: requests are bounded at the ingress
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._failure: str | None = None
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wakeup, zmq.POLLIN)
-
-    def wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
-
-    def fail(self, reason: str) -> None:
-        self._failure = reason
-        self.wake()
-
-    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """Raises EngineBrokenError after `fail`."""
-        events = dict(
-            self._poller.poll(
-                None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)
-            )
-        )
-        if self._wakeup in events:
-            os.eventfd_read(self._wakeup)
-        if self._failure is not None:
-            raise EngineBrokenError(self._failure)
-        received: list[EngineInput] = []
-        while self._socket.poll(0):
-            received.extend(messages.decode_inputs(self._socket.recv()))
-        return received
-
-    def send(self, outputs: Sequence[EngineOutput]) -> None:
-        self._socket.send(messages.encode(outputs))
-
-    def close(self) -> None:
-        """Deliver what is queued, then close."""
-        self._socket.close(linger=1000)
-        self._context.term()
 
 
 def run(config_path: Path, address: str, place: EngineRank) -> int:

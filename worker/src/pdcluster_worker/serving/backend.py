@@ -80,7 +80,6 @@ class WorkerBackend(ServingBackend):
         self._engines = engines
 
     def engines_are_ready(self) -> None:
-        """Take their device and limits: the shortest length of any."""
         facts = min(
             (engine.facts for engine in self._engines), key=lambda facts: facts.max_model_len
         )
@@ -119,7 +118,6 @@ class WorkerBackend(ServingBackend):
 
     @property
     def is_loading(self) -> bool:
-        """True until its engines are ready."""
         return self.device is None
 
 

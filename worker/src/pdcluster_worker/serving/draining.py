@@ -118,7 +118,6 @@ class DrainController:
             )
 
     async def _poll_clients(self) -> None:
-        """Look which clients have yet to take something."""
         self._is_answer_void = bool(self._num_holding())
         unacked = await self._poll_clients_once()
         # else something slipped in, or the command was withdrawn: `poll` saw it

@@ -118,13 +118,11 @@ class WorkerContext:
 
     @property
     def engine_ready(self) -> EngineReady:
-        """The facts of the first engine; a router has none."""
         assert self._facts is not None, "a router has no engine"
         return self._facts
 
     @property
     def block_size(self) -> int:
-        """Tokens in a KV block."""
         return (
             self.engine_ready.geometry.block_size
             if self.engineless is None
@@ -146,7 +144,6 @@ class WorkerContext:
         self.metrics.long_prompts.labels("remote" if is_remote else "local").inc()
 
     def note_transfer(self, done: PrefillDone) -> None:
-        """A KV transfer from here is acknowledged."""
         self.note_transport(done.transport, done.transport_note)
         if done.transport_note:
             self.metrics.kv_transport_fallbacks.inc()
@@ -181,7 +178,6 @@ class WorkerContext:
             self.active -= 1
 
     def refusal(self) -> RequestError:
-        """Error for a client that should use another worker."""
         if self.state == "ready" and self.engineless is not None:
             reason = f"no decode worker takes requests now ({self.absence()}): retry later"
             return RequestError(
@@ -238,7 +234,6 @@ class WorkerContext:
             del self._block_waiters[request_id]
 
     def load(self) -> WorkerLoad:
-        """This worker's load now, of all its engines together."""
         state = self.state if self.engines.problem is None else "stalled"
         total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
         occupancy = self.occupancy()

@@ -285,7 +285,6 @@ class WorkerRuntime:
         self._promise(self.worker.takes_new)
 
     def on_stall(self, engine: Engine, is_stalled: bool) -> None:
-        """Grant no credits while no engine makes progress."""
         if is_stalled:
             if not any(other.serves for other in self.worker.engines if other is not engine):
                 self._promise(False)
@@ -306,7 +305,6 @@ class WorkerRuntime:
         self._discovery.update(self._record)
 
     async def close(self) -> None:
-        """Leave etcd, drop peers, stop serving them."""
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)

@@ -253,7 +253,6 @@ class AdmissionControl:
         return AdmittedRequest(spec, prefill, since=self._clock(), lost=tuple(lost))
 
     def demoted(self, admitted: AdmittedRequest) -> AdmittedRequest:
-        """Give the same request low priority, and what that loses."""
         spec = aged(admitted.spec, self._clock() - admitted.since)
         spec = replace(spec, request_id=spec.request_id + _DEMOTED, priority=PRIORITIES["low"])
         self._count_lost(["priority=low"], admitted.tier)
@@ -294,7 +293,6 @@ class AdmissionControl:
         )
 
     def _retry_after(self) -> int:
-        """Seconds until the prompts that wait are computed."""
         seconds = self._averages.prompt_token_seconds
         return retry_after(None if seconds is None else self.waiting_tokens * seconds)
 

@@ -119,7 +119,6 @@ class CreditBroker:
                     self._request_from(pending, peer)
 
     def on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
-        """Take one answer of a prefill worker."""
         pending = self._pending.get(request_id)
         if pending is None or pending.chosen.done() or peer not in pending.requested:
             if granted and (pending is None or pending.taken is not peer):
@@ -139,7 +138,6 @@ class CreditBroker:
         self.request_credits()
 
     def on_lost(self, peer: Peer) -> None:
-        """Handle a broken stream to a prefill worker: its answers are void."""
         for pending in list(self._pending.values()):
             if pending.requested.pop(peer, None) is not None:
                 self._decide(pending)

@@ -115,7 +115,6 @@ class DecodeDispatcher:
         return generated
 
     def _short_of_blocks(self, outputs: RequestOutputs, spec: RequestSpec) -> RequestError | None:
-        """Error that ends a request that was just preempted; None = it waits for blocks."""
         if not is_short_of_blocks(self._worker.policy.moving, outputs.num_preemptions):
             return None
         needed = self._worker.num_blocks(spec.num_tokens + outputs.num_tokens)
@@ -179,7 +178,6 @@ class DecodeDispatcher:
         return self._remote.first_token(request, only=named)
 
     def _named(self, request: DecodeRequest) -> Peer | None:
-        """The prefill worker that the request names, if that is ready."""
         address = request.spec.prefiller
         if not address or request.prefill == "local":
             return None

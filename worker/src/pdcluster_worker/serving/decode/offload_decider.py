@@ -72,7 +72,6 @@ class RequestTimer:
         self._estimates.ended(self._request_id)
 
     def token(self, generated: Generated) -> None:
-        """Take the next token."""
         if self.side is None:
             return
         self._count += 1
@@ -135,7 +134,6 @@ class OffloadDecider:
         self._estimates = TtftEstimates()
 
     def timer(self, spec: RequestSpec) -> RequestTimer:
-        """Begin to measure a request."""
         return RequestTimer(
             self._feedback, self._estimates, spec.request_id, spec.num_tokens, self._clock
         )
@@ -221,7 +219,6 @@ class OffloadDecider:
         return decide(self._worker.policy.offload, facts, self.threshold(None)).is_remote
 
     def threshold(self, uncached_tokens: int | None) -> int:
-        """The length threshold for a prompt, which may become a probe; None: for none."""
         policy = self._worker.policy.offload
         configured = length_threshold(policy, self._worker.gpu)
         if policy.policy != "sloFeedback":
@@ -302,7 +299,6 @@ class InflightPrefixes:
         return self._tokens(spec, num_blocks)
 
     def coming(self, request: DecodeRequest) -> tuple[InflightPrefix, int] | None:
-        """The prefix on its way, and the tokens that it brings."""
         spec = request.spec
         found = self._prefixes.coming(_key(request), request.hashes, priority=spec.priority)
         return None if found is None else (found, self._tokens(spec, found.num_blocks))

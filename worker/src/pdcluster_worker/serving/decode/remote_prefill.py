@@ -171,7 +171,6 @@ class RemotePrefill:
                 await push_prefix(self._worker, handle, reserved.peer, spec, reserved.blocks)
 
     def _first(self, reserved: _Reserved, spec: RequestSpec, first: Token) -> Token:
-        """Note its prefill's rate, and that it waited for a credit."""
         num_tokens, seconds = spec.num_tokens - first.cached_tokens, first.prefill_seconds or 0.0
         self._worker.prefill_rates.add(reserved.peer.key, num_tokens, seconds)
         return first.waited(reserved.waited_seconds)

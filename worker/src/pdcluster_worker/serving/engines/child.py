@@ -34,7 +34,6 @@ class PairSocket:
         self._loop.add_reader(self._socket.fileno(), self._poll)
 
     async def recv(self) -> bytes:
-        """Wait for one frame."""
         while not self._frames:
             self._arrival = self._loop.create_future()
             await self._arrival

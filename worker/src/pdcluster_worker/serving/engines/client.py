@@ -30,13 +30,9 @@ logger = logging.getLogger(__name__)
 class FrameSocket(Protocol):
     """The part of an asyncio ZMQ PAIR socket that is used here."""
 
-    def recv(self) -> Awaitable[bytes]:
-        """Wait for one frame."""
-        ...
+    def recv(self) -> Awaitable[bytes]: ...
 
-    def send(self, data: bytes) -> Awaitable[object]:
-        """Queue one frame."""
-        ...
+    def send(self, data: bytes) -> Awaitable[object]: ...
 
 
 ENGINE_STALLED = "engine_stalled"
@@ -202,7 +198,6 @@ class EngineClient:
         self._outgoing.put_nowait(message)
 
     def begin(self, dtype: DType) -> None:
-        """Have the engine load its model, to compute in `dtype`."""
         self._outgoing.put_nowait(messages.Begin(dtype))
 
     @property
@@ -230,7 +225,6 @@ class EngineClient:
 
     @property
     def num_unknown(self) -> int:
-        """Open requests that `stats` does not include yet."""
         return len(self._unknown)
 
     def trace(self, request_id: str) -> Mapping[str, str]:
@@ -289,7 +283,6 @@ class EngineClient:
         self.stalled = None
 
     async def run(self) -> None:
-        """Move messages both ways until cancelled."""
         assert self._socket is not None, "the owner of the client moves its messages"
         await run_until_first_ends(self._send_all(self._socket), self._receive_all(self._socket))
 

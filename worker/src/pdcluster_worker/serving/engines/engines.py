@@ -98,7 +98,6 @@ class RequestHandle:
         return answer
 
     def target(self, blocks: ReceiveReady) -> TransferTarget:
-        """Target of the peer that writes these blocks."""
         engine = self.engine
         return TransferTarget(
             blocks.epoch,
@@ -109,7 +108,6 @@ class RequestHandle:
         )
 
     def close(self) -> None:
-        """Stop listening; the engine forgets a request that it still holds."""
         self.engine.client.close(self.outputs)
 
 
@@ -183,7 +181,6 @@ class Engines:
         self._on_changes(engine, BlockEvents([], gone, sequence=0))
 
     def forget(self, engine: Engine) -> bool:
-        """Report this one as lost no more; False if its rank has another."""
         if self.lost.get(engine.rank, (None, ""))[0] is not engine:
             return False
         del self.lost[engine.rank]

@@ -51,7 +51,6 @@ class Child:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def kill(self, reason: str) -> None:
-        """End a process that answers nothing; its requests fail with `reason`."""
         self.client.fail(reason)
         self._kill()
         if not self.killed.done():
@@ -61,7 +60,6 @@ class Child:
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End the process, and everything that was made for it."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -119,7 +117,6 @@ class EngineGroup:
             on_child(child)
 
     def begin(self, dtype: DType) -> None:
-        """Have all load, to compute in `dtype`; `ready` says when they serve."""
         self._dtype = dtype
         for child in self._children:
             child.client.begin(dtype)
@@ -147,7 +144,7 @@ class EngineGroup:
             child.kill(reason)
 
     def free_rank(self) -> int | None:
-        """A rank for an engine on another host; None when there are as many as there may be."""
+        """For an engine on another host; None when there are as many as there may be."""
         ranks = range(len(self._children), MAX_ENGINES)
         return next((rank for rank in ranks if rank not in self._adopted), None)
 
@@ -174,7 +171,6 @@ class EngineGroup:
             del self._adopted[child.rank]
 
     async def stop(self) -> None:
-        """End all processes."""
         self._is_ending = True
         for handle in self._forgetting:
             handle.cancel()

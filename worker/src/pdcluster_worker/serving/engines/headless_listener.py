@@ -42,7 +42,6 @@ class HeadlessSocket:
         return await read_frame(self._reader)
 
     async def send(self, data: bytes) -> None:
-        """Send one frame; waits while the other end takes nothing."""
         write_frame(self._writer, data)
         await self._writer.drain()
 
@@ -114,7 +113,6 @@ class HeadlessListener:
         logger.info("accepting headless engines port=%d", self.port)
 
     async def close(self) -> None:
-        """Take none any more, and end those that are here."""
         if self._server is not None:
             self._server.close()
         for task in self._meetings:

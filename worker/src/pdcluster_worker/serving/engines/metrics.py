@@ -26,7 +26,6 @@ class EngineMetrics:
         metrics.engine_busy_ratio.set_function(self.busy_ratio)
 
     def update(self, stats: EngineStats, rank: int = 0) -> None:
-        """Bring all metrics to `stats` of one engine."""
         last = self._last.get(rank)
         for counter, now, before in _counters(self._metrics, stats, last):
             counter.inc(now - before)
@@ -138,7 +137,6 @@ class BusyTime:
 
 
 def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    """Difference at each place; `before` may have fewer of them."""
     return [count - past for count, past in zip_longest(now, before, fillvalue=0)]
 
 

@@ -41,14 +41,12 @@ class StallTimer:
         self._polled = clock()
 
     def poll(self, period: float) -> float:
-        """Count the time since the last look; returns the sum."""
         now = self._clock()
         self.seconds += min(now - self._polled, _COUNTED_PERIODS * period)
         self._polled = now
         return self.seconds
 
     def moved(self) -> None:
-        """Note progress: count from now."""
         self.seconds = 0.0
         self._polled = self._clock()
 
@@ -64,14 +62,12 @@ class LongestStep:
 
     @property
     def seconds(self) -> float:
-        """As of now."""
         forgotten = self._clock() - REMEMBERED_SECONDS
         while self._steps and self._steps[0][0] <= forgotten:
             self._steps.popleft()
         return self._steps[0][1] if self._steps else self._warm_up_seconds
 
     def add(self, seconds: float) -> None:
-        """Note a step that has ended now."""
         if seconds <= self._warm_up_seconds:
             return
         while self._steps and self._steps[-1][1] <= seconds:
@@ -122,7 +118,7 @@ class StallWatch:
         self._on_steps(stats.num_steps)
 
     def poll(self, stall_seconds: float) -> Condition:
-        """Its condition now, with that margin; to be called every `period_seconds`."""
+        """Its condition now; to be called every `period_seconds`."""
         self._period = period_seconds(stall_seconds)
         still = self._still.poll(self._period)
         self._most_still_seconds = max(self._most_still_seconds, still)

@@ -127,7 +127,6 @@ class VllmChild(Child):
                     engine.take(message)
 
     async def _served(self) -> VllmFacts:
-        """Wait until it answers as it should, warmed up."""
         try:
             async with asyncio.timeout(NEVER_READY_SECONDS if self._command else None):
                 await self._healthy()
@@ -138,7 +137,6 @@ class VllmChild(Child):
             raise HttpFailedError(message) from e
 
     async def _healthy(self) -> None:
-        """Wait until it answers."""
         while True:
             try:
                 await self._http.get("/health")

@@ -191,7 +191,7 @@ _UNAVAILABLE = 503  # draining, full or its engine dead: another worker may well
 
 
 def is_engines(error: Exception) -> bool:
-    """Return whether a request ended because of an engine of this worker, not because of itself."""
+    """Return whether an engine of this worker is at fault, not the request itself."""
     return isinstance(
         error, EngineDiedError | EngineStalledError | ShortOfBlocksError | UnmeetableDeadlineError
     )
@@ -281,7 +281,6 @@ async def run_hedged(
 async def _numbered(
     index: int, attempt: Stream[Generated]
 ) -> AsyncGenerator[tuple[int, Generated | PeerError | RequestError], None]:
-    """One attempt of a hedge, whose failure is its last item."""
     async with aclosing(attempt):
         try:
             async for generated in attempt:

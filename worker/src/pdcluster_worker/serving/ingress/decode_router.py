@@ -41,7 +41,6 @@ def key_of(where: Peer | None) -> str:
 
 
 def name_of(where: Peer | None) -> str:
-    """Name of a peer, or of this worker (None), in notes and logs."""
     return "here" if where is None else where.key
 
 
@@ -198,7 +197,6 @@ class DecodeRouter:
         add_event("held", seconds=self._held_seconds)
 
     def _recently_held(self) -> float | None:
-        """Seconds that the last one waited; None if that is long ago."""
         return self._held_seconds if self._clock() - self._held_at <= MAX_RETRY_SECONDS else None
 
     async def _until_eased(self) -> None:

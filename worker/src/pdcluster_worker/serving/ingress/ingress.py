@@ -100,7 +100,6 @@ class Ingress:
         return merged
 
     def abort(self, request_id: str) -> None:
-        """End one of several choices early, its siblings go on; a no-op for others."""
         if (end := self._choices.get(request_id)) is not None:
             end()
 

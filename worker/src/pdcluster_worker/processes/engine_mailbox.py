@@ -1,15 +1,15 @@
-"""A headless engine's side of the connection to its head, kept by a thread."""
+"""The engine's end of its connection: to the server process beside it, or to a head."""
 
 import asyncio
 import contextlib
 import math
 import os
-import select
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import zmq
 
 from pdcluster_schema.ports import WORKER_NAME
 from pdcluster_worker.config.worker import TLSConfig
@@ -38,17 +38,80 @@ UNSENT_BYTES = 64 << 20  # unsent bytes above which the head counts as gone
 _RETRY_SECONDS = 1.0
 
 
-class HeadClient:
-    """An `EngineMailbox` over TLS.  Raises HeadConnectionError when the head refuses."""
+class EngineMailbox:
+    """The engine's end of its connection to a server process."""
 
-    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
-        self._head, self._tls = head, tls
-        self._frames: deque[bytes] = deque()
-        self._lost: str | None = None
+    def __init__(self) -> None:
         self._failure: str | None = None
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._wakeup, select.POLLIN)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wakeup, zmq.POLLIN)
+
+    def wake(self) -> None:
+        """End the current or next wait; thread-safe."""
+        os.eventfd_write(self._wakeup, 1)
+
+    def fail(self, reason: str) -> None:
+        """Make the current or next `receive` raise EngineBrokenError; thread-safe."""
+        self._failure = reason
+        self.wake()
+
+    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
+        """All messages that have arrived; waits for the first (None: without limit).
+
+        Raises EngineBrokenError after `fail`, and HeadConnectionError when a head is gone.
+        """
+        timeout = None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)
+        if self._wakeup in dict(self._poller.poll(timeout)):
+            os.eventfd_read(self._wakeup)
+        if self._failure is not None:
+            raise EngineBrokenError(self._failure)
+        return [message for frame in self._frames() for message in messages.decode_inputs(frame)]
+
+    def _frames(self) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        """Never blocks."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Deliver what is queued, then close."""
+        raise NotImplementedError
+
+
+class EngineSocket(EngineMailbox):
+    """A ZMQ pair."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        # neither side may block or drop: requests are bounded at the ingress
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def _frames(self) -> Iterator[bytes]:
+        while self._socket.poll(0):
+            yield self._socket.recv()
+
+    def send(self, outputs: Sequence[EngineOutput]) -> None:
+        self._socket.send(messages.encode(outputs))
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+        self._context.term()
+
+
+class HeadClient(EngineMailbox):
+    """TLS to a head, kept by a thread.  Raises HeadConnectionError when the head refuses."""
+
+    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
+        super().__init__()
+        self._head, self._tls = head, tls
+        self._arrived: deque[bytes] = deque()
+        self._lost: str | None = None
         self._loop = asyncio.new_event_loop()
         self._writer: asyncio.StreamWriter | None = None
         try:
@@ -61,27 +124,13 @@ class HeadClient:
         )
         self._thread.start()
 
-    def wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
-
-    def fail(self, reason: str) -> None:
-        self._failure = reason
-        self.wake()
-
-    def receive(self, timeout_seconds: float | None) -> list[EngineInput]:
-        """Raises HeadConnectionError, and EngineBrokenError after `fail`."""
-        if self._poll.poll(None if timeout_seconds is None else math.ceil(timeout_seconds * 1000)):
-            os.eventfd_read(self._wakeup)
-        if self._failure is not None:
-            raise EngineBrokenError(self._failure)
-        received: list[EngineInput] = []
-        while self._frames:
-            received.extend(messages.decode_inputs(self._frames.popleft()))
+    def _frames(self) -> Iterator[bytes]:
+        while self._arrived:
+            yield self._arrived.popleft()
         if self._lost is not None:
             raise HeadConnectionError(
                 f"the head {self._head[0]}:{self._head[1]} is gone: {self._lost}"
             )
-        return received
 
     def send(self, outputs: Sequence[EngineOutput]) -> None:
         """Never blocks; lost with the connection."""
@@ -89,7 +138,6 @@ class HeadClient:
             self._loop.call_soon_threadsafe(self._write, messages.encode(outputs))
 
     def close(self) -> None:
-        """Deliver what is queued, then close."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end)
         self._thread.join(CLOSE_SECONDS)
@@ -138,7 +186,7 @@ class HeadClient:
     async def _read_all(self) -> None:
         try:
             while True:
-                self._frames.append(
+                self._arrived.append(
                     await asyncio.wait_for(read_frame(self._reader), SILENCE_SECONDS)
                 )
                 self.wake()
