@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from pdcluster_worker.config import data_parallel
-from pdcluster_worker.config.data_parallel import has_board, share_of, thread_share
-from pdcluster_worker.config.worker import WorkerConfig, load_worker_config
+from pdcluster_worker.config import worker
+from pdcluster_worker.config.worker import (
+    WorkerConfig,
+    has_board,
+    load_worker_config,
+    share_of,
+    thread_share,
+)
 from pdcluster_worker.errors import ConfigError
 from tests.worker.config.engine_files import MINIMUM, write
 
@@ -74,7 +79,7 @@ def test_share_of_a_lone_engine_is_all(tmp_path: Path) -> None:
 def test_share_leaves_what_is_not_limited_as_it_is_and_every_engine_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_parallel, "available_threads", lambda: 2)
+    monkeypatch.setattr(worker, "available_threads", lambda: 2)
     config = loaded(tmp_path, dataParallelSize=4)
 
     share = share_of(config, 3).engine

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from pdcluster_worker.config.data_parallel import EngineRank
+from pdcluster_worker.config.worker import EngineRank
 from pdcluster_worker.errors import NO_DEVICE, WRONG_SETTING, ConfigError, DeviceError, ModelError
 from pdcluster_worker.system.process import die_with_parent, end_on_sigterm, start_logging
 

@@ -16,7 +16,7 @@ from pdcluster_worker.kv_transfer import wire
 from pdcluster_worker.kv_transfer.carrier import Carrier, CarrierError, CarrierOutgoing, Slot
 from pdcluster_worker.kv_transfer.inbox import DEAD_EPOCH
 from pdcluster_worker.kv_transfer.nixl_carrier import NixlCarrier
-from pdcluster_worker.kv_transfer.outbox import PeerAddress
+from pdcluster_worker.kv_transfer.sharded import PeerAddress
 from pdcluster_worker.kv_transfer.ucx_carrier import UcxCarrier
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,11 @@ from pdcluster_worker.engine.ports import TransferRoute
 from pdcluster_worker.kv_transfer.sharded import (
     Emit,
     HeadShard,
+    PeerAddress,
     ShardChecksum,
     ShardEnded,
     ShardSent,
 )
-
-PeerAddress = tuple[str, str]
-"""(engine_id, address): a restarted engine is another peer."""
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,14 @@ import msgspec
 from pdcluster_worker.engine.ports import EngineBrokenError, Fenced, KVMemory
 from pdcluster_worker.errors import ConfigError, WorkerError
 from pdcluster_worker.kv_transfer.carriers import TransportName
-from pdcluster_worker.kv_transfer.sharded import EventQueue, HeadShard, ShardEnded, ShardSent
+from pdcluster_worker.kv_transfer.sharded import (
+    EventQueue,
+    HeadShard,
+    Pairs,
+    PeerAddress,
+    ShardEnded,
+    ShardSent,
+)
 from pdcluster_worker.kv_transfer.tcp import TcpPort, TcpSettings
 
 logger = logging.getLogger(__name__)
@@ -54,8 +61,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 class Write(msgspec.Struct, frozen=True):
     part: HeadShard
-    engine_id: str
-    address: str
+    peer: PeerAddress
     pairs: list[tuple[int, int]]
     verify: bool
 
@@ -155,15 +161,9 @@ class RankPort:
         self._send(Fence(epoch))
 
     def write(
-        self,
-        part: HeadShard,
-        engine_id: str,
-        address: str,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        verify: bool = False,
+        self, part: HeadShard, peer: PeerAddress, pairs: Pairs, *, verify: bool = False
     ) -> None:
-        self._send(Write(part, engine_id, address, list(pairs), verify))
+        self._send(Write(part, peer, list(pairs), verify))
 
     def forget(self, part: HeadShard) -> None:
         self._send(Forget(part))
@@ -269,8 +269,8 @@ def _apply(command: object, channel: socket.socket, port: TcpPort) -> None:
             send(channel, EpochOpened())
         case Fence(epoch=epoch):
             port.fence(epoch)
-        case Write(part=part, engine_id=engine_id, address=address, pairs=pairs, verify=verify):
-            port.write(part, engine_id, address, pairs, verify=verify)
+        case Write(part=part, peer=peer, pairs=pairs, verify=verify):
+            port.write(part, peer, pairs, verify=verify)
         case Forget(part=part):
             port.forget(part)
         case Cancel(part=part):

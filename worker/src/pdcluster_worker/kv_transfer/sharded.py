@@ -68,6 +68,13 @@ def _fold(checksum: int, value: int) -> int:
     return ((checksum ^ value) * _PRIME) & _MASK
 
 
+PeerAddress = tuple[str, str]
+"""(engine_id, address): a restarted engine is another peer."""
+
+Pairs = Sequence[tuple[int, int]]
+"""(source block here, target block there)."""
+
+
 class HeadShard(NamedTuple):
     """Heads of each block that one rank writes to one port under an epoch."""
 
@@ -115,15 +122,9 @@ class ShardPort(Protocol):
         """Close the epoch here; Fenced follows."""
 
     def write(
-        self,
-        part: HeadShard,
-        engine_id: str,
-        address: str,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        verify: bool = False,
+        self, part: HeadShard, peer: PeerAddress, pairs: Pairs, *, verify: bool = False
     ) -> None:
-        """Queue writes of these heads, of (source block here, target block there)."""
+        """Queue writes of these heads."""
 
     def forget(self, part: HeadShard) -> None:
         """Drop the record of a finished shard."""
@@ -272,7 +273,7 @@ class ShardedTransport:
             return
         sending.sources.extend(source for source, _ in pairs)
         for one in sending.slices.values():
-            one.port.write(one.part, engine_id, one.address, pairs, verify=verify)
+            one.port.write(one.part, (engine_id, one.address), pairs, verify=verify)
 
     def checksum(self, epoch: bytes) -> int | None:
         """Complete once the last `BlocksSent` has come."""

@@ -19,8 +19,15 @@ from pdcluster_worker.errors import PeerError
 from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carriers import TransportName, open_carriers
 from pdcluster_worker.kv_transfer.inbox import Inbox
-from pdcluster_worker.kv_transfer.outbox import Outbox, PeerAddress
-from pdcluster_worker.kv_transfer.sharded import EventQueue, HeadShard, ShardedTransport, ShardPort
+from pdcluster_worker.kv_transfer.outbox import Outbox
+from pdcluster_worker.kv_transfer.sharded import (
+    EventQueue,
+    HeadShard,
+    Pairs,
+    PeerAddress,
+    ShardedTransport,
+    ShardPort,
+)
 from pdcluster_worker.kv_transfer.tcp_inbound import PortLimits, ReceivingEnd
 from pdcluster_worker.kv_transfer.tcp_link import Link, LinkSettings, Stopped, TokenBucket
 from pdcluster_worker.kv_transfer.tcp_receiver import TcpReceiver
@@ -104,16 +111,9 @@ class TcpPort:
         return self._carriers.requested or "tcp"
 
     def write(
-        self,
-        part: HeadShard,
-        engine_id: str,
-        address: str,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        verify: bool = False,
+        self, part: HeadShard, peer: PeerAddress, pairs: Pairs, *, verify: bool = False
     ) -> None:
         """Queue, and wake or start the peer's thread."""
-        peer = engine_id, address
         with self._lock:
             self._outbox.write(part, peer, pairs, verify=verify)
             if not self._outbox.has_work(peer):
@@ -182,9 +182,6 @@ def frame_blocks(block_bytes: int, bandwidth: int) -> int:
     return min(max(1, target // block_bytes), wire.MAX_FRAME_BLOCKS)
 
 
-DEFAULT_SETTINGS = TcpSettings()
-
-
 class TcpTransport(ShardedTransport):
     """`engine.ports.Transport`; listens from construction to `close`."""
 
@@ -194,7 +191,7 @@ class TcpTransport(ShardedTransport):
         engine_id: str,
         listen: tuple[str, int],
         wake: Callable[[], None],
-        settings: TcpSettings = DEFAULT_SETTINGS,
+        settings: TcpSettings,
         *,
         others: Sequence[ShardPort] = (),
     ) -> None:

@@ -19,8 +19,8 @@ from pdcluster_worker.engine.ports import KVMemory, TransferRoute
 from pdcluster_worker.errors import PeerError
 from pdcluster_worker.kv_transfer import sockets, wire
 from pdcluster_worker.kv_transfer.carriers import TCP, Carriers, CarrierSender
-from pdcluster_worker.kv_transfer.outbox import Frame, Outbox, PeerAddress
-from pdcluster_worker.kv_transfer.sharded import head_crcs
+from pdcluster_worker.kv_transfer.outbox import Frame, Outbox
+from pdcluster_worker.kv_transfer.sharded import PeerAddress, head_crcs
 
 WINDOW_FRAMES = 8
 """Frames that may be sent and not acknowledged: covers a round trip, bounds what a failure ends."""

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from pdcluster_worker.config.data_parallel import EngineRank, share_of
-from pdcluster_worker.config.worker import Identity, WorkerConfig, load_worker_config
+from pdcluster_worker.config.worker import (
+    EngineRank,
+    Identity,
+    WorkerConfig,
+    load_worker_config,
+    share_of,
+)
 from pdcluster_worker.engine.core import EngineCore
 from pdcluster_worker.engine.ports import EngineBrokenError, KVMemory
 from pdcluster_worker.engine.prefill_delayer import OwnBoard, PrefillDelayer

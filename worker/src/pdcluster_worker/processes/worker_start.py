@@ -7,13 +7,14 @@ from pathlib import Path
 import uvloop
 
 from pdcluster_schema.ports import join_address
-from pdcluster_worker.config.data_parallel import has_board, thread_share
 from pdcluster_worker.config.worker import (
     Identity,
     WorkerConfig,
     check_gpu,
+    has_board,
     load_worker_config,
     requested_device,
+    thread_share,
 )
 from pdcluster_worker.errors import ConfigError
 from pdcluster_worker.processes.dp_board import create_board

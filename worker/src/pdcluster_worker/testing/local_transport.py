@@ -11,6 +11,8 @@ from pdcluster_worker.kv_transfer.outbox import Frame, Outbox
 from pdcluster_worker.kv_transfer.sharded import (
     EventQueue,
     HeadShard,
+    Pairs,
+    PeerAddress,
     ShardedTransport,
     ShardEvent,
     head_crcs,
@@ -116,16 +118,9 @@ class LocalPort:
         self._inbox.open(epoch, block_ids, verify=verify)
 
     def write(
-        self,
-        part: HeadShard,
-        engine_id: str,
-        address: str,
-        pairs: Sequence[tuple[int, int]],
-        *,
-        verify: bool = False,
+        self, part: HeadShard, peer: PeerAddress, pairs: Pairs, *, verify: bool = False
     ) -> None:
         """The bytes are read before this returns."""
-        peer = (engine_id, address)
         self.outbox.write(part, peer, pairs, verify=verify)
         while (frame := self.outbox.take(peer, max_blocks=1)) is not None:
             heads = frame.send.part.heads
