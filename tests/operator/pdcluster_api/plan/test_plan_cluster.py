@@ -38,42 +38,6 @@ def test_the_first_plan_makes_everything_at_once():
     ]
 
 
-def test_status_of_a_running_cluster():
-    status = plan_all(CLUSTER, running(CLUSTER), NOW).status
-    del status["conditions"]
-    numbers = {"name": "cpu", "gpu": "cpu"}
-    assert status == {
-        "observedGeneration": 1,
-        "model": "tiny",
-        "endpoint": "http://chat.default.svc:8000/v1",
-        "revision": A,
-        "servingRevision": A,
-        "prefill": "1/1",
-        "decode": "2/2",
-        "roles": [
-            {
-                "name": "prefill",
-                "desired": 1,
-                "ready": 1,
-                "pools": [{**numbers, "desired": 1, "current": 1, "ready": 1, "updated": 1}],
-            },
-            {
-                "name": "decode",
-                "desired": 2,
-                "ready": 2,
-                "pools": [{**numbers, "desired": 2, "current": 2, "ready": 2, "updated": 2}],
-            },
-        ],
-    }
-
-
-def test_mixed_workers_stand_in_the_column_of_decode():
-    mixed = make_cluster(mixed=[pool(1, "a"), pool(2, "b")])
-    status = plan_all(mixed, running(mixed), NOW).status
-    assert status["decode"] == "3/3"
-    assert "prefill" not in status
-
-
 def test_a_pool_comes_and_goes_without_a_new_revision():
     grown = make_cluster(decode=[pool(2), pool(1, "more")])
     assert sizes(plan_all(grown, running(CLUSTER), NOW)) == {
@@ -107,12 +71,6 @@ def test_scaling_up_in_a_roll_out_is_for_both_and_scaling_down_waits_for_the_swi
         ("prefill", "cpu", A): 1,
         ("decode", "cpu", A): 7,
     }
-
-
-def test_in_a_roll_out_what_serves_is_reverted_when_it_is_scaled_down_by_hand():
-    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 0)]
-    plan = plan_all(NEXT, running(CLUSTER, workloads=live), NOW)
-    assert sizes(plan)[("decode", "cpu", A)] == 2
 
 
 def test_a_lower_replicas_that_comes_with_a_new_revision_takes_no_worker_from_what_serves():
@@ -161,23 +119,6 @@ def test_a_pool_that_is_replaced_stays_until_the_one_in_its_place_is_ready():
     assert condition_of(plan.status, "Serving")["status"] == "True"
     there.broken.clear()
     assert sizes(there.settle(RENAMED)) == {("prefill", "cpu", A): 1, ("decode", "new", A): 2}
-
-
-def test_a_pool_that_is_replaced_keeps_the_size_that_it_has():
-    live = [workload(identity(A, "prefill"), 1), workload(identity(A), 5)]
-    assert (
-        sizes(plan_all(RENAMED, running(CLUSTER, workloads=live), NOW))[("decode", "cpu", A)] == 5
-    )
-
-
-@pytest.mark.parametrize("by_hand", [1, 9])
-def test_a_pool_that_is_replaced_is_reverted_when_it_is_scaled_by_hand(by_hand):
-    there = SimulatedCluster()
-    there.settle(CLUSTER)
-    there.broken.add(A)
-    there.settle(RENAMED)
-    there.sets[identity(A)] = by_hand
-    assert sizes(there.plan(RENAMED))[("decode", "cpu", A)] == 2
 
 
 def test_a_pool_that_is_replaced_and_answers_nothing_goes_at_once():

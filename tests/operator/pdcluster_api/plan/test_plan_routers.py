@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.render import render_shared
-from pdcluster_api.manifests.worker_config import policy_file, requires_keys
+from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_api.plan.observed.state import ScalerState
 from pdcluster_schema import conditions as words
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdctl.local.plan import plan_local
-from tests.operator.pdcluster_api.manifests.rendering import OWNER, SITE
 from tests.operator.pdcluster_api.plan.clusters import (
     NOW,
     condition_of,
@@ -106,15 +104,6 @@ def test_routers_of_a_cluster_at_zero_are_as_declared() -> None:
     assert condition_of(status, words.SERVING)["status"] == "False"
 
 
-def test_service_leads_to_routers_and_to_decode_workers_without_them() -> None:
-    def selected(cluster: PDCluster) -> str:
-        service = render_shared(cluster, OWNER, SITE, "r")[-1]
-        role: str = service["spec"]["selector"]["pdcluster.io/role"]
-        return role
-
-    assert (selected(CLUSTER), selected(parse(minimal()))) == ("router", "decode")
-
-
 def sized(routers: int, ready: int, decodes: int = 1) -> list[Any]:
     """Workloads of the cluster, so many routers of which are asked for."""
     sizes = {"prefill": (1, 1), "decode": (1, decodes), "router": (routers, ready)}
@@ -194,18 +183,6 @@ def test_one_machine_without_a_router_serves_from_its_decode_worker() -> None:
     assert plan_local(parse(document), cores=4, port=8000).ingress.name == "chat-decode-cpu-0"
 
 
-def test_router_gets_no_more_of_the_engine_than_it_needs() -> None:
-    engine = CLUSTER.spec.engine_of("router")
-
-    assert (engine.block_size, engine.threads) == (CLUSTER.spec.engine_of("decode").block_size, 0)
-    assert (
-        policy_file(routed(spec__qos={"admission": {"workerWaitSeconds": 30}}))["admission"][
-            "workerWaitSeconds"
-        ]
-        == 30.0
-    )
-
-
 def test_router_serves_at_the_port_of_one_machine_and_takes_no_cores() -> None:
     document = minimal()
     at("spec.roles.router", ROUTERS)(document)
@@ -218,11 +195,3 @@ def test_router_serves_at_the_port_of_one_machine_and_takes_no_cores() -> None:
         "chat-router-cpu-0": 0,
         "chat-router-cpu-1": 0,
     }
-
-
-def test_autoscaler_needs_no_ceiling_for_routers() -> None:
-    bounded = {"pools": [{**CPU, "maxReplicas": 2}]}
-
-    assert routed(
-        spec__autoscale={"mode": "On"}, spec__roles__decode=bounded, spec__roles__prefill=bounded
-    )

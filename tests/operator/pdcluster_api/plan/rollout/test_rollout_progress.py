@@ -9,7 +9,6 @@ from pdcluster_api.plan.autoscale.values import PoolFacts
 from pdcluster_api.plan.cluster import requested_sizes
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
-    Observed,
     PodState,
     WorkerRecords,
     WorkloadState,
@@ -21,7 +20,6 @@ from pdcluster_schema import conditions as words
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.plan.clusters import (
-    ETCD_READY,
     Planned,
     condition_of,
     failing_pod,
@@ -326,21 +324,6 @@ def test_another_deadline_starts_over() -> None:
     assert story.look(DEADLINE + 7201, green(), longer) == EXCEEDED
 
 
-def test_another_revision_starts_over() -> None:
-    story, third = Story(), make_cluster(engine=66)
-    story.look(0)
-    story.look(DEADLINE, green())
-    story.look(DEADLINE + 1, green(desired=False), third)
-    newest = revision_of(third.spec)
-    assert story.sizes == {
-        ("prefill", A): 1,
-        ("decode", A): 2,
-        ("prefill", newest): 1,
-        ("decode", newest): 2,
-    }
-    assert condition_of(story.status, words.STALLED) == {}
-
-
 def test_the_file_of_before_heals() -> None:
     story = Story()
     story.look(0)
@@ -483,14 +466,3 @@ def test_the_clock_stands_while_one_that_workers_or_clients_need_is_taken(name: 
 )
 def test_what_cannot_be_read_counts_as_never_written(spoilt: object) -> None:
     assert read_rollout({"rollout": spoilt}) is None
-
-
-def test_a_first_plan_has_a_clock() -> None:
-    plan = plan_all(CLUSTER, Observed(1, {}, ETCD_READY), at(5))
-    assert plan.status["rollout"] == {
-        "revision": A,
-        "progressDeadlineSeconds": DEADLINE,
-        "ready": 0,
-        "left": 0,
-        "progressedAt": at(5),
-    }

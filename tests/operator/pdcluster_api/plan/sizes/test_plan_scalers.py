@@ -119,9 +119,3 @@ def test_scaler_status_counts_the_pods_of_one_revision():
         "pdcluster.io/pool=cpu,pdcluster.io/revision=aaaa",
     }
     assert plan.seen == 2
-
-
-def test_scaler_status_before_any_workload():
-    plan = plan_scaler("chat", size_of(pool(2)), None, "bbbb")
-    assert plan.status["replicas"] == 0
-    assert plan.status["selector"].endswith("revision=bbbb")

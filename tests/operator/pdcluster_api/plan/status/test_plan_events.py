@@ -14,7 +14,6 @@ from tests.operator.pdcluster_api.plan.clusters import (
     identity,
     make_cluster,
     plan_all,
-    pool,
     running,
     workload,
 )
@@ -88,12 +87,6 @@ def test_a_scale_names_the_pool_and_both_sizes():
     found = plan_all(CLUSTER, running(CLUSTER, status=READY, scalers=scalers), NOW).events
     assert [(each.reason, each.message) for each in found] == [
         (words.SCALED, "decode pool cpu: from 2 to 4 workers")
-    ]
-
-
-def test_a_new_pool_is_not_scaled():
-    assert words.SCALED not in [
-        reason for reason, _ in news(make_cluster(decode=[pool(2), pool(1, "b")]), running(CLUSTER))
     ]
 
 
