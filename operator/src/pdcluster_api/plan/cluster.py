@@ -65,7 +65,15 @@ def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredSt
         lost=inputs.ending.lost,
     )
     target, kept = tuple(target_workloads(inputs, step)), tuple(kept_workloads(inputs, step))
-    leaving = leaving_pools(inputs)
+    leaving, over_budget = leaving_pools(inputs), None
+    if cluster.spec.rollout.strategy != "Recreate":
+        over_budget = rollout_over_budget(
+            cluster.spec.autoscale,
+            inputs.target,
+            (*target, *kept),
+            inputs.sizes,
+            observed.workloads,
+        )
     return DesiredState(
         inputs,
         step,
@@ -73,7 +81,7 @@ def desired_state(cluster: PDCluster, observed: Observed, now: str) -> DesiredSt
         leaving,
         drain=_drain(inputs, (*target, *kept, *leaving)),
         registered=in_sync(observed.worker_records, observed.workloads, Previous(observed.status)),
-        over_budget=_over_budget(inputs, (*target, *kept)),
+        over_budget=over_budget,
         now=now,
     )
 
@@ -148,27 +156,13 @@ def _drain(inputs: PlanInputs, desired: tuple[Workload, ...]) -> DrainPlan:
     dropped = [each for each in desired if is_dropped and each.id.revision == inputs.target]
     drained = [each for each in desired if each not in dropped]
     planned = {workload.id for workload in desired}
-    is_drained_first = (
-        inputs.current == inputs.target and inputs.cluster.spec.rollout.strategy != "Recreate"
-    )
-    states = [
-        state
-        for state in inputs.existing.of_revision(inputs.target)
-        if not state.gone and state.id not in planned
-    ]
-    timeout = inputs.cluster.spec.rollout.drain_timeout_seconds
-    leaving = states if is_drained_first else ()
-    drain = plan_drain(
-        drained, leaving, inputs.observed.workloads, inputs.observed.worker_records, timeout
-    )
+    rollout, observed, leaving = inputs.cluster.spec.rollout, inputs.observed, []
+    if inputs.current == inputs.target and rollout.strategy != "Recreate":
+        states = inputs.existing.of_revision(inputs.target)
+        leaving = [state for state in states if not state.gone and state.id not in planned]
+    timeout = rollout.drain_timeout_seconds
+    drain = plan_drain(drained, leaving, observed.workloads, observed.worker_records, timeout)
     return replace(drain, workloads=(*dropped, *drain.workloads))
-
-
-def _over_budget(inputs: PlanInputs, workloads: tuple[Workload, ...]) -> Condition | None:
-    if inputs.cluster.spec.rollout.strategy == "Recreate":
-        return None
-    states, autoscale = inputs.observed.workloads, inputs.cluster.spec.autoscale
-    return rollout_over_budget(autoscale, inputs.target, workloads, inputs.sizes, states)
 
 
 def plan_cluster(desired: DesiredState) -> ClusterPlan:
@@ -225,22 +219,14 @@ def serving_replicas(cluster: PDCluster, plan: ClusterPlan) -> dict[str, int]:
     Routers count from the time when the Service leads to them. While the old workers end first, as
     with Recreate, nothing answers: then the declared replicas count.
     """
+    sizes = [
+        (each.id.role, each.replicas) for each in plan.workloads if each.id.revision == plan.serving
+    ]
+    if plan.ends_first:
+        roles = cluster.spec.roles.present()
+        sizes = [(role, pool.replicas) for role, spec in roles.items() for pool in spec.pools]
     found = dict.fromkeys(ANSWERING, 0)
-    for role, replicas in _declared(cluster) if plan.ends_first else _planned(plan):
+    for role, replicas in sizes:
         if role in found and (role != ROUTER or plan.serving_role == ROUTER):
             found[role] += replicas
     return found
-
-
-def _declared(cluster: PDCluster) -> list[tuple[str, int]]:
-    return [
-        (role, pool.replicas)
-        for role, spec in cluster.spec.roles.present().items()
-        for pool in spec.pools
-    ]
-
-
-def _planned(plan: ClusterPlan) -> list[tuple[str, int]]:
-    return [
-        (each.id.role, each.replicas) for each in plan.workloads if each.id.revision == plan.serving
-    ]

@@ -1,6 +1,6 @@
 """Derived inputs of one plan: revisions, pool sizes, rollout. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pdcluster_api.plan.observed.pools import (
@@ -50,10 +50,8 @@ class PlanInputs:
     @property
     def has_fallback(self) -> bool:
         """True if another revision serves, if only by its name, until the declared one is whole."""
-        return self.cluster.spec.rollout.strategy != "Recreate" and self.current not in (
-            None,
-            self.target,
-        )
+        is_other = self.current not in (None, self.target)
+        return is_other and self.cluster.spec.rollout.strategy != "Recreate"
 
     @property
     def is_rolled_back(self) -> bool:
@@ -78,32 +76,28 @@ class PlanInputs:
 def plan_inputs(cluster: PDCluster, observed: Observed, now: str | None = None) -> PlanInputs:
     """now: RFC 3339; None = the clock of a rollout stands where the last status has it"""
     existing, target = Workloads(observed), revision_of(cluster.spec)
-    sizes = autoscaled(
-        cluster.spec.autoscale,
-        pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed)),
-        observed,
+    declared = pool_sizes(cluster.spec, observed.scalers, _last_sizes(cluster, observed, target))
+    sizes = autoscaled(cluster.spec.autoscale, declared, observed)
+    has_ingress = any(size.desired for size in sizes if size.role != PREFILL)
+    is_whole = not has_ingress or all(
+        (state := existing.of(*size.key, target)) is not None and state.ready >= size.desired
+        for size in sizes
     )
-    is_whole = _is_whole(sizes, {size.key: existing.of(*size.key, target) for size in sizes})
-    is_target_ready = is_whole and (
-        discovery_answers(observed.discovery) or not _has_ingress(sizes)
-    )
-    current = current_revision(observed, target, is_target_ready=is_target_ready)
+    is_target_ready = is_whole and (not has_ingress or discovery_answers(observed.discovery))
     inputs = PlanInputs(
         cluster,
         observed,
         existing,
         target,
-        current,
+        current_revision(observed, target, is_target_ready=is_target_ready),
         sizes,
         is_target_ready,
         read_rollout(observed.status),
         ending_of(observed, now),
     )
     if now is not None:
-        inputs = replace(
-            inputs,
-            rollout=next_rollout(inputs.rollout, _rollout_state(inputs, is_whole=is_whole), now),
-        )
+        found = _rollout_state(inputs, is_whole=is_whole)
+        inputs = replace(inputs, rollout=next_rollout(inputs.rollout, found, now))
     return replace(inputs, is_target_ready=False) if inputs.is_rolled_back else inputs
 
 
@@ -127,7 +121,7 @@ def _rollout_state(inputs: PlanInputs, *, is_whole: bool) -> RolloutState:
     )
 
 
-def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]:
+def _last_sizes(cluster: PDCluster, observed: Observed, target: str) -> Mapping[PoolKey, int]:
     """Seed of a lost scaler: the size of the last plan, else of the serving revision, else of the
     declared one.
     """
@@ -135,23 +129,9 @@ def _last_sizes(cluster: PDCluster, observed: Observed) -> Mapping[PoolKey, int]
     if desired:
         return desired
     existing, selected = Workloads(observed), current_revision(observed)
-    target = revision_of(cluster.spec)
     return {
         (role, pool.name): state.desired
         for role, spec in cluster.spec.roles.present().items()
         for pool in spec.pools
         if (state := existing.of(role, pool.name, selected) or existing.of(role, pool.name, target))
     }
-
-
-def _is_whole(sizes: Iterable[PoolSize], workloads: Mapping[PoolKey, WorkloadState | None]) -> bool:
-    desired = {size.key: size.desired for size in sizes}
-    is_whole = all(
-        (state := workloads[key]) is not None and state.ready >= number
-        for key, number in desired.items()
-    )
-    return is_whole or not _has_ingress(sizes)
-
-
-def _has_ingress(sizes: Iterable[PoolSize]) -> bool:
-    return any(size.desired for size in sizes if size.role != PREFILL)

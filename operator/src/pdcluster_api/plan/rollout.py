@@ -265,17 +265,15 @@ def _age(since: str, now: str) -> float:
     return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
 
 
-_NEEDED = frozenset(
-    {
-        "ServiceAccount",
-        "Secret",
-        "ConfigMap",
-        "ControllerRevision",
-        "NetworkPolicy",
-        "Deployment",
-        "StatefulSet",
-        "Service",
-    }
+_NEEDED = (
+    "ServiceAccount",
+    "Secret",
+    "ConfigMap",
+    "ControllerRevision",
+    "NetworkPolicy",
+    "Deployment",
+    "StatefulSet",
+    "Service",
 )
 
 

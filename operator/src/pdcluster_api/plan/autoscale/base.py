@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
+from heapq import heapify, heappop, heapreplace
 from zoneinfo import ZoneInfo
 
 from pdcluster_api.plan.autoscale import rules
@@ -67,11 +68,6 @@ def _num_refused(pool: Pool) -> int:
     return 0 if facts.fault is None else max(0, facts.replicas - facts.current)
 
 
-def _each_of(gpu: str, pools: Sequence[Pool]) -> str:
-    numbers = sorted({pool.facts.gpus_per_replica for pool in pools if pool.facts.gpu == gpu})
-    return "" if numbers in ([], [1]) else f" of {' or '.join(map(str, numbers))} accelerators"
-
-
 def capacity_problems(
     pools: Sequence[Pool], backoff: Mapping[str, float], missing: Mapping[str, int]
 ) -> Iterator[Problem]:
@@ -86,9 +82,11 @@ def capacity_problems(
         short[gpu] = max(short[gpu], sum(missing.get(role, 0) for role in roles))
     for gpu, number in sorted((+short).items()):
         workers = "1 worker" if number == 1 else f"{number} workers"
+        sizes = sorted({pool.facts.gpus_per_replica for pool in pools if pool.facts.gpu == gpu})
+        each = "" if sizes in ([], [1]) else f" of {' or '.join(map(str, sizes))} accelerators"
         message = (
-            f"{gpu} is short of {workers}{_each_of(gpu, pools)} that no node takes; nothing more "
-            "is asked of it while a pod waits, nor for backoffSeconds after that"
+            f"{gpu} is short of {workers}{each} that no node takes; nothing more is asked of it "
+            "while a pod waits, nor for backoffSeconds after that"
         )
         yield Problem(conditions.CAPACITY_SHORT, message)
     for pool in pools:
@@ -132,15 +130,10 @@ def is_on(schedule: ScheduleSpec, wall: datetime) -> bool:
     minute = local.hour * 60 + local.minute
     start, end = _minute(schedule.start), _minute(schedule.end)
     length = (end - start) % _DAY_MINUTES or _DAY_MINUTES
-    if start <= minute < start + length:
-        return _starts_on(schedule, local)
-    return minute + _DAY_MINUTES < start + length and _starts_on(
-        schedule, local - timedelta(days=1)
-    )
-
-
-def _starts_on(schedule: ScheduleSpec, local: datetime) -> bool:
-    return not schedule.days or _DAYS[local.weekday()] in schedule.days
+    since = minute if start <= minute else minute + _DAY_MINUTES
+    day = local if start <= minute else local - timedelta(days=1)
+    is_its_day = not schedule.days or _DAYS[day.weekday()] in schedule.days
+    return since < start + length and is_its_day
 
 
 def _minute(text: str) -> int:
@@ -159,20 +152,23 @@ def trim(excess: int, limit: str, pools: Sequence[Pool], vector: Vector) -> dict
     left, roles = dict(vector), by_role(pools)
     workers = {role: sum(left[pool.key] for pool in mine) for role, mine in roles.items()}
     ready = {role: num_ready_left(mine, left) for role, mine in roles.items()}
+    donors = [(_rank(pool, left[pool.key]), number) for number, pool in enumerate(among)]
+    heapify(donors)
     given: list[Pool] = []
-
-    def may_give(pool: Pool) -> bool:
+    while excess > 0 and donors:
+        _, number = donors[0]
+        pool = among[number]
         size, role = left[pool.key], pool.role
-        is_last_ready = ready[role] == 1 and pool.loses_ready(size)
-        return size > 0 and workers[role] > 1 and not is_last_ready
-
-    while excess > 0 and (among := [pool for pool in among if may_give(pool)]):
-        pool = min(among, key=lambda each: _rank(each, left[each.key]))
-        ready[pool.role] -= pool.loses_ready(left[pool.key])
-        workers[pool.role] -= 1
+        loses_ready = pool.loses_ready(size)
+        if not size or workers[role] <= 1 or (loses_ready and ready[role] == 1):
+            heappop(donors)  # nor will it give later: what its role has only becomes less
+            continue
         left[pool.key] -= 1
         given.append(pool)
+        workers[role] -= 1
+        ready[role] -= loses_ready
         excess -= pool.requested(limit, 1)
+        heapreplace(donors, (_rank(pool, size - 1), number))
     for pool in reversed(given):
         if (amount := pool.requested(limit, 1)) <= -excess:
             left[pool.key] += 1
@@ -194,7 +190,14 @@ def base_of(pools: Sequence[Pool], budget: Budget, trace: DecisionTrace) -> tupl
     base = _within_budget(budget, pools, raised)
     usage = budget.over(pools, bounded) or budget.used(pools, base)
     for pool in pools:
-        _note(trace, pool, (bounded[pool.key], base[pool.key]), usage)
+        before, after = bounded[pool.key], base[pool.key]
+        rule, why = rules.BUDGET, f"it waits for room: {usage}"
+        if after > before:
+            rule = rules.NEVER_ALONE
+            why = "no other worker of the role is ready: it waits until another is ready"
+        elif after < pool.size:
+            why = f"the budget is exceeded ({usage})"
+        trace.step(rule, pool.name, (before, after), why)
     trace.problems += _problems(budget, pools, base)
     return base, budget.keeping(pools, raised, base)
 
@@ -226,17 +229,6 @@ def _within_budget(budget: Budget, pools: Sequence[Pool], raised: Vector) -> dic
         if last.size and not any(vector[pool.key] for pool in mine):
             vector[last.key] = 1  # until the one that is to take its place has room
     return vector
-
-
-def _note(trace: DecisionTrace, pool: Pool, sizes: tuple[int, int], usage: str) -> None:
-    before, after = sizes
-    if after > before:
-        why = "no other worker of the role is ready: it waits until another is ready"
-        trace.step(rules.NEVER_ALONE, pool.name, sizes, why)
-    elif after < pool.size:
-        trace.step(rules.BUDGET, pool.name, sizes, f"the budget is exceeded ({usage})")
-    else:
-        trace.step(rules.BUDGET, pool.name, sizes, f"it waits for room: {usage}")
 
 
 def _problems(budget: Budget, pools: Sequence[Pool], vector: Vector) -> list[Problem]:

@@ -169,11 +169,8 @@ class Budget:
 
     def keeping(self, pools: Iterable[Pool], raised: Vector, vector: Vector) -> "Budget":
         """The budget less the room that pending raises wait for, so that no other pool takes it."""
-        others = Counter(self.others)
-        for pool in pools:
-            for limit in pool.limits:
-                others[limit] += pool.requested(limit, raised[pool.key] - vector[pool.key])
-        return Budget(self.limits, others)
+        missing = {pool.key: raised[pool.key] - vector[pool.key] for pool in pools}
+        return Budget(self.limits, self.requested(pools, missing))
 
     def over(self, pools: Sequence[Pool], vector: Vector) -> str | None:
         """Limits that are exceeded, as text; None = none is."""
@@ -212,9 +209,7 @@ ROUNDING_MARGIN = 8
 
 
 def table_weight(role: str, accelerator: Accelerator, precision: Precision = "bf16") -> float:
-    """Capacity of one accelerator for a role, in H100s.
-
-    precision: in which its engine computes prompts
+    """Capacity of one accelerator for a role, in H100s.  precision: in which it computes prompts
 
     >>> known = accelerators()
     >>> table_weight("prefill", known["B200"]), table_weight("prefill", known["B200"], "fp4")
@@ -224,11 +219,10 @@ def table_weight(role: str, accelerator: Accelerator, precision: Precision = "bf
     """
     unit = accelerators()[_UNIT]
     if role == "prefill":
-        return _over(_flops(accelerator, precision), _flops(unit, precision))
+        return _over(_flops(accelerator, precision), _flops(unit, precision)) or 1.0
     streams = _over(accelerator.bandwidth_bytes, unit.bandwidth_bytes)
-    if accelerator.memory_bytes is None or accelerator.bandwidth_bytes is None:
-        return streams
-    return min(streams, _over(accelerator.memory_bytes, unit.memory_bytes))
+    memory = _over(accelerator.memory_bytes, unit.memory_bytes)
+    return min(streams, memory) if streams and memory else streams or 1.0
 
 
 def _flops(accelerator: Accelerator, precision: Precision) -> int | None:
@@ -236,8 +230,8 @@ def _flops(accelerator: Accelerator, precision: Precision) -> int | None:
     return units[precision] or accelerator.bf16_flops
 
 
-def _over(number: int | None, of_unit: int | None) -> float:
-    return 1.0 if number is None or of_unit is None else round(number / of_unit, 7)
+def _over(number: int | None, of_unit: int | None) -> float | None:
+    return None if number is None or of_unit is None else round(number / of_unit, 7)
 
 
 def worker_weight(spec: PDClusterSpec, role: str, pool: PoolSpec) -> float:

@@ -73,16 +73,9 @@ def next_loss(
 ) -> float | None:
     """Seconds until a budget changes by time alone; None = it does not."""
     states = {state.id: state for state in existing}
-    pods = (
-        pod
-        for each in workloads
-        if each.id in states
-        for pod in _counted(each.replicas, states[each.id])
-    )
-    return min(
-        (left for pod in pods if (left := patience.seconds_left(pod)) is not None and left > 0),
-        default=None,
-    )
+    counted = [_counted(each.replicas, states[each.id]) for each in workloads if each.id in states]
+    lefts = [patience.seconds_left(pod) for pods in counted for pod in pods]
+    return min((left for left in lefts if left is not None and left > 0), default=None)
 
 
 def min_available(

@@ -2,6 +2,7 @@
 `shown` that of the serving one.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,12 +28,10 @@ def ingress_of(roles: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class DeclaredPool:
-    """desired: workers; note: remark on that number for a user, None = none"""
-
     name: str
     gpu: str
-    desired: int
-    note: str | None = None
+    desired: int  # workers
+    note: str | None = None  # remark on that number for a user; None = none
 
 
 @dataclass(frozen=True)
@@ -102,43 +101,32 @@ class Workloads:
     """By role, pool and revision."""
 
     def __init__(self, observed: Observed) -> None:
-        self._by_place = {
-            (state.id.role, state.id.pool, state.id.revision): state for state in observed.workloads
+        self._states = observed.workloads
+        self._living = {
+            (state.id.role, state.id.pool, state.id.revision): state
+            for state in observed.workloads
+            if not state.gone
         }
 
     def of(self, role: str, pool: str, revision: str | None) -> WorkloadState | None:
         """The workload of one pool and revision; None = there is none, or only terminating pods."""
-        state = None if revision is None else self._by_place.get((role, pool, revision))
-        return None if state is None or state.gone else state
+        return None if revision is None else self._living.get((role, pool, revision))
 
     def of_revision(self, revision: str | None) -> list[WorkloadState]:
-        return [state for (_, _, each), state in self._by_place.items() if each == revision]
-
-    def num_pods(self, role: str, pool: str) -> int:
-        return sum(
-            state.current
-            for (each, name, _), state in self._by_place.items()
-            if (each, name) == (role, pool)
-        )
+        return [state for state in self._states if state.id.revision == revision]
 
     def num_answering(self, revision: str | None, role: str | None = None) -> int:
         """Ready workers of a revision that answer clients; none while routers have no worker to
         give a request to.  role: of those that the Service leads to; None = the one that answers in
         that revision
         """
-        states = [state for state in self.of_revision(revision) if not state.gone]
-        is_decoding = any(state.ready for state in states if state.id.role not in (PREFILL, ROUTER))
+        ready = self._ready_by_role(revision)
         answering = role or self.ingress_role(revision)
-        return (
-            sum(state.ready for state in states if state.id.role == answering) if is_decoding else 0
-        )
+        is_decoding = any(ready[each] for each in ready if each not in (PREFILL, ROUTER))
+        return ready[answering] if is_decoding else 0
 
     def has_prefill(self, revision: str | None) -> bool:
-        return any(
-            state.ready
-            for state in self.of_revision(revision)
-            if state.id.role == PREFILL and not state.gone
-        )
+        return self._ready_by_role(revision)[PREFILL] > 0
 
     def ingress_role(self, revision: str | None) -> str | None:
         """The role of a revision that answers clients; None = it has no such workload."""
@@ -153,22 +141,25 @@ class Workloads:
     ) -> RoleView:
         return RoleView(role, tuple(self._pool(role, pool, target, serving) for pool in pools))
 
+    def _ready_by_role(self, revision: str | None) -> Counter[str | None]:
+        found = Counter[str | None]()
+        for state in self.of_revision(revision):
+            found[state.id.role] += 0 if state.gone else state.ready
+        return found
+
     def _pool(
         self, role: str, pool: DeclaredPool, target: str | None, serving: str | None
     ) -> PoolView:
-        declared = self.of(role, pool.name, target)
-        shown = self.of(role, pool.name, serving) or declared
+        declared, key = self.of(role, pool.name, target), (role, pool.name)
+        states = [state for state in self._states if (state.id.role, state.id.pool) == key]
+        pods = (pod for state in states if state.id.revision == target for pod in state.pods)
         return PoolView(
             pool,
-            self.num_pods(role, pool.name),
+            sum(state.current for state in states),
             target=declared,
-            shown=shown,
-            ending=self._ending(role, pool.name, target),
+            shown=self.of(role, pool.name, serving) or declared,
+            ending=tuple(pod for pod in pods if pod.terminating),
         )
-
-    def _ending(self, role: str, pool: str, revision: str | None) -> tuple[PodState, ...]:
-        state = None if revision is None else self._by_place.get((role, pool, revision))
-        return () if state is None else tuple(pod for pod in state.pods if pod.terminating)
 
 
 ENDING_SECONDS = 60.0  # Time beyond its grace period in which a pod ends, as it is killed then
