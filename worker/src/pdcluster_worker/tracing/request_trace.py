@@ -1,9 +1,7 @@
-"""Traces of requests, each held by its task: what was decided, why and when.  Those of the last
-requests of this worker are kept for `pdctl why --request`.
+"""Traces of requests, each held by its task; the last ones are kept for `pdctl why --request`.
 
 Names of events that readers know: LIFETIME, `decode_worker`, `prefix` (the request whose KV was
-waited for), `offload`, `credit`, `refused`, `failed`.  Nothing of a prompt or an answer is in them
-but numbers of tokens.
+waited for), `offload`, `credit`, `refused`, `failed`.  They hold numbers of tokens, and no text.
 """
 
 import re

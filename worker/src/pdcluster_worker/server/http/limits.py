@@ -1,11 +1,4 @@
-"""Limits of the HTTP server.
-
-Connections: a new one takes the place of the longest idle one; spare places are for probes, which
-uvicorn's `limit_concurrency` answers with 503 too, so a busy worker is restarted.  Bodies: one that
-is coded (415), too large (413), too slow (408) or too much beside all others (503) is refused as
-soon as that is known.  The rest of its body is dropped for a while: closing at once would reset the
-connection, and the answer might be lost.
-"""
+"""Limits of the HTTP server: its connections, and the bodies of requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -38,8 +31,8 @@ class HttpLimits:
     body_bytes_per_second: and one second more for as many bytes as this that have come.
     max_bodies_bytes:      bodies of all open requests together, as far as they have come.
     linger_seconds:        after an answer that did not wait for the body, for the client to stop
-    linger_bytes:          sending it: closing at once would reset the connection, and the client
-                           might lose the answer.  What comes is dropped.
+    linger_bytes:          sending it: closing at once would reset the connection, and the answer
+                           might be lost.  What comes is dropped.
     """
 
     max_connections: int = 2048
@@ -80,7 +73,9 @@ TOO_MANY_CONNECTIONS = "pdcluster.crowded"
 
 
 class OpenConnections:
-    """Transports of clients.  most: with an open request."""
+    """A new one takes the place of the longest idle one.  most: with an open request.  spare: for
+    probes, which uvicorn's `limit_concurrency` answers with 503 too, so a busy worker is restarted.
+    """
 
     def __init__(self, most: int, spare: int) -> None:
         self._most = most
@@ -123,7 +118,9 @@ def _announced_bytes(scope: Scope) -> int | None:
 
 
 class BodyReader:
-    """limit: returns the most bytes of one body, now."""
+    """Refuses a body that is coded (415), too large (413), too slow (408) or too much beside all
+    others (503) as soon as that is known.  limit: returns the most bytes of one body, now.
+    """
 
     def __init__(self, limit: Callable[[], int], limits: LimitsNow) -> None:
         self._limit = limit
