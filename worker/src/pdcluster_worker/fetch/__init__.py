@@ -1,3 +1,1 @@
-"""Downloads a model of the Hugging Face hub into a folder before a worker starts; knows nothing of
-workers.
-"""
+"""Downloads a model of the Hugging Face hub into a folder before a worker starts."""

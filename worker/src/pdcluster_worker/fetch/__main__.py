@@ -21,9 +21,7 @@ from pdcluster_worker.fetch.model_folder import ModelDownload, meaning
 from pdcluster_worker.system.process import end_on_sigterm, start_logging
 
 ATTEMPTS = 10
-"""Failures in a row without one new byte: some five minutes, after which the program ends and its
-caller sees the failure.
-"""
+"""Failures in a row without one new byte: some five minutes until the caller sees it."""
 
 
 def main() -> int:

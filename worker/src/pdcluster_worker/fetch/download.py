@@ -38,10 +38,7 @@ _READ_BYTES = 1 << 20
 
 
 def fetch(download: ModelDownload, attempts: int) -> None:
-    """Make the folder.
-
-    Raises FetchError, OSError, or HubError after so many failures in a row without a new byte.
-    """
+    """Make the folder.  Raises FetchError, OSError, or HubError after so many failures in a row."""
     with download.only_run():
         if not download.is_there():
             _fetch_with_retries(download, attempts)

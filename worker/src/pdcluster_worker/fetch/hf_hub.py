@@ -140,10 +140,7 @@ class Hub:
 
 
 def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Everything but weights, the index of the weights included.
-
-    Raises FetchError for a repository without config.json.
-    """
+    """All but weights, their index included.  Raises FetchError without a config.json."""
     found = [file for file in files if _SMALL.fullmatch(file.name) or file.name == INDEX]
     if _CONFIG not in (file.name for file in found):
         raise FetchError(
@@ -154,10 +151,7 @@ def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
 
 
 def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[RemoteFile]:
-    """The safetensors: those that the index names, else the one file.
-
-    Raises FetchError when they are not there.
-    """
+    """The safetensors that the index names, else the one file.  Raises FetchError without them."""
     by_name = {file.name: file for file in files}
     try:
         needed = [WEIGHTS] if index is None else sorted({*json.loads(index)["weight_map"].values()})

@@ -1,6 +1,4 @@
-"""Metrics that prometheus_client has not, and the declaration of metrics as attributes of a class,
-whose instances register their own under their names.
-"""
+"""Metrics that prometheus_client has not, and metrics declared as attributes of a class."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,9 +48,7 @@ class TokenHistogram(Collector):
 
 
 class GpuCollector(Collector):
-    """Two metrics that have no sample while the driver says nothing: a scraper would not believe a
-    page with a NaN, and 0 would be a GPU without work.
-    """
+    """Two metrics without a sample while the driver says nothing: NaN and 0 would be wrong."""
 
     def __init__(self, name: str, registry: CollectorRegistry) -> None:
         self.device = ""

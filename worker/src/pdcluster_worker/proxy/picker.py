@@ -1,6 +1,4 @@
-"""The choice of a worker for a request whose tokens are not known, at the same cost for any number
-of workers: levels by number of requests, and a ring of hashes for prefixes and sessions.
-"""
+"""The choice of a worker for a request whose tokens are not known, in constant time."""
 
 from bisect import bisect
 from collections.abc import Collection, Sequence
@@ -15,9 +13,7 @@ from pdcluster_schema.routing import DecodeScoreSpec, RelayingSpec
 _PROMPTS = (b'"messages"', b'"prompt"')
 
 _POINTS = 32
-"""Places of each worker on the ring: with 64 workers the largest share is about 1.4 times the mean,
-and the bound of a worker's load cuts it.
-"""
+"""Places of each worker on the ring: of 64 workers the largest share is 1.4 times the mean."""
 
 
 class Candidate:

@@ -30,9 +30,7 @@ _REWRITTEN = frozenset(
 _READ = frozenset({*_REWRITTEN, b"host", b"authorization", b"x-api-key", b"x-forwarded-proto"})
 
 HasKey = Callable[[bytes, bytes], bool] | None
-"""Tells if the values of Authorization and X-API-Key have a key that is valid now; None = no key is
-asked for.
-"""
+"""Tells if these values of Authorization and X-API-Key have a valid key; None = none is needed."""
 
 
 class RequestHead:

@@ -1,6 +1,4 @@
-"""Connections to workers, one request at a time each.  A refusal by a worker that is about to go is
-held back until it is whole, since another worker may answer; unexpected bytes end a connection.
-"""
+"""Connections to workers, one request at a time each; unexpected bytes end a connection."""
 
 import asyncio
 import re

@@ -175,9 +175,7 @@ def _text(gauge: Gauge) -> str:
 
 
 def engine_health_route(fault: Callable[[], str | None]) -> Route:
-    """For the probe of a stock engine's container: about the engine alone, also while the worker
-    drains.
-    """
+    """For the probe of a stock engine's container: about the engine alone, also during a drain."""
 
     async def engine_health(request: Request) -> Response:
         reason = fault()

@@ -84,10 +84,7 @@ def endpoint_in(environment: Mapping[str, str]) -> str | None:
 def start_tracing(
     traces: RecentTraces, config: WorkerConfig, identity: Identity
 ) -> "OtelExporter | None":
-    """Export spans if the environment names an endpoint.
-
-    Raises ConfigError for a protocol that is not there.
-    """
+    """None without an endpoint in the environment.  Raises ConfigError for an unknown protocol."""
     endpoint = endpoint_in(os.environ)
     if endpoint is None:
         return None
@@ -157,9 +154,7 @@ class OtelExporter:
         self._num_left_out = 0
 
     def begin(self, trace: RequestTrace) -> None:
-        """Begin a span in the trace of the running task, or in a new one; what is sent from here on
-        is its child.
-        """
+        """Begin a span in the trace of the running task, or in a new one, and enter its context."""
         parent = self._propagate.extract(trace_context.current())
         start = _nanoseconds(trace, trace.began_seconds)
         span = self._tracer.start_span(

@@ -144,10 +144,7 @@ class CacheEvents:
 
 
 class Subscription:
-    """A socket that vLLM connects to, so a restarted engine finds it.
-
-    on_batch: called with sequence and payload.
-    """
+    """A socket that vLLM connects to, so a restarted engine finds it."""
 
     def __init__(self, port: int, on_batch: Callable[[int, bytes], None]) -> None:
         self._port = port

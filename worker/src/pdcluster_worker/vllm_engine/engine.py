@@ -1,6 +1,4 @@
-"""Runs our engine messages on a vLLM server: each request is a task with one HTTP exchange at a
-time.  vLLM keeps the KV of a prefill until the peer fetches it.
-"""
+"""Runs our engine messages on a vLLM server, each request as a task of HTTP exchanges."""
 
 import asyncio
 import logging

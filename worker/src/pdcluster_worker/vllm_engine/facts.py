@@ -62,9 +62,7 @@ class _Models(msgspec.Struct):
 
 
 async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
-    """Raises ConfigError for a wrong version or model, ModelError for a folder without config.json,
-    HttpFailedError without an answer.
-    """
+    """Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError."""
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
     check_version(version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data

@@ -19,9 +19,7 @@ from pdcluster_worker.server.http.request_context import note_key
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 5.0
-"""Period of looks at the folder; little beside the minute or two in which a kubelet changes a
-mounted Secret.
-"""
+"""Period of looks at the folder; a kubelet takes a minute or two to change a mounted Secret."""
 
 _NO_KEY = (
     "you did not provide an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"

@@ -108,9 +108,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's always closes
-        """True keeps the connection for its answer; a client that ends in the middle of one has
-        gone.
-        """
+        """True keeps the connection for its answer, unless the client ends in the middle of one."""
         is_requested = not self._waits_for_header and not self.cycle.more_body
         if not is_requested or self.cycle.response_started or self._num_dropped_bytes is not None:
             return False

@@ -1,6 +1,4 @@
-"""Bytes of HTTP that neither the parser nor uvicorn makes: answers of the connection itself,
-interim responses, and streamed events that go to their socket past the application's layers.
-"""
+"""Bytes of HTTP that neither the parser nor uvicorn makes, and streamed events past its layers."""
 
 import asyncio
 import socket

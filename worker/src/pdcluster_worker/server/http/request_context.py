@@ -22,9 +22,7 @@ ROUTE_HEADER = "x-pdcluster-route"
 """Header of a request that asks for the same one in the answer, with any value but these."""
 
 PREFILLER_HEADER = "x-prefiller-host-port"
-"""Header with the host:port of the prefill worker that is to prefill the prompt; of several, which
-a picker may send in several lines or in one with commas, the first counts.
-"""
+"""Header with the host:port of the prefill worker to use; of several the first counts."""
 
 _NO = ("", "0", "false")
 _LABEL_CHARACTERS = 64
@@ -80,9 +78,7 @@ class RequestContextMiddleware:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; an exception that it lets through is logged with the request's id
-        and answered 500.
-        """
+        """Run the application; log an exception that it lets through, and answer 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

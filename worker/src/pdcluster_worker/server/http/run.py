@@ -29,25 +29,16 @@ STALLED_SECONDS = 45.0
 """Less than the default wait after a SIGTERM: `pdctl up` waits 60 s and a pod 300 s."""
 
 REMEMBER_SECONDS = 10.0
-"""Looks that lie further apart cannot tell what has moved between them; a drain looks
-more often.
-"""
+"""Looks that lie further apart cannot tell what has moved; a drain looks more often."""
 
 _FIN_BYTES = {"01": 0, "08": 0, "04": 1, "09": 1, "0B": 1}
-"""States in which something may wait, and how much of it is the end of the stream, for which no
-client waits.
-
-ESTABLISHED and CLOSE_WAIT; FIN_WAIT1, LAST_ACK and CLOSING.  A listener's queue is one of
-connections; elsewhere all is acknowledged.
-"""
+"""States in which something may wait, and how many of its bytes are the end of the stream."""
 
 _BACKLOG = 2048
 _POLL_SECONDS = 0.05
 
 _LAST_SECONDS = 0.1
-"""Time from the order to end to the last accept: what closes while connections wait for one resets
-them.
-"""
+"""From the order to end to the last accept: closing resets what still waits for one."""
 
 
 class _Server(uvicorn.Server):
@@ -99,9 +90,7 @@ class HttpServer:
         return len(self._answering())
 
     async def unacked(self) -> frozenset[str]:
-        """Connections whose clients have yet to take something; the kernel last, as bytes may go to
-        it.
-        """
+        """Connections whose clients have yet to take something; the kernel is asked last."""
         answering = {name(*ends) for each in self._answering() if (ends := each.addresses)}
         return await self._unsent.connections() | answering
 
@@ -200,10 +189,7 @@ class UnackedResponses:
         self._polled_seconds = clock()
 
     async def connections(self) -> frozenset[str]:
-        """Those whose client has yet to take something, without the stalled ones.
-
-        Raises OSError when the tables cannot be read now.
-        """
+        """Those whose client has yet to take something, without stalled ones.  Raises OSError."""
         found = await asyncio.to_thread(read, self._tables, self._local)  # tables may be long
         now = self._clock()
         before = self._held if now - self._polled_seconds <= REMEMBER_SECONDS else {}
@@ -236,9 +222,7 @@ def _end(host: str, port: int) -> str:
 
 
 def local_end(host: str, port: int) -> str:
-    """End of the local address of each connection accepted there: the port alone where the host is
-    any address.
-    """
+    """End of the local address of each connection there: the port alone for an unspecified host."""
     end = _end(host, port)
     return end[end.index(":") :] if ipaddress.ip_address(host).is_unspecified else end
 
@@ -261,9 +245,7 @@ def read(tables: Iterable[Path], local: str) -> dict[str, int]:
 
 
 def parse(lines: Iterable[str], local: str) -> Iterator[tuple[str, int]]:
-    """The same for the lines of one table, as proc_pid_net(5) has them: number, local and remote
-    address, state, tx_queue:rx_queue, ...
-    """
+    """The same for the lines of one table, as proc_pid_net(5) has them."""
     for line in lines:
         fields = line.split()
         if len(fields) < 5 or not fields[1].endswith(local) or fields[3] not in _FIN_BYTES:
