@@ -22,11 +22,9 @@ class Certificates:
     key: Path
 
     def settings(self) -> dict[str, str]:
-        """The `tls` section of an engine file."""
         return {"ca": str(self.ca), "certificate": str(self.certificate), "key": str(self.key)}
 
     def channel(self) -> grpc.ChannelCredentials:
-        """To call a worker with this certificate."""
         return grpc.ssl_channel_credentials(
             self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
         )

@@ -62,7 +62,6 @@ class Chaos:
         self._start_again(victim)
 
     def drain(self, role: str) -> None:
-        """Drain a worker by command, and take the command back when it has drained."""
         victim, began = self._victim(role), time.monotonic()
         with self._cluster.drained_by_command(victim.name):
             self._cluster.wait_state(victim.name, "drained")

@@ -41,12 +41,10 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of the first choice."""
         return self.choices[0].tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in a prefix cache."""
         cached: int = self.usage["prompt_tokens_details"]["cached_tokens"]
         return cached
 
@@ -94,7 +92,6 @@ class Stream:
         return self.tokens
 
     def read_all(self) -> list[int]:
-        """Read to the end."""
         while self.next():
             pass
         return self.tokens
@@ -124,11 +121,9 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close its connections."""
         self.http.close()
 
     def post(self, request: Json, headers: dict[str, str] | None = None) -> httpx.Response:
-        """One completion request, whatever its answer."""
         return self.http.post("/v1/completions", json=request, headers=headers)
 
     def complete(self, prompt: Iterable[int], prefill: str = "auto", **fields: Any) -> Answer:
@@ -186,7 +181,6 @@ class Client:
 
 
 def answer_of(reply: httpx.Response) -> Answer:
-    """Read a success."""
     assert reply.status_code == httpx.codes.OK, f"{reply.status_code}: {reply.text}"
     content = reply.json()
     choices = [

@@ -53,7 +53,6 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End every worker."""
         OPEN.remove(self)
         for worker in self.workers.values():
             worker.close()
@@ -116,12 +115,10 @@ class Cluster:
     # --- facts --------------------------------------------------------------------------------
 
     def records(self) -> dict[str, Json]:
-        """Worker records in etcd, by pod."""
         values = self.etcd.values(f"/pdcluster/test/{self.name}/workers/")
         return {key.rpartition("/")[2]: json.loads(value) for key, value in values.items()}
 
     def record(self, pod: str) -> Json | None:
-        """One worker's record in etcd."""
         return self.records().get(pod)
 
     @contextmanager
@@ -138,7 +135,6 @@ class Cluster:
                 self.command(pod, drain=False)
 
     def command(self, pod: str, *, drain: bool) -> None:
-        """Write or remove one worker's drain command, as the operator does."""
         key = f"/pdcluster/test/{self.name}/commands/{pod}"
         if drain:
             self.etcd.put(key, "drain")
@@ -168,7 +164,6 @@ class Cluster:
             assert not errors, f"{worker.name} logged {errors}"
 
     def logs(self) -> dict[str, str]:
-        """The end of every log."""
         return {worker.name: worker.log_tail() for worker in self.workers.values()}
 
 

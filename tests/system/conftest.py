@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def make_model(folder: Path, seed: int) -> Path:
-    """A small random Llama whose tokenizer shows tokens as numbers."""
     make_tiny_model("llama-heavy", folder, seed)
     write_tokenizer(folder, VOCAB_SIZE)
     return folder
@@ -64,25 +63,21 @@ def make_model(folder: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model that every worker serves."""
     return make_model(tmp_path_factory.mktemp("tiny"), seed=0)
 
 
 @pytest.fixture(scope="session")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with other weights."""
     return make_model(tmp_path_factory.mktemp("other"), seed=1)
 
 
 @pytest.fixture(scope="session")
 def reference(tiny_model: Path) -> Reference:
-    """transformers on the same model."""
     return Reference(tiny_model)
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The CA and certificate of every worker."""
     return make_certificates(tmp_path_factory.mktemp("tls") / "cluster")
 
 
@@ -104,14 +99,12 @@ def open_cluster(
     certificates: Certificates,
     tiny_model: Path,
 ) -> NewCluster:
-    """Makes an empty cluster, to be used as a context manager."""
     folder = tmp_path_factory.mktemp("clusters")
     return lambda name: Cluster(name, folder, etcd, certificates, tiny_model)
 
 
 @pytest.fixture
 def new_cluster(open_cluster: NewCluster) -> Iterator[NewCluster]:
-    """Makes empty clusters that end with the test."""
     with ExitStack() as stack:
         yield lambda name: stack.enter_context(open_cluster(name))
 
@@ -162,7 +155,6 @@ def mixed_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def mixed(mixed_cluster: Cluster) -> Iterator[WorkerProcess]:
-    """One worker that does both phases."""
     yield mixed_cluster.workers["mixed-0"]
     mixed_cluster.wait_settled()
 

@@ -74,7 +74,6 @@ class EtcdServer:
             self._process = None
 
     def close(self) -> None:
-        """End it for good."""
         self.kill()
         self._http.close()
 
@@ -96,7 +95,6 @@ class EtcdServer:
         }
 
     def put(self, key: str, value: str) -> None:
-        """Write a key."""
         self._http.post(
             "/v3/kv/put", content=json.dumps({"key": _base64(key), "value": _base64(value)})
         ).raise_for_status()
@@ -116,7 +114,6 @@ class EtcdServer:
         return found
 
     def delete(self, key: str) -> None:
-        """Remove a key."""
         self._http.post(
             "/v3/kv/deleterange", content=json.dumps({"key": _base64(key)})
         ).raise_for_status()

@@ -46,12 +46,10 @@ class Call:
     cancelled: bool = False
 
     def first_token(self, token_id: int) -> None:
-        """Answer the first token."""
         token = Token(self.prefill.spec.request_id, token_id)
         self.replies.put(PrefillReply(first_token=token))
 
     def finish(self, checksum: int | None = None) -> None:
-        """Claim that all is written, and end the call."""
         done = PrefillDone(self.prefill.spec.request_id, 1, 0.1, checksum)
         self.replies.put(PrefillReply(done=done))
         self.replies.put(None)
@@ -97,31 +95,26 @@ class FakePrefill:
         self._pool.shutdown()
 
     def next_call(self) -> Call:
-        """Wait for the next Prefill call."""
         return self.calls.get(timeout=CALL_SECONDS)
 
     # --- the service --------------------------------------------------------------------------
 
     def handshake(self, message: bytes, context: Any) -> bytes:
-        """Claim to be the same as the caller."""
         hello = decode_hello(message)
         return encode(msgspec.structs.replace(hello, engine_id=self.engine_id, role="prefill"))
 
     def watch(self, message: bytes, context: Any) -> Iterator[bytes]:
-        """One report, then silence for as long as the caller listens."""
         yield encode(Report(WorkerLoad(), snapshot=True, sequence=1))
         ended: queue.Queue[None] = queue.Queue()
         context.add_callback(lambda: ended.put(None))
         ended.get()
 
     def credits(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """Grant everything."""
         for call in map(decode_credit_call, messages):
             if isinstance(call, ClaimCredit):
                 yield encode(CreditReply(call.request_id, True))
 
     def prefill(self, message: bytes, context: Any) -> Iterator[bytes]:
-        """Hand the call to the test and answer what it says."""
         call = Call(decode_prefill(message))
 
         def on_end() -> None:

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 
 def has_ipv6() -> bool:
-    """By listening on its loopback address."""
     with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
         return True
     return False

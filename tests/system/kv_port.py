@@ -21,7 +21,6 @@ def connect(address: str) -> socket.socket:
 
 
 def receive(sock: socket.socket, decode: Callable[[bytes], MessageT | int]) -> MessageT:
-    """The next message of the KV port."""
     data = b""
     while isinstance(message := decode(data), int):
         chunk = sock.recv(message)

@@ -22,17 +22,14 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """True if the client has the mark of a whole answer."""
         return self.stream is not None and self.stream.done
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the client has."""
         return 0 if self.stream is None else len(self.stream.tokens)
 
     @property
     def is_clean_error(self) -> bool:
-        """True if it ended in an error that the server worded."""
         return self.status >= httpx.codes.INTERNAL_SERVER_ERROR or (
             self.stream is not None and self.stream.error is not None
         )
@@ -50,7 +47,6 @@ class Load:
         self._progress = asyncio.Condition()
 
     async def run(self, outcomes: Iterable[Outcome]) -> None:
-        """Ask, and return when all have ended."""
         fresh = list(outcomes)
         self.outcomes += fresh
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -66,7 +62,6 @@ class Load:
         await self.wait_for(lambda: sum(outcome.done for outcome in self.outcomes) >= count)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that follows from what the clients have."""
         async with self._progress:
             await self._progress.wait_for(condition)
 

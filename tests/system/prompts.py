@@ -12,5 +12,4 @@ class Prompts:
         self._random = Random(name)
 
     def __call__(self, num_tokens: int) -> list[int]:
-        """A new prompt."""
         return [self._random.randrange(len(SPECIAL_TOKENS), VOCAB_SIZE) for _ in range(num_tokens)]

@@ -67,7 +67,6 @@ class Relays:
 
 @contextlib.contextmanager
 def relayed(worker: WorkerProcess) -> Iterator[Relays]:
-    """Start the worker behind relays."""
     relays = Relays(worker)
     worker.environment["POD_IP"] = ANNOUNCED
     try:

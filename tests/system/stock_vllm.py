@@ -47,7 +47,6 @@ def stock_engine(model: Path, role: str, *, traces: str = "", **over: Any) -> Js
 
 
 def command(model: Path, role: str, ports: dict[str, int]) -> list[str]:
-    """The whole command of one vLLM."""
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",

@@ -36,7 +36,6 @@ def decode(lone_cluster: Cluster) -> Iterator[WorkerProcess]:
 def fake(
     lone_cluster: Cluster, decode: WorkerProcess, certificates: Certificates
 ) -> Iterator[FakePrefill]:
-    """Its prefill worker, in the test's hands."""
     with FakePrefill(lone_cluster, certificates, decode.record) as fake:
         decode.wait_for(
             lambda: decode.metrics().value("peers", role="prefill", state="ready") == 1,
@@ -58,7 +57,6 @@ class DishonestCaller(threading.Thread):
         self.answer = self._decode.client.complete(self._prompt, self._prefill)
 
     def result(self) -> Answer:
-        """Wait for the answer."""
         self.join()
         assert self.answer is not None
         return self.answer

@@ -61,7 +61,6 @@ def fleet_cluster(open_cluster: NewCluster) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(fleet_cluster: Fleet) -> Iterator[Fleet]:
-    """All five, ready, and each decode worker knows the others."""
     fleet_cluster.cluster.heal()
     for decode in fleet_cluster.decodes.values():
         wait_for(

@@ -32,7 +32,6 @@ class Log:
         self._start = worker.log.stat().st_size
 
     def count(self, text: str) -> int:
-        """Count lines with this text."""
         return self._path.read_bytes()[self._start :].count(text.encode())
 
 

@@ -52,7 +52,6 @@ def ask_twice(decode: WorkerProcess) -> Ask:
 
 @pytest.fixture(params=["mixed", "local", "remote", "prefix-hit"])
 def ask(request: pytest.FixtureRequest, mixed: WorkerProcess, pair: Pair) -> Ask:
-    """Asks over one path."""
     if request.param == "mixed":
         return lambda prompt: mixed.client.complete(prompt, max_tokens=MAX_TOKENS)
     if request.param == "prefix-hit":

@@ -22,7 +22,6 @@ def new_pair(new_cluster: NewCluster) -> Pair:
 
 
 def num_computed(pair: Pair, before: Metrics) -> float:
-    """Prompt tokens that the prefill worker has computed since."""
     return pair.prefill.growth(before, "engine_step_tokens_sum", kind="prefill")
 
 

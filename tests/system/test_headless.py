@@ -59,7 +59,6 @@ class Headless:
 
 @pytest.fixture
 def head(new_cluster: NewCluster) -> WorkerProcess:
-    """A mixed worker of one engine, ready, that takes headless ones."""
     cluster = new_cluster("heads")
     worker = cluster.add_worker("mixed", "head-0", start=False)
     worker.settings["listen"]["head"] = free_port()

@@ -40,7 +40,6 @@ def lending(open_cluster: NewCluster, cores_file: Path) -> Iterator[Pair]:
 
 
 def working(file: Path) -> dict[str, int]:
-    """Threads of each engine that works."""
     content = file.read_bytes()
     lines = {
         role: struct.unpack_from("=ii", content, place * SLOT)

@@ -101,7 +101,6 @@ def test_calls_for_an_old_engine_are_refused(pair, certificates, prompts):
 def _generate_for(
     worker: WorkerProcess, engine_id: str, certificates: Certificates, prompt: list[int]
 ) -> CallFailure:
-    """Failure of a request that names that engine."""
     spec = encode(RequestSpec("r", prompt, SamplingParams(max_tokens=4, seed=0)))
     requested: queue.Queue[bytes | None] = queue.Queue()  # the stream is open until it is answered
     requested.put(encode([SubmitCall(0, engine_id, "local", msgspec.Raw(spec))]))
@@ -119,7 +118,6 @@ def _generate_for(
 def _prefill_for(
     worker: WorkerProcess, engine_id: str, certificates: Certificates, prompt: list[int]
 ) -> grpc.Call:
-    """End of a call that names that engine."""
     spec = RequestSpec("r", prompt, SamplingParams(max_tokens=4, seed=0))
     target = TransferTarget(bytes(16), "d", ["127.0.0.1:1"], 0, [0, 1])
     message = encode(PrefillCall(spec, engine_id, target))

@@ -18,7 +18,6 @@ POLICY = {"relaying": {"enabled": True, "policy": "roundRobin"}}
 
 @pytest.fixture(scope="module")
 def cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
-    """A prefill and two decode workers behind a router."""
     with open_cluster("relayed") as cluster:
         for role, number in (("prefill", 0), ("decode", 0), ("decode", 1), ("router", 0)):
             worker = cluster.add_worker(role, f"relayed-{role}-{number}", start=False)
@@ -30,7 +29,6 @@ def cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def router(cluster: Cluster) -> WorkerProcess:
-    """All ready, and the router knows both decode workers."""
     router = cluster.workers["relayed-router-0"]
     if not router.is_alive:
         router.start()

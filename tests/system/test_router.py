@@ -18,14 +18,12 @@ from tests.system.worker_process import WorkerProcess
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """Takes the traces of all workers here, of the decode worker by gRPC."""
     with Collector() as collector:
         yield collector
 
 
 @pytest.fixture(scope="module")
 def pair(open_cluster: NewCluster, collector: Collector) -> Iterator[Pair]:
-    """A prefill and a decode worker behind the router."""
     with open_cluster("routed") as cluster:
         workers = [
             cluster.add_worker(role, f"routed-{role}-0", start=False)
@@ -45,7 +43,6 @@ def pair(open_cluster: NewCluster, collector: Collector) -> Iterator[Pair]:
 
 @pytest.fixture
 def router(pair: Pair) -> WorkerProcess:
-    """All ready, and the router knows the decode worker."""
     router = pair.cluster.workers["routed-router-0"]
     router.wait_for(lambda: _num_decodes(router) == 1, "the router knows the decode worker")
     return router

@@ -30,13 +30,11 @@ NUM_TARGET_LABELS = 10
 
 
 def reading(worker: WorkerProcess) -> MetricsPage:
-    """One scrape, as the operator takes it."""
     body = worker.client.http.get("/metrics").raise_for_status().content
     return replace(parse_page(body), at=time.monotonic())
 
 
 def gauges(worker: WorkerProcess) -> WorkerSample:
-    """Sample of one scrape."""
     return worker_sample(worker.name, reading(worker), None)
 
 

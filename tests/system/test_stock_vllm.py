@@ -43,7 +43,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that vLLM takes."""
     folder = tmp_path_factory.mktemp("wide")
     make_tiny_model("llama-wide", folder)
     write_tokenizer(folder, VOCAB_SIZE)
@@ -52,14 +51,12 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """Takes the traces of workers and engines."""
     with Collector() as collector:
         yield collector
 
 
 @pytest.fixture(scope="module")
 def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector) -> Iterator[Pair]:
-    """Both workers, which a test leaves as it found them."""
     with open_cluster("stock") as cluster:
         cluster.lease_seconds = LEASE_SECONDS
         workers = []
@@ -84,7 +81,6 @@ def wait_ready(pair: Pair) -> None:
 
 
 def vllm_of(worker: WorkerProcess) -> psutil.Process:
-    """The vLLM server of a worker, which a keeper has started."""
     (server,) = psutil.Process(worker.engine_pid).children()
     return server
 

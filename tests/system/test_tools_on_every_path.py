@@ -64,7 +64,6 @@ class Answer:
 def cluster(
     open_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """A router, two decode workers and a prefill worker, whose tokenizer can write any text."""
     folder = make_tiny_model("llama", tmp_path_factory.mktemp("texts"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     with open_cluster("tools") as cluster:
@@ -159,7 +158,6 @@ def test_calls_are_the_same_on_every_path(cluster, choice):
 
 
 def ask_by_all_ways(workers: list[WorkerProcess], choice: str) -> list[tuple[str, Answer]]:
-    """Answers beside the places where their prefill was asked for."""
     return [
         (place, ask(worker, choice, place, stream=stream))
         for worker in workers

@@ -23,7 +23,6 @@ STREAMED = 1500  # long enough to kill an engine in the middle
 
 @pytest.fixture(scope="module")
 def twos_cluster(open_cluster: NewCluster) -> Iterator[Pair]:
-    """One prefill and one decode worker of two engines each."""
     with open_cluster("twos") as cluster:
         delayer = {"prefillDelayer": {"maxDelayPasses": 3}}  # its engines share a board
         workers = [

@@ -154,7 +154,6 @@ def test_mismatched_prefill_workers_are_refused_as_pairs(
 
 
 def _stated(cluster: Cluster) -> Json:
-    """Disaggregation in the decode worker's record."""
     record = cluster.record("decode-0")
     assert record is not None
     stated: Json = record["disaggregation"]

@@ -21,7 +21,6 @@ LENGTHS = (16, 17, 100, 300)
 
 @pytest.fixture(scope="module")
 def ranks_cluster(open_cluster: NewCluster) -> Iterator[Cluster]:
-    """A prefill and a decode worker of one rank, and one of two ranks each."""
     with open_cluster("ranks") as cluster:
         for role in ("prefill", "decode"):
             cluster.add_worker(role, f"{role}-1", verifyTransfers=True)

@@ -35,7 +35,6 @@ def impatient(pair: Pair) -> Iterator[Pair]:
 
 @pytest.fixture
 def second(impatient: Pair) -> Iterator[WorkerProcess]:
-    """One decode worker more, known to the first."""
     cluster = impatient.cluster
     worker = cluster.add_worker("decode", "pair-decode-1", start=False)
     worker.write_policy(SHORT)
@@ -59,7 +58,6 @@ def second(impatient: Pair) -> Iterator[WorkerProcess]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for requests that wait."""
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
@@ -201,7 +199,6 @@ def _check_ended(cluster: Cluster, worker: WorkerProcess, engine_pid: int) -> No
 
 
 def _wait_relayed(first: WorkerProcess, second: WorkerProcess, prompts: Prompts) -> None:
-    """Until what comes to the first one, which has a request, goes to the second one."""
     before = second.metrics()
 
     def is_relayed() -> bool:

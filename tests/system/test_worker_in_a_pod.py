@@ -124,8 +124,6 @@ def check(
     record: Callable[[str], Json | None],
     prompts: Prompts,
 ) -> None:
-    """It serves, asks for its key, drains, and logs in lines."""
-
     def is_ready() -> bool:
         assert process.poll() is None, (folder / "log").read_text()
         found = record("pod-0")

@@ -15,7 +15,6 @@ CHAT_TEMPLATE = "{% for message in messages %}[1]{{ message['content'] }}[2]{% e
 
 
 def text_of(token_ids: list[int]) -> str:
-    """The text of these tokens."""
     return "".join(f"[{token_id}]" for token_id in token_ids)
 
 
@@ -27,7 +26,6 @@ def tokens_in(text: str) -> list[int]:
 
 
 def chat_tokens(content: list[int]) -> list[int]:
-    """The prompt of a conversation of one message with that content."""
     return [1, *content, 2]
 
 

@@ -39,7 +39,6 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """All that it was given."""
         return "".join(
             choice["text"] for chunk in self.chunks for choice in chunk.get("choices", [])
         )
@@ -72,7 +71,6 @@ class Exchange:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of an answer whose text shows them."""
         return tokens_in(self.text)
 
     @property

@@ -50,7 +50,6 @@ class Metrics:
         return self._samples.get((f"pdcluster_{name}", tuple(sorted(labels.items()))), 0.0)
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Values of a metric with one label."""
         return {
             dict(labels)[label]: value
             for (sample, labels), value in self._samples.items()
@@ -134,7 +133,6 @@ class WorkerProcess:
         )
 
     def engine_pid_of(self, rank: int) -> int:
-        """One of several engine processes."""
         living = (
             child for child in _children(self.process.pid) if child.status() != psutil.STATUS_ZOMBIE
         )
@@ -153,7 +151,6 @@ class WorkerProcess:
                     os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
 
     def kill_engine(self) -> None:
-        """SIGKILL the engine process."""
         os.kill(self.engine_pid, signal.SIGKILL)
 
     @contextlib.contextmanager
@@ -178,7 +175,6 @@ class WorkerProcess:
         return self.process.wait(END_SECONDS)
 
     def close(self) -> None:
-        """End whatever still runs."""
         # its pid is its own only until then
         if self._process is not None and self._process.poll() is None:
             children = _children(self._process.pid, recursive=True)
@@ -195,13 +191,11 @@ class WorkerProcess:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """Process of the present or last life."""
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 
     @property
     def is_alive(self) -> bool:
-        """True if the server process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -212,40 +206,33 @@ class WorkerProcess:
 
     @property
     def record(self) -> Json:
-        """Its record, as last seen in etcd by `wait_ready`."""
         assert self._record is not None, f"{self.name} was never ready"
         return self._record
 
     @property
     def client(self) -> Client:
-        """HTTP to this worker."""
         assert self._client is not None, f"{self.name} was never ready"
         return self._client
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one KV block."""
         said = re.search(r"reserved kv cache .*block_bytes=(\d+)", self.log.read_text())
         assert said is not None, f"{self.name} has not said it"
         return int(said[1])
 
     def num_decode_peers(self) -> float:
-        """Ready decode workers that it knows."""
         return self.metrics().value("peers", role="decode", state="ready")
 
     def metrics(self) -> Metrics:
-        """Scrape it."""
         return Metrics(self.client.http.get("/metrics").raise_for_status().text)
 
     def blocks(self) -> dict[str, int]:
-        """KV blocks by state."""
         return {
             state: int(value)
             for state, value in self.metrics().by_label("kv_blocks", "state").items()
         }
 
     def growth(self, before: Metrics, name: str, **labels: str) -> float:
-        """Growth of a counter since a scrape."""
         return self.metrics().value(name, **labels) - before.value(name, **labels)
 
     def wait_growth(self, before: Metrics, name: str, expected: float, **labels: str) -> None:
@@ -258,11 +245,9 @@ class WorkerProcess:
         )
 
     def wait_for(self, predicate: Callable[[], bool], describe: Callable[[], object] | str) -> None:
-        """Wait for something of this worker, with the usual deadline."""
         wait_for(predicate, SETTLE_SECONDS, describe)
 
     def log_tail(self, num_lines: int = 60) -> str:
-        """The end of its log."""
         return (
             "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
             if self.log.exists()
@@ -270,13 +255,11 @@ class WorkerProcess:
         )
 
     def unhandled_errors(self) -> list[str]:
-        """Lines of its log, since the last call, with an unexpected error."""
         lines = self.log.read_text(errors="replace").splitlines()
         fresh, self._num_checked_lines = lines[self._num_checked_lines :], len(lines)
         return [line for line in fresh if any(sign in line for sign in _UNHANDLED)]
 
     def write_policy(self, policy: Json) -> None:
-        """Replace the policy file, which the worker watches."""
         fresh = self._policy_file.with_suffix(".new")
         fresh.write_text(json.dumps(policy))
         fresh.replace(self._policy_file)

@@ -53,14 +53,12 @@ def stats(free_blocks: int, num_transfers: int = 0, num_inputs: int = 0) -> Engi
 
 
 def steps_of(*steps: tuple[str, float], num_steps: int = 0, bytes_sent: int = 0) -> EngineStats:
-    """Statistics of an engine that has made these steps since the last ones."""
     return replace(
         stats(free_blocks=0), steps=list(steps), num_steps=num_steps, bytes_sent=bytes_sent
     )
 
 
 def client_of(worker: WorkerContext) -> EngineClient:
-    """The client of its lone engine."""
     return worker.engines.first.client
 
 

@@ -60,35 +60,11 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
     await holder.drain.close()
 
 
-async def test_drain_by_command_ends_drained_when_nothing_holds(holder):
-    holder.count = 2
-    assert holder.drain.num_holding == 0  # they are not waited for
-    holder.drain.command(True)
-    assert (holder.states, holder.drain.num_holding) == (["draining"], 2)
-
-    holder.count = 0
-    await holder.drained()
-
-    assert holder.states == ["draining", "drained"]
-
-
 async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(holder):
     holder.drain.command(True)
     await holder.drained()
 
     assert (holder.states, holder.num_asked) == (["draining", "drained"], 1)
-
-
-async def test_drain_waits_for_clients_that_have_not_taken_all(holder):
-    holder.num_unsent = 2
-    holder.drain.command(True)
-    await until(lambda: holder.num_asked >= 3)
-    assert (holder.states, holder.drain.num_holding) == (["draining"], 2)
-
-    holder.num_unsent = 0
-    await holder.drained()
-
-    assert (holder.states, holder.drain.num_holding) == (["draining", "drained"], 0)
 
 
 async def test_drain_waits_for_clients_there_when_the_last_request_has_ended_and_no_others(holder):
@@ -233,18 +209,6 @@ async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(hold
     assert "drained" not in holder.states
 
 
-async def test_drain_that_is_withdrawn_serves_again_from_draining_and_from_drained(holder):
-    holder.count = 1
-    holder.drain.command(True)
-    holder.drain.command(False)
-    holder.count = 0
-    holder.drain.command(True)
-    await holder.drained()
-    holder.drain.command(False)
-
-    assert holder.states == ["draining", "ready", "draining", "drained", "ready"]
-
-
 async def test_drained_worker_drains_again_while_something_slipped_in(holder):
     holder.drain.command(True)
     await holder.drained()
@@ -306,16 +270,6 @@ async def test_drained_returns_only_while_nothing_holds(holder):
         await waiting
 
     assert found == [0]
-
-
-async def test_drain_looks_again_after_a_quick_change_of_mind(holder):
-    holder.count = 1
-    for present in (True, False, True):
-        holder.drain.command(present)
-    holder.count = 0
-    await holder.drained()
-
-    assert holder.states == ["draining", "ready", "draining", "drained"]
 
 
 @given(

@@ -47,7 +47,6 @@ class Bench:
             self.feed(tracked, count, token_seconds)
 
     def completion(self) -> float | None:
-        """The estimate for a request that came now."""
         estimator, estimation = self.estimation.estimator, self.estimation
         return (
             None
@@ -66,7 +65,6 @@ class Bench:
         )
 
     def mape(self, quantity: str, group: str) -> tuple[float, float]:
-        """Mean error and number of estimates."""
         labels = {"quantity": quantity, "group": group}
         value = self.metrics.registry.get_sample_value
         count = value("pdcluster_estimate_error_ratio_count", labels) or 0.0

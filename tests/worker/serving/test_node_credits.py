@@ -75,7 +75,6 @@ class Scene:
             self.credit_server.claim("decode-engine", request_id, BUDGET, 0)
 
     def granted(self) -> list[str]:
-        """Since the last call."""
         answers = [self.answers.get_nowait() for _ in range(self.answers.qsize())]
         return [request_id for request_id, granted in answers if granted]
 

@@ -23,14 +23,12 @@ WORKERS = st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_
 
 @pytest.fixture
 def open_place(tmp_path):
-    """Opens an engine's end of one file."""
     return lambda place, threads=(1, 1), cores=2: SharedCores(
         CoreShare(str(tmp_path / "cores"), place, threads, cores)
     )
 
 
 def number_at(cores: SharedCores) -> int:
-    """The number that the kernels read."""
     return ctypes.c_int32.from_address(cores.address).value
 
 

@@ -57,7 +57,6 @@ def serve(message: EngineInput) -> Sequence[EngineOutput]:
 
 @pytest.fixture
 def holder() -> RecordingPeer:
-    """The worker that the request left."""
     return RecordingPeer("old")
 
 
@@ -65,7 +64,6 @@ def holder() -> RecordingPeer:
 def dispatcher(
     worker: WorkerContext, engine: ScriptedEngine, holder: RecordingPeer
 ) -> DecodeDispatcher:
-    """Without a prefill worker."""
     engine.answer = serve
     broker = CreditBroker(worker.credit_queue, list, PrefillScoreSpec, worker.block_size)
     return DecodeDispatcher(worker, RemotePrefill(worker, broker), list, list, {"old": holder}.get)

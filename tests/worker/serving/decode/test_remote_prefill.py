@@ -402,7 +402,6 @@ async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher, engine, w
 
 
 def long_prompts(worker: WorkerContext) -> tuple[int, int]:
-    """(all, remote) that the worker has counted, as its metric has them too."""
     value = worker.metrics.registry.get_sample_value
     remote, local = (
         value("pdcluster_long_prompts_total", {"prefill": place}) for place in ("remote", "local")

@@ -220,7 +220,6 @@ async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_st
 
 
 async def begun(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePeer) -> list[int]:
-    """Tokens of a request that has one of an engine here which then stalls."""
     engine.answer = lambda m: [Tokens([Token("r", 7)])] if isinstance(m, Submit) else []
     made: list[int] = []
     async with aclosing(make_ingress(worker, *peers).generate([SPEC], "auto")) as tokens:

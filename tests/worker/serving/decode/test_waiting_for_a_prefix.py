@@ -40,7 +40,6 @@ OFFLOAD = OffloadPolicy(prefill_length_threshold=8, min_offload_length=4)
 
 
 def spec(name: str, own: int, **fields: int) -> RequestSpec:
-    """A prompt of the shared blocks and three tokens of its own."""
     sampling = SamplingParams(max_tokens=fields.pop("max_tokens", 3), seed=1)
     return RequestSpec(name, [*SHARED, own, own, own], sampling, **fields)
 
@@ -157,7 +156,6 @@ async def check_sent_at_once(requested: Asked, peer: SlowPeer) -> None:
 
 
 async def led(dispatcher: DecodeDispatcher, peer: SlowPeer, **fields: int) -> Asked:
-    """A request whose prompt the prefill worker computes now."""
     leader = Asked(dispatcher, spec("leader", 90, **fields))
     await until(lambda: "leader" in peer.computed)
     return leader

@@ -240,7 +240,6 @@ async def test_headless_engine_that_comes_back_is_not_forgotten(scene):
 
 
 async def leave(scene: Scene, child: PlayedChild) -> None:
-    """A headless engine joins, serves, and goes."""
     adopting = asyncio.create_task(scene.group.adopt(child, "127.0.0.1"))
     child.load()
     await until(lambda: child.rank in scene.serving)

@@ -30,7 +30,6 @@ class Watched:
         self.watch = StallWatch(self.clock, warm_up_seconds)
 
     def looks(self, count: int) -> list[Condition]:
-        """One a second, unanswered."""
         return [self._poll() for _ in range(count)]
 
     def answered(self, pongs: Sequence[Pong]) -> list[Condition]:

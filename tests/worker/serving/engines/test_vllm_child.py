@@ -27,7 +27,7 @@ from pdcluster_worker.serving.engines import vllm_child
 from pdcluster_worker.serving.engines.client import EngineDiedError
 from pdcluster_worker.serving.engines.vllm_child import VllmChild
 from pdcluster_worker.vllm_engine import http
-from pdcluster_worker.vllm_engine.facts import read_facts, read_shape
+from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts, read_shape
 from tests.make_tiny_model import make_tiny_model
 from tests.ports import free_port
 from tests.worker.vllm_engine.fake_vllm import (
@@ -97,6 +97,27 @@ async def warmed(fake: FakeVllm) -> list[Call]:
     return calls
 
 
+@asynccontextmanager
+async def serving(folder: Path, *command: str) -> AsyncIterator[tuple[FakeVllm, VllmChild]]:
+    """A child that is ready."""
+    async with fake_vllm() as fake, started(folder, fake.port, *command) as child:
+        fake.pages = pages()
+        child.client.begin("float32")
+        await warmed(fake)
+        await asyncio.wait_for(child.client.ready(), 10)
+        yield fake, child
+
+
+async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: str) -> VllmFacts:
+    """Facts that a worker with these settings reads."""
+    async with fake_vllm() as fake:
+        fake.pages = pages(**{"/version": json.dumps({"version": version})})
+        given = msgspec.structs.replace(config(folder, fake.port), **settings)
+        reading = asyncio.create_task(read_facts(http.VllmClient(fake.port), given))
+        await warmed(fake)
+        return await asyncio.wait_for(reading, 10)
+
+
 def params_of(call: Call) -> dict[str, Any]:
     params = call.body["sampling_params"]
     assert isinstance(params, dict)
@@ -152,37 +173,20 @@ async def test_an_engine_whose_facts_are_late_each_time_has_ended(tmp_path, monk
     ("role", "transport"), [("mixed", ""), ("decode", "nixl"), ("prefill", "nixl")]
 )
 async def test_a_mixed_worker_s_engine_moves_no_kv(tmp_path, role, transport):
-    async with fake_vllm() as fake:
-        fake.pages = pages()
-        given = msgspec.structs.replace(config(tmp_path, fake.port), role=role)
-        client = http.VllmClient(fake.port)
-        reading = asyncio.create_task(read_facts(client, given))
-        await warmed(fake)
-        served = await asyncio.wait_for(reading, 10)
-
-    assert served.ready.transport == transport
+    assert (await facts_of(tmp_path, role=role)).ready.transport == transport
 
 
 async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu(tmp_path):
-    async with fake_vllm() as fake:
-        fake.pages = pages(**{"/version": json.dumps({"version": "0.32.0+cpu"})})
-        given = msgspec.structs.replace(config(tmp_path, fake.port), gpu="B200")
-        client = http.VllmClient(fake.port)
-        reading = asyncio.create_task(read_facts(client, given))
-        await warmed(fake)
-        served = await asyncio.wait_for(reading, 10)
+    facts = await facts_of(tmp_path, version="0.32.0+cpu", gpu="B200")
 
-    assert served.ready.device == DeviceFacts(
+    assert facts.ready.device == DeviceFacts(
         "cpu", "cpu", operations="vllm 0.32.0+cpu", model_code="vllm"
     )
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):
-    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
-        fake.pages = pages()
-        child.client.begin("float32")
-        await warmed(fake)
-        ready = await asyncio.wait_for(child.client.ready(), 10)
+    async with serving(tmp_path) as (fake, child):
+        ready = await child.client.ready()
         mailbox = child.client.open("r")
         child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))
         call = await asyncio.wait_for(fake.calls.get(), 10)
@@ -303,27 +307,18 @@ async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path):
 
 
 async def test_an_engine_that_ends_fails_its_requests(tmp_path):
-    async with fake_vllm() as fake:
-        program = "import sys; sys.stdin.read(); import time; time.sleep(3600)"
-        async with started(tmp_path, fake.port, sys.executable, "-c", program) as child:
-            fake.pages = pages()
-            await warmed(fake)
-            await asyncio.wait_for(child.client.ready(), 10)
-            mailbox = child.client.open("r")
+    async with serving(tmp_path, sys.executable, "-c", SILENT) as (_, child):
+        mailbox = child.client.open("r")
 
-            child.kill("it answers nothing")
+        child.kill("it answers nothing")
 
-            with pytest.raises(EngineDiedError, match="it answers nothing"):
-                await asyncio.wait_for(mailbox.get(), 10)
-            await asyncio.wait_for(child.gone(), 10)
+        with pytest.raises(EngineDiedError, match="it answers nothing"):
+            await asyncio.wait_for(mailbox.get(), 10)
+        await asyncio.wait_for(child.gone(), 10)
 
 
 async def test_an_engine_of_another_container_is_not_killed(tmp_path):
-    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
-        fake.pages = pages()
-        await warmed(fake)
-        await asyncio.wait_for(child.client.ready(), 10)
-
+    async with serving(tmp_path) as (_, child):
         child.kill("it answers nothing")
 
         assert child.client.died is None
@@ -331,10 +326,7 @@ async def test_an_engine_of_another_container_is_not_killed(tmp_path):
 
 
 async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path):
-    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
-        fake.pages = pages()
-        await warmed(fake)
-        await asyncio.wait_for(child.client.ready(), 10)
+    async with serving(tmp_path) as (fake, child):
         fake.pages["/metrics"] = b"vllm:num_requests_running NaN\n"
         mailbox = child.client.open("r")
         child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))

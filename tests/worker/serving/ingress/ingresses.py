@@ -59,5 +59,4 @@ def make_ingress(worker: WorkerContext, engine: ScriptedEngine, *peers: DecodePe
 
 
 def busy_here(ingress: Ingress) -> None:
-    """Make this worker the worse choice."""
     ingress._local._num_decoding = 3

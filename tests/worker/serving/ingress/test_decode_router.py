@@ -292,7 +292,6 @@ async def test_decision_is_noted_with_its_numbers(worker):
 
 
 def drain(worker: WorkerContext, *peers: NamedPeer) -> Ingress:
-    """An ingress that runs nothing itself."""
     worker.announce("draining")
     return Ingress(worker, local(worker), lambda: list(peers))
 

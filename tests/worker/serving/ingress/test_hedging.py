@@ -33,7 +33,6 @@ ALWAYS = RacingSpec(enabled=True, max_requests=1, max_ratio=1.0)
 def ingress_of(
     worker: WorkerContext, engine: ScriptedEngine, *peers: Model, policy: RacingSpec = ALWAYS
 ) -> Ingress:
-    """One whose own worker is too busy to race."""
     worker.policy = worker.policy.model_copy(update={"racing": policy})
     ingress = make_ingress(worker, engine, *peers)
     engine.answer = model_here

@@ -185,7 +185,6 @@ async def test_choices_are_tried_elsewhere_before_their_first_token(worker, engi
 
 
 def drain(ingress: Ingress, peer: Model) -> None:
-    """As its report says it."""
     peer.is_draining = True
     ingress._migration.on_change()
 
