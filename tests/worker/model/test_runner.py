@@ -12,6 +12,7 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import ModelError, RequestError
+from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import open_runner
 from pdcluster_worker.model.step_plan import StepLimits, row_sizes
@@ -153,25 +154,10 @@ def test_open_runner_describes_the_model_it_loaded(tiny_folder):
     )
     assert info is runner.info
     assert (info.max_model_len, info.vocab_size, info.dtype) == (100, 512, "float32")
-    geometry = info.geometry
-    assert (geometry.num_kv_heads, geometry.head_dim, geometry.num_layers, geometry.block_size) == (
-        1,
-        16,
-        2,
-        8,
-    )
-    assert geometry.dtype == "float32"
+    assert info.geometry == KVGeometry(1, 16, 2, 8, "float32")
     assert cache.num_blocks == (1 << 20) // cache.block_bytes
     assert torch.get_num_threads() == 1
     assert runner.longest_warm_up_seconds > 0  # what a step may take, before any has been made
-
-
-def test_open_runner_takes_a_given_number_of_blocks(tiny_folder):
-    engine = EngineConfig(num_blocks=5, threads=1)
-    _, cache, info = open_runner(
-        ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="bfloat16"), engine
-    )
-    assert (cache.num_blocks, info.dtype, info.geometry.dtype) == (5, "bfloat16", "bfloat16")
 
 
 def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
@@ -188,13 +174,6 @@ def test_open_runner_refuses_a_length_that_its_pool_does_not_hold(tiny_folder):
         f"({7 * block_bytes} bytes, room for 96 tokens): raise engine.kvCacheMemory to "
         f"{8 * block_bytes}, or lower maxModelLen to 96"
     )
-    shared = EngineConfig(
-        max_model_len=100, kv_cache_memory=7 * block_bytes, device_memory_share=0.5, threads=1
-    )
-    with pytest.raises(ModelError, match=r"raise engine\.kvCacheMemory to "):
-        open_runner(model, shared)  # a share of a GPU's memory decides on nothing here
-    with pytest.raises(ModelError, match=r"raise engine\.numBlocks to 8, or lower"):
-        open_runner(model, EngineConfig(max_model_len=100, num_blocks=7, threads=1))
     _, _, info = open_runner(model, EngineConfig(max_model_len=100, num_blocks=8, threads=1))
     assert (info.max_model_len, info.length_note) == (100, "")
 
@@ -208,18 +187,6 @@ def test_open_runner_lowers_the_models_own_length_to_what_its_pool_holds(tiny_fo
     assert "length of 2048 tokens is lowered to 64" in info.length_note
     assert "raise engine.numBlocks to 129" in info.length_note
     assert info.length_note in caplog.text
-
-
-def test_open_runner_refuses_a_pool_that_holds_no_request_of_use(tiny_folder):
-    model = ModelConfig(name="tiny", path=str(tiny_folder("llama")), dtype="float32")
-    with pytest.raises(ModelError) as refused:
-        open_runner(model, EngineConfig(num_blocks=4, threads=1))
-    assert "one request of 64 tokens takes 5 KV blocks" in str(refused.value)
-    assert str(refused.value).endswith(
-        "room for 48 tokens): raise engine.numBlocks to 5, or set engine.maxModelLen to 48"
-    )
-    engine = EngineConfig(num_blocks=4, max_model_len=48, threads=1)
-    assert open_runner(model, engine)[2].max_model_len == 48
 
 
 def test_a_step_whose_arrays_have_no_room_is_refused_with_its_sizes(make_driver, tiny_folder):

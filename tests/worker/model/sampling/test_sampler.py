@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdcluster_worker.engine.ports import Sample
 from pdcluster_worker.errors import RequestError
-from pdcluster_worker.model.sampling.rows import _mix, uniform, uniforms
+from pdcluster_worker.model.sampling.rows import _mix, uniforms
 from pdcluster_worker.model.sampling.sampler import Sampler
 from tests.worker.model.sampling.sampling_cases import make_request, random_logits
 
@@ -60,30 +61,24 @@ def test_a_draw_depends_on_position_and_seed():
     assert len(tokens) > 40
 
 
-@given(st.integers(-(2**70), 2**70), st.integers(0, 2**20))
-def test_uniform_is_inside_the_open_interval_and_repeats(seed, position):
-    assert 0.0 < uniform(seed, position) < 1.0
-    assert uniform(seed, position) == uniform(seed, position)
-
-
 @given(st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(0, 2**31)), min_size=1))
-def test_uniforms_are_those_of_each_pair(pairs):
-    seeds, positions = zip(*pairs, strict=True)
-    assert uniforms(seeds, positions).tolist() == [uniform(*pair) for pair in pairs]
+def test_uniforms_are_inside_the_open_interval_and_of_each_pair_alone(pairs):
+    found = uniforms(*zip(*pairs, strict=True)).tolist()
+    assert all(0.0 < number < 1.0 for number in found)
+    assert found == [uniforms([seed], [position])[0] for seed, position in pairs]
 
 
-def test_uniform_is_flat_over_seeds_and_over_positions():
-    for numbers in (
-        [uniform(seed, 7) for seed in range(20_000)],
-        [uniform(7, position) for position in range(20_000)],
-    ):
+def test_uniforms_are_flat_over_seeds_and_over_positions():
+    many, same = range(20_000), [7] * 20_000
+    for numbers in (uniforms(many, same), uniforms(same, many)):
         counts = Counter(int(number * 20) for number in numbers)
         assert all(abs(count - 1000) < 160 for count in counts.values())  # five standard deviations
 
 
-def test_uniform_is_splitmix64_and_the_same_on_every_machine():
-    assert _mix(1234567) == 6457827717110365317  # published test vector of SplitMix64, seed 1234567
-    assert uniform(0, 0) == 0.6524484863740323
+def test_uniforms_are_splitmix64_and_the_same_on_every_machine():
+    # published test vector of SplitMix64, seed 1234567
+    assert _mix(np.array([1234567], np.uint64)).tolist() == [6457827717110365317]
+    assert uniforms([0], [0])[0] == 0.6524484863740323
 
 
 def test_min_tokens_bans_every_end_until_it_is_reached():
@@ -155,15 +150,10 @@ def test_logprobs_are_those_of_the_model_before_any_change():
     )
 
 
-def test_logprobs_zero_gives_the_chosen_tokens_alone_and_none_gives_nothing():
-    logits = random_logits(1, 1, VOCAB)[0]
-    zero = sample_one(logits, make_request(logprobs=0))
-    assert zero.logprob is not None
-    assert zero.top_logprobs == ()
-    assert sample_one(logits, make_request()).logprob is None
-
-
-def test_more_logprobs_than_tokens_gives_them_all():
+def test_logprobs_are_as_many_as_there_are_tokens_and_as_are_asked_for():
+    zero = sample_one(torch.zeros(3), make_request(logprobs=0))
+    assert (zero.logprob is not None, zero.top_logprobs) == (True, ())
+    assert sample_one(torch.zeros(3), make_request()).logprob is None
     assert len(sample_one(torch.zeros(3), make_request(logprobs=20)).top_logprobs) == 3
 
 
@@ -210,16 +200,13 @@ def test_a_row_that_is_not_finite_fails_alone_and_names_its_request(bad, options
     )
 
 
-def test_a_ban_does_not_hide_a_logit_that_is_not_finite():
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 3] = float("nan")
-    (error,) = Sampler(VOCAB).sample(logits, [make_request(min_tokens=9, eos_token_ids=[3])])
-    assert error.code == "not_finite"
-
-
 @pytest.mark.parametrize("options", [{}, {"min_tokens": 9, "eos_token_ids": [3]}])
-def test_a_row_without_any_logit_is_the_models_failure(options):
-    (error,) = Sampler(VOCAB).sample(torch.full((1, VOCAB), -math.inf), [make_request(**options)])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_ban_does_not_hide_what_is_the_models_failure(value, options):
+    """One that is NaN, or a row without any logit."""
+    logits = torch.full((1, VOCAB), -math.inf)
+    logits[0, 3] = value
+    (error,) = Sampler(VOCAB).sample(logits, [make_request(**options)])
     assert error.code == "not_finite"
 
 
