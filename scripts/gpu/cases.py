@@ -12,7 +12,7 @@ from setting import REHEARSES, save
 CASES = (
     "tests/worker/model/ops/test_cuda_operations.py",
     "tests/worker/model/ops/test_cuda_sampling.py",
-    "tests/worker/model/test_device_cache.py",
+    "tests/worker/model/test_kv_cache.py",
 )
 
 

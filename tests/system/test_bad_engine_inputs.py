@@ -18,7 +18,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 
 POISON = VOCAB_SIZE - 1
 
-# more of them in tests/worker/model/test_kv_length.py, without a process for each
+# more of them in tests/worker/model/test_kv_size.py, without a process for each
 SIZES = [
     (
         {"numBlocks": None, "kvCacheMemory": 2 * BLOCK_BYTES},

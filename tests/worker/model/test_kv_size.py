@@ -1,16 +1,27 @@
-"""Small pools of KV blocks: the length that each holds, and the fix where it holds too little."""
+"""Blocks that fit, the length that a small pool holds, and the fix where it holds too little."""
 
 from typing import Any
 
 import pytest
+import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import SpeculationSettings
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.kv_cache import block_num_bytes, blocks_that_fit
-from pdcluster_worker.model.kv_size import fit_length, raised
+from pdcluster_worker.model.kv_cache import KVCache, open_cache
+from pdcluster_worker.model.kv_size import (
+    STEP_BYTES_PER_TOKEN,
+    block_num_bytes,
+    blocks_that_fit,
+    check_memory,
+    device_blocks,
+    fit_length,
+    logits_bytes,
+    raised,
+)
 from pdcluster_worker.model.loading.loader import ModelInfo
+from pdcluster_worker.model.step_plan import row_sizes
 
 GEOMETRY = KVGeometry(num_kv_heads=2, head_dim=16, num_layers=2, block_size=16, dtype="float32")
 BLOCK_BYTES = block_num_bytes(GEOMETRY)
@@ -112,3 +123,74 @@ def test_too_few_blocks_name_what_all_engines_need_for_the_length_that_is_asked(
     assert refusal(EngineConfig(kv_cache_memory=100, max_model_len=16)).endswith(
         f"2 are needed for a request of 16 tokens: raise engine.kvCacheMemory to {2 * BLOCK_BYTES}"
     )
+
+
+def test_whole_blocks_are_taken() -> None:
+    assert BLOCK_BYTES == 2 * 2 * 2 * 16 * 16 * 4
+    assert blocks_that_fit(GEOMETRY, EngineConfig(kv_cache_memory=7 * BLOCK_BYTES + 5)) == 7
+    assert refusal(EngineConfig(num_blocks=1)).endswith("raise engine.numBlocks to 5")
+
+
+CPU, GIB = torch.device("cpu"), 1 << 30
+
+
+def engine_of(share: float | None, **given: Any) -> EngineConfig:
+    return EngineConfig(
+        device_memory_share=share,
+        max_batched_tokens=1024,
+        max_sequences=8,
+        kv_cache_memory=GIB,
+        **given,
+    )
+
+
+STEPS = STEP_BYTES_PER_TOKEN * 1024 + logits_bytes(engine_of(None), 1000)
+
+
+def test_memory_for_logits_by_hand() -> None:
+    """Graphs of 1, 2, 4 and 8 rows; a part of a prompt is of 256 rows, three times over."""
+    of_rows = 4 * 1000 * (15 + 3 * 256)
+    assert logits_bytes(engine_of(None), 1000) == of_rows + 32 * 256 * 1000
+    wide = EngineConfig(max_batched_tokens=1024, max_sequences=1024)
+    num_rows = sum(row_sizes(1024)) + 5 * 1024
+    assert logits_bytes(wide, 100_000) == 400_000 * num_rows + 32 * (1 << 24)
+
+
+def test_share_of_a_device_leaves_room_for_weights_and_steps() -> None:
+    device = {"vocab_size": 1000, "total": 80 * GIB, "taken": 20 * GIB}
+    assert device_blocks(GEOMETRY, engine_of(0.5), **device) == (20 * GIB - STEPS) // BLOCK_BYTES
+    assert device_blocks(GEOMETRY, engine_of(None), **device) == GIB // BLOCK_BYTES
+    with pytest.raises(ModelError, match="leaves 1 KV blocks"):
+        device_blocks(GEOMETRY, engine_of(0.5, num_blocks=1), **device)
+    with pytest.raises(ModelError) as refused:
+        device_blocks(GEOMETRY, engine_of(0.25), **device)
+    for part in (
+        "engine.deviceMemoryShare of 0.25",
+        str(20 * GIB),
+        str(STEPS),
+        "raise it",
+        "engine.maxBatchedTokens",
+    ):
+        assert part in str(refused.value)
+
+
+def test_cache_of_a_cpu_has_no_share_and_fits_into_the_memory_of_this_machine() -> None:
+    engine = EngineConfig(device_memory_share=0.9, kv_cache_memory=1 << 20)
+    cache = open_cache(GEOMETRY, engine, CPU, vocab_size=1000, weight_bytes=0)
+    assert isinstance(cache, KVCache)
+    assert cache.num_blocks == (1 << 20) // BLOCK_BYTES
+    with pytest.raises(ModelError, match="do not fit into the memory of this worker"):
+        open_cache(GEOMETRY, EngineConfig(kv_cache_memory=1 << 50), CPU, 100, GIB)
+
+
+def test_what_does_not_fit_into_the_memory_of_the_worker_is_refused_with_the_bytes() -> None:
+    check_memory(3 * GIB, GIB, EngineConfig(), 4 * GIB)
+    check_memory(3 * GIB, GIB, EngineConfig(), None)
+    with pytest.raises(ModelError) as refused:
+        check_memory(3 * GIB, GIB + 1, EngineConfig(), 4 * GIB)
+    words = (str(3 * GIB), str(GIB + 1), str(4 * GIB), "lower engine.kvCacheMemory", "resources")
+    assert all(word in str(refused.value) for word in words)
+    with pytest.raises(ModelError, match=r"lower engine\.numBlocks, or"):
+        check_memory(GIB, GIB, EngineConfig(num_blocks=8), GIB)
+    with pytest.raises(ModelError, match="for each of 2 engines"):
+        check_memory(GIB, GIB, EngineConfig(data_parallel_size=2, max_sequences=8), 3 * GIB)
