@@ -95,7 +95,7 @@ def _variants(
 def _torch(cache: Tensor, plan: StepPlan) -> Attend:
     """As production runs it; plan: on the host."""
     sizes = AttentionSizes.of(SHAPE, cache.dtype, LONGEST)
-    attention = TorchAttention(cache, SHAPE, TritonAttention(cache, SHAPE, sizes))
+    attention = TorchAttention(cache, SHAPE, sizes)
     attention.begin(plan)
     return attention.attend
 

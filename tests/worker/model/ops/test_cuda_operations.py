@@ -37,7 +37,6 @@ else:
     from pdcluster_worker.model.ops.paged_attention import (
         AttentionSizes,
         TorchAttention,
-        TritonAttention,
     )
     from pdcluster_worker.model.ops.reference import Reference
     from pdcluster_worker.model.step_plan import StepLimits, StepPlan
@@ -177,8 +176,7 @@ else:
         step = cases.make_step(case)
         operations = operations_of(case, step)
         sizes = AttentionSizes.of(case.shape, case.dtype, 512)
-        own = TritonAttention(operations._cache, case.shape, sizes)
-        operations._attention = TorchAttention(operations._cache, case.shape, own)
+        operations._attention = TorchAttention(operations._cache, case.shape, sizes)
         operations._attention.begin(step.plan)
         reference = Reference(step.cache.clone(), case.shape)
         rotated = step.qkv.clone()

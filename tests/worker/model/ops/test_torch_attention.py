@@ -8,7 +8,6 @@ from pdcluster_worker.model.ops import paged_attention
 from pdcluster_worker.model.ops.paged_attention import (
     AttentionSizes,
     TorchAttention,
-    TritonAttention,
     make_attention,
 )
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
@@ -24,7 +23,7 @@ def test_long_prompts_are_noted_and_no_chunk_after_a_context(
     monkeypatch.setattr(paged_attention, "MIN_ROWS", 9)
     cache = torch.zeros(20, 2, 1, 2, 4, 16)
     sizes = AttentionSizes.of(MIXED.shape, cache.dtype, 100)
-    attention = TorchAttention(cache, MIXED.shape, TritonAttention(cache, MIXED.shape, sizes))
+    attention = TorchAttention(cache, MIXED.shape, sizes)
 
     attention.begin(cases.make_step(MIXED).plan)
 

@@ -1,5 +1,6 @@
 """transformers' own module, with our attention and linear layers, for other types of models."""
 
+import functools
 import logging
 from typing import Any
 
@@ -29,21 +30,14 @@ class Generic(Forward):
             position_ids=plan.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=plan.sample_at,
-            attend=PlannedAttention(plan, self.operations),
+            attend=functools.partial(self._attend, plan),
         )
         logits: Tensor = out.logits[0].float()
         return logits
 
-
-class PlannedAttention:
-    """Attention of one step: stores its keys and values, then attends over the cache."""
-
-    def __init__(self, plan: StepPlan, operations: Operations) -> None:
-        self._plan = plan
-        self._operations = operations
-
-    def __call__(
+    def _attend(
         self,
+        plan: StepPlan,
         module: Any,
         query: Tensor,
         key: Tensor,
@@ -52,10 +46,13 @@ class PlannedAttention:
         sliding_window: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """Other options were checked by `probe` at load."""
+        """Store the step's keys and values, then attend over the cache.
+
+        Other options were checked by `probe` at load.
+        """
         qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).flatten(1).contiguous()
-        self._operations.rope_store(qkv, self._plan, module.layer_idx, None, None)
-        out = self._operations.attend(qkv, self._plan, module.layer_idx, sliding_window)
+        self.operations.rope_store(qkv, plan, module.layer_idx, None, None)
+        out = self.operations.attend(qkv, plan, module.layer_idx, sliding_window)
         return out.view(1, len(out), query.shape[1], query.shape[3])
 
 

@@ -12,11 +12,9 @@ from torch.nn import functional
 from pdcluster_worker.model.ops.kernel_arguments import (
     KINDS,
     HugePages,
-    NormArguments,
     PackedStack,
     PackedWeights,
     PlanArguments,
-    RotationArguments,
     head_norm_arguments,
     kernel_operations,
     model_arguments,
@@ -69,9 +67,6 @@ class CpuOperations(Operations):
         self._pages = HugePages()
         self._plan: StepPlan | None = None
         self._plan_arguments = PlanArguments()
-        self._rotation: Rotation | None = None
-        self._rotation_arguments = RotationArguments()
-        self._head_norms: dict[int, tuple[HeadNorms, ctypes.Array[NormArguments]]] = {}
         self._layers: Layers | None = None
         self._stack: PackedStack | None = None
 
@@ -127,16 +122,13 @@ class CpuOperations(Operations):
         rotation: Rotation | None,
         norms: HeadNorms | None,
     ) -> None:
-        plan_at = self._address_of(plan)
-        self._take_rotation(rotation)
-        norms_at = None if norms is None else self._norms_address(norms)
         self._rope_store(
             self._model_at,
-            plan_at,
+            self._address_of(plan),
             qkv.data_ptr(),
             layer,
-            ctypes.addressof(self._rotation_arguments),
-            norms_at,
+            ctypes.byref(rotation_arguments(rotation)),
+            None if norms is None else head_norm_arguments(norms),
         )
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
@@ -161,7 +153,6 @@ class CpuOperations(Operations):
         if stack is None:
             super().run_layers(hidden, plan, layers, rotation)
             return
-        self._take_rotation(rotation)
         memory = torch.empty((len(hidden), stack.row_elements), dtype=hidden.dtype)
         if self._run_layers(
             self._model_at,
@@ -169,7 +160,7 @@ class CpuOperations(Operations):
             stack.address,
             hidden.data_ptr(),
             memory.data_ptr(),
-            ctypes.addressof(self._rotation_arguments),
+            ctypes.byref(rotation_arguments(rotation)),
         ):
             raise _out_of_memory()
 
@@ -178,23 +169,13 @@ class CpuOperations(Operations):
             self._plan, self._plan_arguments = plan, plan_arguments(plan)
         return ctypes.addressof(self._plan_arguments)
 
-    def _take_rotation(self, rotation: Rotation | None) -> None:
-        if rotation is not self._rotation or rotation is None:
-            self._rotation, self._rotation_arguments = rotation, rotation_arguments(rotation)
-
     def _stack_of(self, layers: Layers) -> PackedStack | None:
         """Cached arguments of these layers; None where they run one by one."""
         if self._layers is not layers:
             self._layers = layers
             runs_whole = self.group is ALONE and PackedStack.takes(layers)
-            self._stack = PackedStack(layers, self._norms_address) if runs_whole else None
+            self._stack = PackedStack(layers) if runs_whole else None
         return self._stack
-
-    def _norms_address(self, norms: HeadNorms) -> int:
-        known = self._head_norms.get(id(norms))
-        if known is None:
-            known = self._head_norms[id(norms)] = norms, head_norm_arguments(norms)
-        return ctypes.addressof(known[1])
 
 
 def _out_of_memory() -> MemoryError:

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
 from typing import ClassVar
 
@@ -184,19 +183,20 @@ class PackedWeights:
 class PackedStack:
     """row_elements: of the call's workspace, per row of a step."""
 
-    __slots__ = ("_each", "_layers", "_stack", "address", "row_elements")
+    __slots__ = ("_each", "_head_norms", "_layers", "_stack", "address", "row_elements")
 
-    def __init__(self, layers: Layers, norms_address: Callable[[HeadNorms], int]) -> None:
-        """norms_address: of head norms, valid as long as the stack."""
-        self._layers = layers  # what the arguments point at
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers  # what the arguments point at, and the head norms
         each = layers.each
+        self._head_norms = [
+            None if layer.head_norms is None else head_norm_arguments(layer.head_norms)
+            for layer in each
+        ]
         width = each[0].out.columns
         wide = max(packed.columns for layer in each for packed in (layer.qkv, layer.gate_up))
         half = max(packed.depth for layer in each for packed in (layer.out, layer.down))
         self.row_elements = width + wide + half
-        self._each = (LayerArguments * len(each))(
-            *(_layer_arguments(layer, norms_address) for layer in each)
-        )
+        self._each = (LayerArguments * len(each))(*map(_layer_arguments, each, self._head_norms))
         self._stack = StackArguments(
             ctypes.addressof(self._each),
             len(each),
@@ -217,12 +217,14 @@ class PackedStack:
         )
 
 
-def _layer_arguments(layer: Layer, norms_address: Callable[[HeadNorms], int]) -> LayerArguments:
+def _layer_arguments(
+    layer: Layer, head_norms: ctypes.Array[NormArguments] | None
+) -> LayerArguments:
     return LayerArguments(
         NormArguments(*norm_fields(layer.attention_norm)),
         NormArguments(*norm_fields(layer.mlp_norm)),
         *(packed.address for packed in (layer.qkv, layer.out, layer.gate_up, layer.down)),
-        None if layer.head_norms is None else norms_address(layer.head_norms),
+        None if head_norms is None else ctypes.addressof(head_norms),
         int(layer.rotates),
         layer.window or 0,
     )

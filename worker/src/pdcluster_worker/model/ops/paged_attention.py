@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,18 +57,6 @@ def power_of_two(number: int) -> int:
 _LOG2_E = math.log2(math.e)  # the kernels' exponentials are of base 2
 
 
-class Attention(Protocol):
-    name: str
-
-    def begin(self, plan: StepPlan) -> None:
-        """Prepare for an eager step.  plan: on the host."""
-        ...
-
-    def attend(
-        self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None
-    ) -> Tensor: ...
-
-
 class TritonAttention:
     name = "triton"
 
@@ -98,7 +85,7 @@ class TritonAttention:
         }
 
     def begin(self, plan: StepPlan) -> None:
-        pass
+        """Prepare for an eager step.  plan: on the host."""
 
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         out = self.decodes(qkv, plan, layer, window)
@@ -186,20 +173,11 @@ def strides(cache: Tensor, layer: int) -> dict[str, int]:
 MIN_ROWS = 1024  # shortest prompt that pays for the launches
 
 
-def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> Attention:
-    own = TritonAttention(cache, shape, AttentionSizes.of(shape, cache.dtype, limits.longest))
-    if not cache.is_cuda or cache.dtype == torch.float32:
-        return own
-    return TorchAttention(cache, shape, own)
-
-
-class TorchAttention:
+class TorchAttention(TritonAttention):
     name = "torch and triton"
 
-    def __init__(self, cache: Tensor, shape: AttentionShape, own: TritonAttention) -> None:
-        self._cache = cache
-        self._shape = shape
-        self._own = own
+    def __init__(self, cache: Tensor, shape: AttentionShape, sizes: AttentionSizes) -> None:
+        super().__init__(cache, shape, sizes)
         self._prompts: list[slice] = []
         self._other_lengths: Tensor | None = None
 
@@ -220,11 +198,11 @@ class TorchAttention:
     def attend(self, qkv: Tensor, plan: StepPlan, layer: int, window: int | None = None) -> Tensor:
         """Layers with a window use Triton."""
         if window is not None or not self._prompts:
-            return self._own.attend(qkv, plan, layer, window)
+            return super().attend(qkv, plan, layer, window)
         if self._other_lengths is None:
-            out = self._own.decodes(qkv, plan, layer)
+            out = self.decodes(qkv, plan, layer)
         else:
-            out = self._own.attend(qkv, replace(plan, lengths=self._other_lengths), layer)
+            out = super().attend(qkv, replace(plan, lengths=self._other_lengths), layer)
         for rows in self._prompts:
             out[rows] = self._attend(qkv[rows])
         return out
@@ -238,3 +216,9 @@ class TorchAttention:
             query, key, value, is_causal=True, scale=shape.scaling, enable_gqa=True
         )
         return found[0].transpose(0, 1).reshape(length, -1)
+
+
+def make_attention(cache: Tensor, shape: AttentionShape, limits: StepLimits) -> TritonAttention:
+    by_torch = cache.is_cuda and cache.dtype != torch.float32
+    sizes = AttentionSizes.of(shape, cache.dtype, limits.longest)
+    return (TorchAttention if by_torch else TritonAttention)(cache, shape, sizes)

@@ -62,7 +62,10 @@ class RankGroup(Group):
         return torch.cat(parts, dim=1)
 
     def receive(self, like: Tensor) -> Tensor:
-        return self._receive(like, self._place.rank - self._place.tensor_size)
+        assert self._whole is not None, "one stage has no neighbour"
+        with _broken_by_a_rank():
+            self._whole.recv([like], self._place.rank - self._place.tensor_size, 0).wait()
+        return like
 
     def send(self, hidden: Tensor) -> None:
         self._send(hidden, self._place.rank + self._place.tensor_size)
@@ -91,12 +94,6 @@ class RankGroup(Group):
         assert self._whole is not None, "one stage has no neighbour"
         with _broken_by_a_rank():
             self._whole.send([rows], rank, 0).wait()
-
-    def _receive(self, into: Tensor, rank: int) -> Tensor:
-        assert self._whole is not None, "one stage has no neighbour"
-        with _broken_by_a_rank():
-            self._whole.recv([into], rank, 0).wait()
-        return into
 
 
 def rank_device(kind: str, rank: int) -> torch.device:

@@ -3,7 +3,8 @@
 Counts are rebuilt from `request.tokens` when they do not fit, so dropping them is always safe.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,10 +35,6 @@ class LogitsEdits:
     penalties: list[Penalties]  # at most one per row
     biases: list[tuple[int, int, float]]  # (row, token, value to add)
     bans: list[tuple[int, int]]  # (row, token)
-
-    @classmethod
-    def nothing(cls, vocab_size: int) -> "LogitsEdits":
-        return cls(vocab_size, [], [], [])
 
     @contextmanager
     def applied(self, logits: Tensor) -> Iterator[NDArray[np.int64]]:
@@ -155,14 +152,13 @@ class TokenCounts:
 
     def after(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """`ids` and `occurrences` as if the request had these tokens too."""
-        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._place]
-        ids, occurrences = (
-            np.append(self.ids, new).astype(np.int64),
-            np.append(self.occurrences, np.zeros(len(new), np.float32)),
-        )
-        later = dict(zip(new, range(len(self._place), len(ids)), strict=True))
-        for token_id in drafts:
-            occurrences[later.get(token_id, self._place.get(token_id))] += 1
+        more = Counter(drafts)
+        new = [token_id for token_id in more if token_id not in self._place]
+        ids = np.append(self.ids, np.array(new, np.int64))
+        counted = np.array([more[token_id] for token_id in new], np.float32)
+        occurrences = np.append(self.occurrences, counted)
+        for token_id in more.keys() - new:
+            occurrences[self._place[token_id]] += more[token_id]
         return ids, occurrences
 
     def _add(self, token_ids: list[int]) -> None:
@@ -199,35 +195,28 @@ class PenaltyState:
 
     def edits(self, requests: Sequence[SamplePlace]) -> tuple[LogitsEdits, dict[int, RequestError]]:
         """Edits by row, and errors of rows with unknown token ids."""
-        edits, errors = LogitsEdits.nothing(self._vocab_size), dict[int, RequestError]()
+        edits, errors = LogitsEdits(self._vocab_size, [], [], []), dict[int, RequestError]()
         for row, request in enumerate(requests):
-            if is_plain(request):
-                continue
-            error = self._unknown_token(request)
-            if error is None:
-                self._add(edits, row, request)
-            else:
+            sampling, banned = request.sampling, banned_tokens(request)
+            error = self._unknown_token(request, banned)
+            if error is not None:
                 errors[row] = error
+                continue
+            if uses_penalties(sampling):
+                edits.penalties.append(Penalties(row, *self._counted(request), sampling))
+            edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
+            edits.bans.extend((row, token_id) for token_id in banned)
         return edits, errors
 
-    def _add(self, edits: LogitsEdits, row: int, request: SamplePlace) -> None:
-        sampling = request.sampling
-        if uses_penalties(sampling):
-            if isinstance(request, AfterDrafts):
-                ids, occurrences = self.counts(request.request).after(request.drafts)
-            else:
-                counts = self.counts(request)
-                ids, occurrences = counts.ids, counts.occurrences
-            edits.penalties.append(Penalties(row, ids, occurrences, sampling))
-        edits.biases.extend((row, *pair) for pair in sampling.logit_bias.items())
-        edits.bans.extend((row, token_id) for token_id in banned_tokens(request))
+    def _counted(self, request: SamplePlace) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if isinstance(request, AfterDrafts):
+            return self.counts(request.request).after(request.drafts)
+        counts = self.counts(request)
+        return counts.ids, counts.occurrences
 
-    def _unknown_token(self, request: SamplePlace) -> RequestError | None:
-        named: list[tuple[str, Iterable[int]]] = [
-            ("logit_bias", request.sampling.logit_bias),
-            ("stop_token_ids", banned_tokens(request)),
-        ]
-        for name, token_ids in named:
+    def _unknown_token(self, request: SamplePlace, banned: list[int]) -> RequestError | None:
+        biased = list(request.sampling.logit_bias)
+        for name, token_ids in (("logit_bias", biased), ("stop_token_ids", banned)):
             for token_id in token_ids:
                 if not 0 <= token_id < self._vocab_size:
                     message = (
@@ -236,11 +225,6 @@ class PenaltyState:
                     )
                     return failed_row("unknown_token_ids", message)
         return None
-
-
-def is_plain(request: SamplePlace) -> bool:
-    sampling = request.sampling
-    return not (uses_penalties(sampling) or sampling.logit_bias or banned_tokens(request))
 
 
 def uses_penalties(sampling: SamplingParams) -> bool:
