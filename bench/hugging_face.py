@@ -175,7 +175,7 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from pdcluster_worker.model.loading.loader import resolve_dtype
+    from pdcluster_worker.system.native_dtype import read_native_dtype
 
     class Steps:
         """Streamer that `generate()` calls: with the prompts first, then with each
@@ -197,7 +197,7 @@ def serve_batches(folder: str, num_threads: int, out: IO[str]) -> None:
     torch.set_num_threads(num_threads)
     # The dtype that our workers choose for `dtype: auto`: one machine, one dtype for all.
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=resolve_dtype("auto"), local_files_only=True
+        folder, dtype=read_native_dtype(), local_files_only=True
     ).eval()
     print(
         json.dumps(

@@ -28,6 +28,7 @@ from pdcluster_worker.model.loading.loader import load_model
 from pdcluster_worker.model.runner import Runner
 from pdcluster_worker.model.runner_loader import make_runner
 from pdcluster_worker.system.cgroups import available_threads
+from pdcluster_worker.system.native_dtype import read_native_dtype
 from pdcluster_worker.testing.local_transport import LocalFabric, LocalTransport
 
 MODEL = Path("~/.cache/pdcluster/smollm2-135m-instruct")
@@ -139,7 +140,10 @@ def engine(
 def main(options: argparse.Namespace) -> None:
     """Print a table of both, all rounds together."""
     loaded = load_model(
-        options.model.expanduser(), block_size=BLOCK_SIZE, threads=available_threads()
+        options.model.expanduser(),
+        read_native_dtype(),
+        block_size=BLOCK_SIZE,
+        threads=available_threads(),
     )
     cache = KVCache(loaded.info.geometry, NUM_BLOCKS)
     runner = make_runner(

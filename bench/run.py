@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from workload import FULL, GROUPS, QUICK, Workload
 from pdcluster_api.errors import OperatorError, StartError
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load
+from pdcluster_worker.system.native_dtype import read_native_dtype
 from pdctl.bench.load import LoadResult, run_load
 from pdctl.bench.measure import require_complete
 from pdctl.local.machine import available_cores
@@ -232,24 +232,15 @@ def _bench_of(options: argparse.Namespace) -> Bench:
         check_installed()
     engine, variant = engine_fields(options.set), engine_fields(options.variant)
     return Bench(
-        systems, workloads, options.rounds, options.seed, model, engine, machine_dtype(), variant
+        systems,
+        workloads,
+        options.rounds,
+        options.seed,
+        model,
+        engine,
+        read_native_dtype(),
+        variant,
     )
-
-
-def machine_dtype() -> str:
-    """Dtype that our workers choose for `dtype: auto` on this machine.
-
-    Asked in a process of its own: the worker's model room sets OpenMP's
-    environment as it is imported, and every system would inherit that.
-    """
-    program = (
-        "from pdcluster_worker.model.loading.loader import resolve_dtype; "
-        "print(resolve_dtype('auto'))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return said.stdout.strip().removeprefix("torch.")
 
 
 def engine_fields(pairs: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from pdcluster_worker.system.native_dtype import read_native_dtype
 from tests.equality import assert_same_tokens
 
 pytestmark = pytest.mark.model
@@ -39,7 +40,7 @@ def test_float32_equals_generate(chat_model_folder, tokenizer, make_driver, refe
 
 
 def test_auto_dtype_knows_the_capital_of_france(chat_model_folder, tokenizer, make_driver):
-    driver = make_driver(chat_model_folder, dtype="auto", threads=2)
+    driver = make_driver(chat_model_folder, dtype=read_native_dtype(), threads=2)
     request = driver.request("paris", prompt_of(tokenizer, QUESTIONS[0]))
     driver.finish([request], 8)
     answer = driver.output(request)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pdcluster_schema.etcd_keys import dtype_key
 from pdcluster_worker.config.worker import DiscoveryConfig
 from pdcluster_worker.errors import ConfigError
-from pdcluster_worker.model.loading.loader import resolve_dtype
 from pdcluster_worker.peers.etcd import Etcd, agreed_dtype
 from pdcluster_worker.system.native_dtype import (
     CPU_INFO,
@@ -101,7 +101,8 @@ async def test_an_etcd_that_came_back_empty_learns_the_dtype_from_running_worker
 
 
 def test_torch_and_the_cpu_flags_say_the_same_here() -> None:
-    assert read_native_dtype() == str(resolve_dtype("auto")).removeprefix("torch.")
+    has = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    assert read_native_dtype() == ("bfloat16" if has else "float32")
 
 
 def test_a_machine_that_does_not_tell_its_flags_computes_in_float32(tmp_path: Path) -> None:

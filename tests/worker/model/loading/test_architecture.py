@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.model.generic import Generic
-from pdcluster_worker.model.kv_cache import DTYPES, KVCache
+from pdcluster_worker.model.kv_cache import KVCache
 from pdcluster_worker.model.loading import transformers_loader
 from pdcluster_worker.model.loading.architecture import (
     ACTIVATIONS,
@@ -24,7 +24,7 @@ from pdcluster_worker.model.loading.architecture import (
     Rotary,
     read_architecture,
 )
-from pdcluster_worker.model.loading.loader import load_model
+from pdcluster_worker.model.loading.loader import DTYPES, load_model
 from pdcluster_worker.model.loading.support import read_config
 from pdcluster_worker.model.ops.reference import Reference
 from pdcluster_worker.model.runner_loader import assemble

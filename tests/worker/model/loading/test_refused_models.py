@@ -85,7 +85,7 @@ def test_kind_is_refused_from_its_config_alone(tmp_path, fields, reason):
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **fields}))
     (tmp_path / "model.safetensors").touch()  # never read
     with pytest.raises(ModelError, match=reason):
-        load_model(tmp_path, block_size=16)
+        load_model(tmp_path, "float32", block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path, files, reason):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelError, match=reason):
-        load_model(tmp_path, block_size=16)
+        load_model(tmp_path, "float32", block_size=16)
 
 
 def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"does not exist: set model\.path"):
-        load_model(tmp_path / "nowhere", block_size=16)
+        load_model(tmp_path / "nowhere", "float32", block_size=16)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_broken_weights_are_refused(tmp_path, tiny_folder, content, reason):
     shutil.copy(tiny_folder("llama") / "config.json", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=reason):
-        load_model(tmp_path, block_size=16)
+        load_model(tmp_path, "float32", block_size=16)
 
 
 def test_weights_cut_after_the_header_are_refused(tmp_path, tiny_folder):
@@ -135,7 +135,7 @@ def test_weights_cut_after_the_header_are_refused(tmp_path, tiny_folder):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="cannot load weights"):
-        load_model(folder, block_size=16)
+        load_model(folder, "float32", block_size=16)
 
 
 def test_context_is_the_lower_of_model_and_setting_and_one_is_needed():
@@ -152,12 +152,12 @@ def save(config, folder):
 
 def test_layers_that_call_attention_twice_are_refused_by_the_dry_run(tmp_path):
     with pytest.raises(ModelError, match="runs twice"):
-        load_model(save(transformers.DiffLlamaConfig(**SMALL), tmp_path), block_size=16)
+        load_model(save(transformers.DiffLlamaConfig(**SMALL), tmp_path), "float32", block_size=16)
 
 
 def test_code_that_does_not_reach_our_attention_is_refused_by_the_dry_run(tmp_path):
     with pytest.raises(ModelError, match="does not hand keyword arguments on"):
-        load_model(save(transformers.StableLmConfig(**SMALL), tmp_path), block_size=16)
+        load_model(save(transformers.StableLmConfig(**SMALL), tmp_path), "float32", block_size=16)
 
 
 def test_code_with_its_own_attention_is_refused(tmp_path):
@@ -172,19 +172,22 @@ def test_code_with_its_own_attention_is_refused(tmp_path):
         eos_token_id=1,
     )
     with pytest.raises(ModelError, match="does not use transformers' attention interface"):
-        load_model(save(config, tmp_path), block_size=16)
+        load_model(save(config, tmp_path), "float32", block_size=16)
 
 
 @pytest.mark.parametrize("window", [256, None])
 def test_sliding_window_that_covers_the_context_is_served(tmp_path, window):
     folder = save(transformers.MistralConfig(**SMALL, sliding_window=window), tmp_path)
-    assert load_model(folder, block_size=16).info.max_model_len == 256
+    assert load_model(folder, "float32", block_size=16).info.max_model_len == 256
 
 
 def test_sliding_window_of_each_layer_is_known(tmp_path):
     folder = save(transformers.MistralConfig(**SMALL, sliding_window=64), tmp_path)
-    assert load_model(folder, block_size=16).info.windows == (64, 64)
-    assert load_model(folder, block_size=16, max_model_len=64).info.windows == (None, None)
+    assert load_model(folder, "float32", block_size=16).info.windows == (64, 64)
+    assert load_model(folder, "float32", block_size=16, max_model_len=64).info.windows == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,11 @@ def test_window_that_the_models_code_does_not_ask_for_is_refused(tmp_path, field
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
     with pytest.raises(ModelError, match=reason):
-        load_model(tmp_path, block_size=16)
-    assert load_model(tmp_path, block_size=16, max_model_len=64).info.windows == (None, None)
+        load_model(tmp_path, "float32", block_size=16)
+    assert load_model(tmp_path, "float32", block_size=16, max_model_len=64).info.windows == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("change", ["a tensor is gone", "a layer more than the file holds"])
@@ -226,4 +232,4 @@ def test_weights_that_lack_tensors_are_refused(tmp_path, tiny_folder, change):
         )
         reason = r"lack \d+ tensors of config\.json, model\.layers\.2"
     with pytest.raises(ModelError, match=reason):
-        load_model(folder, block_size=16)
+        load_model(folder, "float32", block_size=16)

@@ -13,13 +13,13 @@ from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_size import (
-    DTYPES,
     block_num_bytes,
     blocks_that_fit,
     check_memory,
     device_blocks,
     tensor_size,
 )
+from pdcluster_worker.model.loading.loader import DTYPES
 from pdcluster_worker.model.memory import attach, reserve_private
 from pdcluster_worker.model.parallel.rank_layout import ONE_RANK, ParallelRank
 from pdcluster_worker.system.cgroups import memory_limit

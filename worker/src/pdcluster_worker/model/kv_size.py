@@ -6,21 +6,17 @@ Messages name the fields and figures of the worker's config file.
 import logging
 from dataclasses import replace
 
-import torch
-
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.engine.block_table import most_blocks, most_tokens
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine_settings import EngineSettings
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.model.loading.loader import ModelInfo
+from pdcluster_worker.model.loading.loader import DTYPES, ModelInfo
 from pdcluster_worker.model.prompt_logprobs import MOST_ROWS
 from pdcluster_worker.model.sampling.weights import device_chunk_bytes
 from pdcluster_worker.model.step_plan import row_sizes
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 # shortest useful request: a chat template takes about 30 tokens, a default completion 16
 LEAST_TOKENS = 64

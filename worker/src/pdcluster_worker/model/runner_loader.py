@@ -77,6 +77,8 @@ def open_runner(
     """
     if device == "cpu":
         engine = structs.replace(engine, device_memory_share=None)  # not used on CPUs
+    if model.dtype == "auto":
+        model = structs.replace(model, dtype=dtype_of_device(device))
     if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
         return _open(model, engine, device, None, drafts_for)
     ranks = RankProcesses(model, engine, device, on_rank_death)
@@ -97,7 +99,7 @@ def _open(
     path = Path(model.path).expanduser()
     loaded = load_model(
         path,
-        dtype_of_device(device) if model.dtype == "auto" else model.dtype,
+        model.dtype,
         block_size=engine.block_size,
         max_model_len=engine.max_model_len,
         threads=engine.threads if ranks is None else rank_threads(engine),

@@ -12,7 +12,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 DType = Literal["float32", "bfloat16"]
 
-# CPU flags; `model.loading.loader` asks torch for the same
+# CPU flags
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_tile"})
 
 _BFLOAT16_GPUS = (8, 0)

@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ from pdcluster_worker.system.fingerprint import fingerprint
 
 logger = logging.getLogger(__name__)
 
-DType = Literal["auto", "float32", "bfloat16"]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,21 @@ class LoadedModel:
 
 def load_model(
     path: Path,
-    dtype: DType = "auto",
+    dtype: str,
     *,
     block_size: int,
     max_model_len: int | None = None,
     threads: int = 0,
 ) -> LoadedModel:
-    """max_model_len: upper bound; None = the model's own.
+    """dtype:         bfloat16 or float32.
+    max_model_len: upper bound; None = the model's own.
     threads:       CPU threads of torch in this process; 0 = from the cgroup limit.
     Raises ModelError when the model is missing or cannot be served.
     """
     started = time.monotonic()
     torch.set_num_threads(threads or available_threads())
     config = read_config(path)
-    kind = resolve_dtype(dtype)
+    kind = DTYPES[dtype]
     try:
         loaded = _load_checkpoint(path, config, kind, block_size, max_model_len)
     except UnsupportedArchError as e:
@@ -105,11 +106,15 @@ def _load_checkpoint(
     weights = fingerprint(path)  # first: it says better what is wrong with a file
     checkpoint = open_checkpoint(path, architecture, dtype)
     shape, name = architecture.attention, str(dtype).removeprefix("torch.")
-    geometry = KVGeometry(
-        shape.num_kv_heads, shape.head_dim, architecture.num_layers, block_size, name
+    sizes = shape.num_kv_heads, shape.head_dim, architecture.num_layers, block_size
+    info = ModelInfo(
+        KVGeometry(*sizes, name),
+        weights,
+        name,
+        limit,
+        architecture.vocab_size,
+        architecture.windows,
     )
-    windows, vocab_size = architecture.windows, architecture.vocab_size
-    info = ModelInfo(geometry, weights, name, limit, vocab_size, windows)
     return LoadedModel(info, shape, checkpoint.num_bytes, checkpoint)
 
 
@@ -119,25 +124,15 @@ def _load_module(
     from pdcluster_worker.model.loading import transformers_loader
 
     module, probed, complete = transformers_loader.load_module(path, config, dtype, max_model_len)
-    shape, kind = probed.attention, str(probed.dtype).removeprefix("torch.")
-    geometry = KVGeometry(
-        shape.num_kv_heads, shape.head_dim, complete["num_hidden_layers"], block_size, kind
-    )
+    shape, name = probed.attention, str(dtype).removeprefix("torch.")
+    sizes = shape.num_kv_heads, shape.head_dim, complete["num_hidden_layers"], block_size
     info = ModelInfo(
-        geometry,
+        KVGeometry(*sizes, str(probed.dtype).removeprefix("torch.")),
         fingerprint(path),
-        str(dtype).removeprefix("torch."),
+        name,
         context_limit(complete, max_model_len),
         complete["vocab_size"],
         probed.windows,
     )
     num_bytes = sum(parameter.numel() for parameter in module.parameters()) * dtype.itemsize
     return LoadedModel(info, shape, num_bytes, None, module)
-
-
-def resolve_dtype(dtype: DType) -> torch.dtype:
-    """`auto` is bfloat16 where this CPU multiplies it natively (2 to 4x faster), else float32."""
-    if dtype != "auto":
-        return torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
