@@ -1,6 +1,4 @@
-"""A request of the Messages API as a chat request; a turn of blocks may be several messages of
-chat.
-"""
+"""A request of the Messages API as a chat request: a turn of blocks may be several messages."""
 
 import json
 import re
@@ -18,20 +16,17 @@ from pdcluster_worker.server.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat, function_of
+from pdcluster_worker.server.schemas.requests import (
+    ChatRequest,
+    Names,
+    Sampling,
+    checked_chat,
+    function_of,
+)
 
 _MISTRAL_ID = re.compile("toolu_[A-Za-z0-9]{9}")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stream",
-    "priority",
-    "cache_salt",
-    "pdcluster",
-)
+_SAMPLING = ("max_tokens", *Sampling.model_fields)
 
 NAMES = Names(
     {

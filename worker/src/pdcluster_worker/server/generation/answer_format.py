@@ -1,6 +1,4 @@
-"""The one constraint on a whole answer, as a structural tag: its reasoning, its calls of tools and
-its text.  Once a budget of thinking tokens is used up, no token is allowed but the closing tag's.
-"""
+"""The tools that an answer may call, and the one constraint on it all, as a structural tag."""
 
 import json
 from collections import Counter

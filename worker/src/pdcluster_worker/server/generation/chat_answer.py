@@ -1,6 +1,4 @@
-"""Rules to read the answer to a chat request, and its constraint: from the request, the model and
-the rendered prompt.
-"""
+"""Rules to read a chat answer, from the request, the model and the rendered prompt."""
 
 import secrets
 import string

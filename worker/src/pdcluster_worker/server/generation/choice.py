@@ -1,6 +1,4 @@
-"""One choice of a request: its tokens in, the parts of its answer out, until a stop string,
-searched in the whole text, or the engine ends it.
-"""
+"""One choice of a request: its tokens in, the parts of its answer out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

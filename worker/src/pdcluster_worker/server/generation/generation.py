@@ -1,6 +1,4 @@
-"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas.  Indices
-of choices are OpenAI's: prompt by prompt, n choices each.
-"""
+"""Runs all choices of one HTTP request on the backend and turns their tokens into deltas."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -13,7 +11,7 @@ from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.peers import Generated, PrefillMode, PrefillPlace
-from pdcluster_worker.messages.requests import RequestSpec, Token
+from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS, aged, slo_of, tier_of
@@ -103,13 +101,8 @@ class ServingContext:
 
     @property
     def limits(self) -> ModelLimits:
-        backend = self.backend
-        return ModelLimits(
-            backend.max_model_len,
-            backend.vocab_size,
-            self.tokenizer.eos_token_ids,
-            backend.length_note,
-        )
+        backend, eos = self.backend, self.tokenizer.eos_token_ids
+        return ModelLimits(backend.max_model_len, backend.vocab_size, eos, backend.length_note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +124,11 @@ class Generation:
         self._serving = serving
         self._plan = plan
         self._specs = [spec for specs in plan.specs for spec in specs]
+        self.num_choices = len(self._specs)
+        self._n = len(plan.specs[0])  # choices of each prompt
+        self._num_prompt_tokens = sum(len(specs[0].prompt) for specs in plan.specs)
         self._choices = [
-            Choice(index, serving.tokenizer, plan.rules) for index in range(len(self._specs))
+            Choice(index, serving.tokenizer, plan.rules) for index in range(self.num_choices)
         ]
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
@@ -147,10 +143,6 @@ class Generation:
         return ChoiceTimer(
             self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo
         )
-
-    @property
-    def num_choices(self) -> int:
-        return len(self._choices)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises RequestError as the backend does, 429 beyond the tenant's limits."""
@@ -173,12 +165,11 @@ class Generation:
     @contextmanager
     def _allowed(self) -> Iterator[None]:
         serving, tenant, start = self._serving, self._plan.tenant, self._serving.clock()
-        demand = Demand(sum(len(specs[0].prompt) for specs in self._plan.specs), self.num_choices)
+        demand = Demand(self._num_prompt_tokens, self.num_choices)
         refusal = serving.tenants.begin(tenant, tenant_policy(serving.policy(), tenant), demand)
         if refusal is not None:
-            serving.metrics.qos_rejected.labels(
-                refusal.code, tier_of(self._specs[0].priority)
-            ).inc()
+            tier = tier_of(self._specs[0].priority)
+            serving.metrics.qos_rejected.labels(refusal.code, tier).inc()
             raise RequestError(
                 refusal.message,
                 status=TOO_MANY_REQUESTS,
@@ -204,9 +195,12 @@ class Generation:
             return None
         if generated.prefill is not None:
             self.prefill = self.prefill or generated.prefill
-        delta = self._take(choice, generated.token)
+        timer = self._timers[generated.index]
+        timer.token(generated.token, self._serving.clock())
+        delta = choice.feed(generated.token)
         if delta.finish_reason is not None:
-            self._running[self._prompt_of(choice)] -= 1
+            timer.finished("length" if delta.finish_reason == "length" else "stop")
+            self._running[generated.index // self._n] -= 1
         if not generated.degraded:
             return delta
         self.degraded = self.degraded or generated.degraded
@@ -215,46 +209,26 @@ class Generation:
     def _is_over(self, last: Generated) -> bool:
         if last.token.finish_reason is None:
             self._is_cut = True
-            self._cut(self._choices[last.index])
+            prompt = last.index // self._n
+            if self._running[prompt]:
+                self._serving.backend.abort(self._specs[last.index].request_id)
+            elif self._merged is not None:
+                self._merged.end(prompt)
         return self._is_cut and not any(self._running)
 
     def usage(self) -> Usage:
-        firsts = [
-            self._choices[specs * len(self._plan.specs[0])]
-            for specs in range(len(self._plan.specs))
-        ]
-        prompt = sum(len(specs[0].prompt) for specs in self._plan.specs)
         completion = sum(choice.num_tokens for choice in self._choices)
         reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        cached = sum(choice.cached_tokens for choice in self._choices[:: self._n])
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=self._num_prompt_tokens,
             completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(choice.cached_tokens for choice in firsts)
-            ),
+            total_tokens=self._num_prompt_tokens + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning)
             if reasoning
             else None,
         )
-
-    def _prompt_of(self, choice: Choice) -> int:
-        return choice.index // len(self._plan.specs[0])
-
-    def _cut(self, choice: Choice) -> None:
-        prompt = self._prompt_of(choice)
-        if self._running[prompt]:
-            self._serving.backend.abort(self._specs[choice.index].request_id)
-        elif self._merged is not None:
-            self._merged.end(prompt)
-
-    def _take(self, choice: Choice, token: Token) -> Delta:
-        timer = self._timers[choice.index]
-        timer.token(token, self._serving.clock())
-        delta = choice.feed(token)
-        if delta.finish_reason is not None:
-            timer.finished("length" if delta.finish_reason == "length" else "stop")
-        return delta
 
     def _generated(self) -> Stream[Generated]:
         backend, plan = self._serving.backend, self._plan
@@ -266,9 +240,8 @@ class Generation:
         streams = [backend.generate(specs, plan.prefill, plan.hints, reader) for specs in prompts]
         if len(streams) == 1:
             return streams[0]
-        n = len(plan.specs[0])
         self._merged = Merged(
-            [_counted_from(stream, position * n) for position, stream in enumerate(streams)]
+            [_counted_from(stream, position * self._n) for position, stream in enumerate(streams)]
         )
         return self._merged
 

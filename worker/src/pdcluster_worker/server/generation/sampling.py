@@ -1,6 +1,4 @@
-"""From a checked request body to the engine's RequestSpecs: defaults, and the limits that depend on
-the model.  Raises RequestError naming the field and the limit.
-"""
+"""From a checked body to the engine's RequestSpecs: defaults, and limits of the model."""
 
 import secrets
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: deltas to their shapes.  Reasoning has two names:
-`reasoning`, as vLLM has it, and DeepSeek's `reasoning_content`.
-"""
+"""POST /v1/chat/completions and /v1/completions: deltas to their shapes."""
 
 from collections.abc import Sequence
 
@@ -166,7 +164,7 @@ def message_of(answer: WholeAnswer) -> Json:
         }
         for call in answer.tool_calls
     ]
-    reasoning = answer.reasoning or None
+    reasoning = answer.reasoning or None  # by the names that vLLM and DeepSeek give it
     return {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),

@@ -1,6 +1,4 @@
-"""From a chat request to what runs.  The input of the model's chat template is plain dicts, with
-`content` always text, and arguments of calls objects where they are whole.
-"""
+"""From a chat request to what runs: the prompt, and the rules of its answer."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,6 +1,4 @@
-"""The whole answers of OpenAI's APIs as they are documented, and log probabilities in their shapes.
-Null is written, but where the field says otherwise.
-"""
+"""Whole answers of OpenAI's APIs as they are documented, and log probabilities in their shapes."""
 
 import math
 from collections.abc import Sequence

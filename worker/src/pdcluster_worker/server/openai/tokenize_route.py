@@ -1,6 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: what the model sees of a text or a
-conversation, and back.
-"""
+"""POST /tokenize and /detokenize, as vLLM has them."""
 
 from collections.abc import Sequence
 from functools import cache

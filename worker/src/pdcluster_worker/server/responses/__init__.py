@@ -1,3 +1,1 @@
-"""OpenAI's Responses API: a thin layer over chat requests and the parts of their answers, and the
-responses that are kept.
-"""
+"""OpenAI's Responses API over chat requests, and the responses that are kept."""

@@ -17,20 +17,15 @@ from pdcluster_worker.server.responses.schemas import (
     ResponsesRequest,
     TextFormat,
 )
-from pdcluster_worker.server.schemas.requests import ChatRequest, Names, checked_chat, function_of
-
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "seed",
-    "stop",
-    "stream",
-    "parallel_tool_calls",
-    "priority",
-    "cache_salt",
-    "pdcluster",
+from pdcluster_worker.server.schemas.requests import (
+    ChatRequest,
+    Names,
+    Sampling,
+    checked_chat,
+    function_of,
 )
+
+_SAME = (*Sampling.model_fields, "seed", "stop", "parallel_tool_calls")
 
 NAMES = Names(
     {

@@ -1,6 +1,4 @@
-"""The requests of OpenAI's Responses API: every field is typed and bounded, null means the default,
-what is known and not served is refused by name, and an undefined field is ignored.
-"""
+"""Bodies of OpenAI's Responses API: null means the default, an undefined field is ignored."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,6 +1,4 @@
-"""Fields of a chat request: messages, tools, and how the model's template is used.  Types and sizes
-are checked here, what fields mean together in `conversation` and `tool_choice`.
-"""
+"""Fields of a chat request, their types and sizes: messages, tools, and the use of the template."""
 
 import json
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from pdcluster_worker.server.schemas.fields import (
     join_parts,
     no_value,
 )
+from pdcluster_worker.server.text.chat_template import SPECIAL_TOKENS
 
 MAX_DEPTH = 64
 """Deepest nesting of schemas."""
@@ -112,23 +111,9 @@ MAX_TEMPLATE_KWARGS_CHARACTERS = 16_384
 
 RESERVED_KWARGS = frozenset(
     {
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "tokenize",
-        "return_dict",
-        "raise_exception",
-        "strftime_now",
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "pad_token",
-        "sep_token",
-        "cls_token",
-        "mask_token",
+        *("messages", "tools", "documents", "chat_template", "tokenize", "return_dict"),
+        *("add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"),
+        *SPECIAL_TOKENS,
     }
 )
 """Arguments of a template that come in other ways than `chat_template_kwargs`."""

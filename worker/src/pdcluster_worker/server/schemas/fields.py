@@ -1,7 +1,4 @@
-"""Field types of the request schemas: each normalises the forms that OpenAI allows, and says in
-words what is wrong.  Long lists stop at their first error: a million wrong items must not make as
-many.
-"""
+"""Field types of the request schemas: forms that OpenAI allows, and words for what is wrong."""
 
 import json
 from collections.abc import Sequence
@@ -26,6 +23,7 @@ from pdcluster_schema.qos import Tier
 from pdcluster_schema.text import quoted
 from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
 
+# Long lists stop at their first error (`fail_fast`): a million wrong items must not make as many.
 MAX_MESSAGES = 10_000
 MAX_PROMPTS = 256
 MAX_STOP_STRINGS = 16

@@ -1,6 +1,4 @@
-"""Fields of OpenAI, vLLM and SGLang that both APIs know, and do not serve: `Only` refuses one by
-name, `Ignored` accepts it without effect.  A field of no schema is ignored too.
-"""
+"""Fields of OpenAI, vLLM and SGLang that are not served: refused by name, or without effect."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,6 +1,4 @@
-"""The requests of OpenAI's chat and completions APIs, with vLLM's extensions, and how other APIs
-make chat requests.  Limits that depend on the model are checked in `sampling`.
-"""
+"""Requests of the chat and completions APIs, and how other APIs make chat requests."""
 
 import re
 from collections.abc import Iterator, Mapping

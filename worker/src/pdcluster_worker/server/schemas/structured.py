@@ -1,6 +1,4 @@
-"""From the fields of a request to the one constraint on its answer.  Whether a constraint can be
-enforced, and how, is the engine's business.
-"""
+"""Fields by which a client constrains an answer, and the one constraint that they ask for."""
 
 import json
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""A model's chat template: messages to one prompt text.  Templates come from anywhere, so they run
-in Jinja's immutable sandbox, with the globals and tags that model folders use.
-"""
+"""A model's chat template: messages to one prompt text, in Jinja's immutable sandbox."""
 
 import json
 from dataclasses import dataclass, field
@@ -65,15 +63,7 @@ _END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
 """The white space at its end is gone where a template strips messages: then the message's own goes
 too.
 """
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
+SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +115,7 @@ class ChatTemplate:
         """given: Jinja text in its place, or the name of one of ours.  Raises ModelError."""
         tokens = {
             name: _content(tokenizer_config[name])
-            for name in _SPECIAL_TOKENS
+            for name in SPECIAL_TOKENS
             if tokenizer_config.get(name)
         }
         if given is not None and given not in TEMPLATES:

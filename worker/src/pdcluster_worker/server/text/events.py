@@ -1,6 +1,4 @@
-"""The events of an answer, which a parser makes of a choice's text, and each API formats.  Those of
-one tool call (begin, arguments, end) are never mixed with another's.
-"""
+"""The events of an answer, which a parser makes of a choice's text, and each API formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""Separates the text between think tags from the answer, and parses one choice: reasoning first,
-then text and calls of tools.
-"""
+"""Separates the text between think tags from the answer, and parses one choice."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,6 +1,4 @@
-"""Text to tokens and back, from the tokenizer.json of a model folder, by the `tokenizers` library
-alone: transformers would load torch (0.5 GB) into the server process.
-"""
+"""Text to tokens and back, without transformers, which would load torch (0.5 GB)."""
 
 import codecs
 import json

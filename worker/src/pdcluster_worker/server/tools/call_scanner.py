@@ -1,7 +1,4 @@
-"""Splits an answer into text and calls, in pieces of any size.  A call is given out once it is
-whole and could be read, so nothing has to be taken back; one whose form the engine's constraint
-holds, as it is written.
-"""
+"""Splits an answer into text and calls: each is given out once it is whole and could be read."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +9,6 @@ from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Reader, Too
 from pdcluster_worker.server.tools.streamed_call import (
     BufferedCalls,
     Numbering,
-    StreamedCall,
     StreamedForm,
 )
 
@@ -118,8 +114,10 @@ class MarkedCalls(BufferedCalls):
             if self._open is None:
                 self._inside = None
             return found
-        if self._written is not None and (head := self._written.name_in(self._text, self._tools)):
-            return self._begun(self._written, *head)
+        begun = None if self._written is None else self._begin(self._written, self._tools)
+        if begun is not None:
+            self._space = TrailingSpace(drops=True)  # right after a call
+            return begun
         place = self._close.find(self._text)
         if place is None and len(self._text) <= MAX_CALL_CHARACTERS:
             return None
@@ -147,13 +145,6 @@ class MarkedCalls(BufferedCalls):
         return [
             part for start in places for part in self.feed(text[start : start + _PIECE_CHARACTERS])
         ]
-
-    def _begun(self, form: StreamedForm, name: str, length: int) -> list[Part]:
-        self._text = self._text[length:]
-        begin = self._numbering.begin(name)
-        self._open = StreamedCall(form, begin)
-        self._space = TrailingSpace(drops=True)  # right after a call
-        return [] if begin is None else [begin]
 
     def _outside(self) -> list[Part] | None:
         places = [

@@ -1,6 +1,4 @@
-"""The tools of one request, and calls of them.  A call counts only if its tool is one of the
-request's: a model may well answer with JSON that looks like a call.
-"""
+"""The tools of one request, calls of them, and values that a model wrote as text."""
 
 import ast
 import json

@@ -1,8 +1,7 @@
-"""Reads what a JSON schema says of a value: its possible types, and whether one is valid.  What is
-unknown, too deep or takes too many steps counts as valid; a client's expressions are not run.
-"""
+"""Reads a JSON schema: the possible types of a value, and whether one is valid."""
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +12,18 @@ MOST_DEPTH = 100
 """Deeper than `schema_check.MAX_DEPTH`, since a reference is a step of its own."""
 
 Node = Mapping[str, Any]
+Comparison = Callable[[Any, Any], bool]
+
+_BOUNDS: Mapping[str, Comparison] = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
+_SIZES: Mapping[str, Mapping[str, Comparison]] = {
+    kind: {f"min{unit}": operator.ge, f"max{unit}": operator.le}
+    for kind, unit in (("string", "Length"), ("array", "Items"), ("object", "Properties"))
+}
 
 _IMPLIED: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "patternProperties", "additionalProperties", "required"),
@@ -51,6 +62,10 @@ class Validity(IntEnum):
 
 
 class SchemaMatch:
+    """What is unknown, too deep or takes too many steps counts as valid; a client's expressions are
+    not run.
+    """
+
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
@@ -191,10 +206,11 @@ def _keeps_own(value: Any, schema: Node) -> bool:
     if _is_expressed(value, schema) and value != value.strip():
         return False
     if kind in ("integer", "number"):
-        return _is_in_bounds(value, schema)
-    if kind in ("string", "array", "object"):
-        return _has_size(value, schema, kind)
-    return True
+        return _is_in_bounds(value, schema, _BOUNDS)
+    required = schema.get("required") if kind == "object" else None
+    if isinstance(required, list) and not {*map(str, required)} <= value.keys():
+        return False
+    return kind not in _SIZES or _is_in_bounds(len(value), schema, _SIZES[kind])
 
 
 def _is_expressed(value: Any, schema: Node) -> bool:
@@ -205,25 +221,11 @@ def _is_same(value: Any, listed: Any) -> bool:
     return type_of(value) == type_of(listed) and value == listed
 
 
-def _is_in_bounds(value: float, schema: Node) -> bool:
-    least, most = _number(schema, "minimum"), _number(schema, "maximum")
-    above, below = _number(schema, "exclusiveMinimum"), _number(schema, "exclusiveMaximum")
-    return (
-        (least is None or value >= least)
-        and (most is None or value <= most)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    )
-
-
-def _has_size(value: Any, schema: Node, kind: str) -> bool:
-    unit = {"string": "Length", "array": "Items", "object": "Properties"}[kind]
-    least, most = _number(schema, f"min{unit}"), _number(schema, f"max{unit}")
-    required = schema.get("required") if kind == "object" else None
-    return (
-        (least is None or len(value) >= least)
-        and (most is None or len(value) <= most)
-        and (not isinstance(required, list) or {*map(str, required)} <= value.keys())
+def _is_in_bounds(value: float, schema: Node, bounds: Mapping[str, Comparison]) -> bool:
+    return all(
+        keeps(value, bound)
+        for name, keeps in bounds.items()
+        if isinstance(bound := schema.get(name), int | float) and not isinstance(bound, bool)
     )
 
 
@@ -235,11 +237,6 @@ def _within(value: Any, schema: Node) -> Iterator[tuple[Any, Any]]:
         if isinstance(rest, list):  # before 2020
             first, rest = rest, schema.get("additionalItems", True)
         yield from zip(value, [*first, *[rest] * (len(value) - len(first))], strict=False)
-
-
-def _number(schema: Node, name: str) -> float | None:
-    found = schema.get(name)
-    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
 def _list(schema: Node, name: str) -> list[Any]:

@@ -1,6 +1,4 @@
-"""Calls whose form the engine's constraint holds: arguments come in pieces, and nothing has to be
-taken back.  Only a choice that ends too early leaves a call without its end.
-"""
+"""Calls whose form the engine's constraint holds: arguments come in pieces."""
 
 import json
 import re
@@ -31,21 +29,16 @@ class Numbering:
 
     def begin(self, name: str) -> ToolCallBegin | None:
         number = next(self._numbers)
-        return (
-            ToolCallBegin(number, self._new_id(), name)
-            if self._most is None or number < self._most
-            else None
-        )
+        is_let_through = self._most is None or number < self._most
+        return ToolCallBegin(number, self._new_id(), name) if is_let_through else None
 
     def parts(self, calls: Iterable[Call]) -> Iterator[Part]:
         for call in calls:
             begin = self.begin(call.name)
             if begin is not None:
-                yield from (
-                    begin,
-                    ArgumentsDelta(begin.call, call.arguments),
-                    ToolCallEnd(begin.call),
-                )
+                yield begin
+                yield ArgumentsDelta(begin.call, call.arguments)
+                yield ToolCallEnd(begin.call)
 
 
 class JsonDepth:
@@ -81,17 +74,6 @@ class StreamedForm:
 
     head: re.Pattern[str]
     tail: re.Pattern[str]
-
-    def name_in(self, text: str, tools: Tools) -> tuple[str, int] | None:
-        """The tool that the text calls, and the length of the head; None = not whole, or none."""
-        head = self.head.match(text)
-        if head is None:
-            return None
-        try:
-            name = str(json.loads(head[1]))
-        except ValueError:
-            return None
-        return (name, head.end()) if name in tools else None
 
 
 class StreamedCall:
@@ -139,6 +121,22 @@ class BufferedCalls(ABC):
     def _next(self) -> Sequence[Part] | None:
         """Parts that the held text is certain to be; None when more is needed."""
 
+    def _begin(self, form: StreamedForm, tools: Tools) -> Sequence[Part] | None:
+        """Open the call that the text begins with; None where its head is not whole, or is none."""
+        head = form.head.match(self._text)
+        if head is None:
+            return None
+        try:
+            name = str(json.loads(head[1]))
+        except ValueError:
+            return None
+        if name not in tools:
+            return None
+        self._text = self._text[head.end() :]
+        begin = self._numbering.begin(name)
+        self._open = StreamedCall(form, begin)
+        return [] if begin is None else [begin]
+
     def _streamed(self, call: StreamedCall) -> Sequence[Part] | None:
         parts, self._text, is_over = call.take(self._text)
         if is_over:
@@ -163,29 +161,13 @@ class RequiredCalls(BufferedCalls):
     def end(self) -> Sequence[Part]:
         """Show what is not the array's end, unless it is a call that was cut off."""
         rest, self._text = self._text, ""
-        is_shown = (
-            self._open is None
-            and rest.strip()
-            and _END.fullmatch(rest) is None
-            and not _may_be_call(rest)
-        )
-        return [TextDelta(rest)] if is_shown else []
+        is_hidden = self._open is not None or _END.fullmatch(rest) or not rest.strip()
+        return [] if is_hidden or rest.lstrip().startswith(("[", ",")) else [TextDelta(rest)]
 
     def _next(self) -> Sequence[Part] | None:
         if self._open is not None:
             return self._streamed(self._open)
-        head = _FORM.name_in(self._text, self._tools)
-        if head is None:
-            return None
-        name, length = head
-        self._text = self._text[length:]
-        begin = self._numbering.begin(name)
-        self._open = StreamedCall(_FORM, begin)
-        return [] if begin is None else [begin]
-
-
-def _may_be_call(text: str) -> bool:
-    return text.lstrip().startswith(("[", ","))
+        return self._begin(_FORM, self._tools)
 
 
 class NamedCall:
@@ -209,5 +191,6 @@ class NamedCall:
         return [begin, ArgumentsDelta(begin.call, text)]
 
     def end(self) -> Sequence[Part]:
-        is_whole = self._call is not None and object_of("".join(self._pieces)) is not None
-        return [ToolCallEnd(self._call)] if is_whole and self._call is not None else []
+        if self._call is None or object_of("".join(self._pieces)) is None:
+            return []
+        return [ToolCallEnd(self._call)]
