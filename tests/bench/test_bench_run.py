@@ -180,7 +180,7 @@ def test_workloads_are_chosen_by_name_or_group(
             "maxBatchedTokens=512",
         ],
     )
-    monkeypatch.setattr(run_module, "machine_dtype", lambda: "bfloat16")
+    monkeypatch.setattr(run_module, "read_native_dtype", lambda: "bfloat16")
     bench = run_module._bench_of(run_module._options())
 
     assert [workload.name for workload in bench.workloads] == names
@@ -196,13 +196,6 @@ async def test_idle_footprint_is_of_the_process_and_its_children(
 
     assert (found.worker, found.kv_bytes) == ("me", 7)
     assert found.server_bytes[0] > found.server_bytes[1] > 0
-
-
-def test_dtype_is_asked_without_importing_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-
-    assert run_module.machine_dtype() in ("bfloat16", "float32")
-    assert "OMP_WAIT_POLICY" not in os.environ
 
 
 def test_processor_time_of_others_leaves_out_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
