@@ -212,7 +212,7 @@ async def test_ingress_of_a_stalled_engine_without_a_peer_says_so(worker):
 async def test_ingress_request_without_a_token_goes_to_a_peer_when_the_engine_stalls(worker):
     peer = DecodePeer(Generated(Token("r", 5, finish_reason="stop"), "local"))
     requested = asyncio.create_task(request_credits(make_ingress(worker, peer)))
-    while not client_of(worker)._mailboxes:
+    while not client_of(worker)._requests:
         await asyncio.sleep(0)
     client_of(worker).stall("it has stalled")
 

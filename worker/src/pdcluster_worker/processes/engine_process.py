@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 RANK_GRACE_SECONDS = 0.7
 
 
-def run(config_path: Path, address: str, place: EngineRank) -> int:
+def run(config_path: Path, address: str, engine_rank: EngineRank) -> int:
     """Run one engine.
 
     0 stopped, 2 wrong configuration or model, 3 not the requested device, 1 anything else.
@@ -63,7 +63,7 @@ def run(config_path: Path, address: str, place: EngineRank) -> int:
         if dtype is not None:
             config = _in_dtype(load_worker_config(config_path), dtype)
             keep_ucx_within(config.listen.kv)
-            _serve(share_of(config, place.rank), mailbox, place)
+            _serve(share_of(config, engine_rank.rank), mailbox, engine_rank)
     except DeviceError as e:
         mailbox.send([EngineFailed(str(e))])
         return NO_DEVICE
@@ -129,7 +129,7 @@ def _dtype(mailbox: EngineSocket) -> DType | None:
 def _serve(
     config: WorkerConfig,
     mailbox: EngineMailbox,
-    place: EngineRank,
+    engine_rank: EngineRank,
 ) -> None:
     device = find_device(config)
     logger.info("computes on device=%s name=%s", device.kind, device.name)
@@ -155,7 +155,7 @@ def _serve(
     transport = _open_transport(config, memory, runner, engine_id, mailbox)
     settings = _settings(config, info, memory.num_blocks)
     runner.grammars.on_change = mailbox.wake
-    delayer = _delayer(config.engine.prefill_delayer, place)
+    delayer = _delayer(config.engine.prefill_delayer, engine_rank)
     drafter = make_drafter(config.engine, drafting, info)
     core = EngineCore(settings, runner, transport, time.monotonic, delayer=delayer, drafter=drafter)
     ready = _ready(engine_id, transport, runner, settings, device)
@@ -246,10 +246,14 @@ def _settings(config: WorkerConfig, info: ModelInfo, num_blocks: int) -> EngineS
     )
 
 
-def _delayer(settings: DelayerSettings | None, place: EngineRank) -> PrefillDelayer | None:
+def _delayer(settings: DelayerSettings | None, engine_rank: EngineRank) -> PrefillDelayer | None:
     if settings is None or not settings.enabled:
         return None
-    board = OwnBoard() if place.board is None else DpBoard(place.board, place.rank, time.monotonic)
+    board = (
+        OwnBoard()
+        if engine_rank.board is None
+        else DpBoard(engine_rank.board, engine_rank.rank, time.monotonic)
+    )
     return PrefillDelayer(settings, board)
 
 

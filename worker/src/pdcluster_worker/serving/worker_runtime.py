@@ -107,8 +107,8 @@ class WorkerRuntime:
         worker.estimation.slots = lambda: config.engine.max_sequences * max(1, len(worker.engines))
         worker.metrics.draining.set_function(lambda: self._drain.num_holding)
         self._discovery = self._make_discovery()
-        self._disaggregating = (
-            self._make_disaggregating() if config.role in ("prefill", "decode") else None
+        self._disaggregation_stats = (
+            self._make_disaggregation_stats() if config.role in ("prefill", "decode") else None
         )
         self._polling: asyncio.Task[None] | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -160,7 +160,7 @@ class WorkerRuntime:
         metrics.credit_tokens.set_function(lambda: ledger.outstanding_tokens)
         return ledger
 
-    def _make_disaggregating(self) -> DisaggregationStats:
+    def _make_disaggregation_stats(self) -> DisaggregationStats:
         worker = self.worker
         return DisaggregationStats(
             lambda: (worker.transport, worker.transport_note),
@@ -201,18 +201,16 @@ class WorkerRuntime:
         self._record = self._make_record(http_port, port)
         self._discovery.start(self._record)
         self.worker.on_engines = self._on_engines
-        if self._disaggregating is not None:
+        if self._disaggregation_stats is not None:
             self._polling = asyncio.create_task(
-                self._poll_forever(self._disaggregating), name="disaggregation"
+                self._poll_forever(self._disaggregation_stats), name="disaggregation"
             )
 
-    async def _poll_forever(self, disaggregating: DisaggregationStats) -> None:
+    async def _poll_forever(self, stats: DisaggregationStats) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if disaggregating.poll():
-                self._record = msgspec.structs.replace(
-                    self._record, disaggregation=disaggregating.stated
-                )
+            if stats.poll():
+                self._record = msgspec.structs.replace(self._record, disaggregation=stats.stated)
                 self._discovery.update(self._record)
 
     def problem(self) -> str | None:
@@ -234,7 +232,9 @@ class WorkerRuntime:
             pool=config.pool,
             state="ready",
             device=worker.engine_ready.device if has_engine else None,
-            disaggregation=None if self._disaggregating is None else self._disaggregating.stated,
+            disaggregation=None
+            if self._disaggregation_stats is None
+            else self._disaggregation_stats.stated,
             engines=worker.engines.records(),
         )
 

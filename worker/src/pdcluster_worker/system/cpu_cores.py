@@ -45,15 +45,15 @@ def core_share(environment: Mapping[str, str]) -> CoreShare | None:
     if not value:
         return None
     try:
-        place = msgspec.json.decode(value, type=CoreShare)
+        share = msgspec.json.decode(value, type=CoreShare)
     except ValueError as e:  # of msgspec, or of invalid UTF-8
         raise _wrong(str(e)) from e
-    threads = list(place.threads)
-    if not 0 <= place.place < len(threads):
-        raise _wrong(f"place {place.place} of threads {threads} must be one of them")
-    if sum(threads) > place.cores:
-        raise _wrong(f"threads {threads} are more than its {place.cores} cores")
-    return place
+    threads = list(share.threads)
+    if not 0 <= share.place < len(threads):
+        raise _wrong(f"place {share.place} of threads {threads} must be one of them")
+    if sum(threads) > share.cores:
+        raise _wrong(f"threads {threads} are more than its {share.cores} cores")
+    return share
 
 
 def _wrong(reason: str) -> ConfigError:
@@ -77,14 +77,14 @@ def allotted(place: int, threads: Sequence[int], rests: Sequence[bool], cores: i
 class SharedCores:
     """One engine's view of the file, initially busy.  Raises ConfigError."""
 
-    def __init__(self, place: CoreShare) -> None:
-        self._place = place
-        self._memory = _opened(place.path, SLOT * len(place.threads))
+    def __init__(self, share: CoreShare) -> None:
+        self._share = share
+        self._memory = _opened(share.path, SLOT * len(share.threads))
         self._slots = [
             (ctypes.c_int32 * 2).from_buffer(self._memory, SLOT * at)
-            for at in range(len(place.threads))
+            for at in range(len(share.threads))
         ]
-        self._own = self._slots[place.place]
+        self._own = self._slots[share.place]
         self.take()
 
     @property
@@ -95,13 +95,13 @@ class SharedCores:
     @property
     def own(self) -> int:
         """Threads that it never lends while busy."""
-        return self._place.threads[self._place.place]
+        return self._share.threads[self._share.place]
 
     @property
     def most(self) -> int:
         """Threads that it can ever use."""
         return allotted(
-            self._place.place, self._place.threads, [True] * len(self._slots), self._place.cores
+            self._share.place, self._share.threads, [True] * len(self._slots), self._share.cores
         )
 
     def take(self) -> int:
@@ -111,11 +111,11 @@ class SharedCores:
         rests = self._rests()
         if begins:
             for other, slot in enumerate(self._slots):
-                if not rests[other] and other != self._place.place:
+                if not rests[other] and other != self._share.place:
                     slot[_THREADS] = self._allotted(other, rests)
         seen = None
         while seen != rests:  # one that became busy meanwhile may have lowered it before
-            self._own[_THREADS] = self._allotted(self._place.place, rests)
+            self._own[_THREADS] = self._allotted(self._share.place, rests)
             seen, rests = rests, self._rests()
         return self._own[_THREADS]
 
@@ -127,13 +127,13 @@ class SharedCores:
         return [slot[_RESTS] == 1 for slot in self._slots]
 
     def _allotted(self, place: int, rests: list[bool]) -> int:
-        return allotted(place, self._place.threads, rests, self._place.cores)
+        return allotted(place, self._share.threads, rests, self._share.cores)
 
 
 def open_cores(environment: Mapping[str, str]) -> SharedCores | None:
     """None where the starter gave no share.  Raises ConfigError."""
-    place = core_share(environment)
-    return None if place is None else SharedCores(place)
+    share = core_share(environment)
+    return None if share is None else SharedCores(share)
 
 
 def _opened(path: str, size: int) -> mmap.mmap:

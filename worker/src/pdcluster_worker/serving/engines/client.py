@@ -176,7 +176,7 @@ class EngineClient:
         self.on_stats: list[Callable[[EngineStats], None]] = []
         self.on_blocks: list[Callable[[BlockEvents], None]] = []
         self._socket = socket
-        self._mailboxes: dict[str, RequestOutputs] = {}
+        self._requests: dict[str, RequestOutputs] = {}
         self._num_sent = 0
         self._unknown: set[str] = set()  # open requests that `stats` cannot know of
         # (place among what was sent, request) of those that were sent since
@@ -229,11 +229,11 @@ class EngineClient:
 
     def trace(self, request_id: str) -> Mapping[str, str]:
         """Headers of the trace of an open request; empty without one."""
-        mailbox = self._mailboxes.get(request_id)
-        return {} if mailbox is None else mailbox.trace
+        outputs = self._requests.get(request_id)
+        return {} if outputs is None else outputs.trace
 
     def knows(self, request_id: str) -> bool:
-        return request_id in self._mailboxes
+        return request_id in self._requests
 
     def open(self, request_id: str) -> RequestOutputs:
         """Start to listen for one request.  Raises RequestError if its id is in use."""
@@ -244,9 +244,9 @@ class EngineClient:
                 status=409,
                 code="duplicate_request",
             )
-        mailbox = self._mailboxes[request_id] = RequestOutputs(request_id)
+        outputs = self._requests[request_id] = RequestOutputs(request_id)
         self._unknown.add(request_id)
-        return mailbox
+        return outputs
 
     def check(self) -> None:
         """Raise EngineDiedError when the engine is gone, EngineStalledError while it stalls."""
@@ -255,12 +255,12 @@ class EngineClient:
         if self.stalled is not None:
             raise EngineStalledError(self.stalled)
 
-    def close(self, mailbox: RequestOutputs) -> None:
+    def close(self, outputs: RequestOutputs) -> None:
         """Stop listening, and abort the request unless the engine has already ended it."""
-        self._mailboxes.pop(mailbox.request_id, None)
-        self._unknown.discard(mailbox.request_id)
-        if not mailbox.ended and self.died is None:
-            self.send(messages.Abort(mailbox.request_id))
+        self._requests.pop(outputs.request_id, None)
+        self._unknown.discard(outputs.request_id)
+        if not outputs.ended and self.died is None:
+            self.send(messages.Abort(outputs.request_id))
 
     def fail(self, reason: str) -> None:
         """The engine is gone: open requests fail now, later ones at once."""
@@ -270,14 +270,14 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(EngineDiedError(reason))
             self._ready.exception()  # it may be that nothing waits for it any more
-        for mailbox in self._mailboxes.values():
-            mailbox.put(EngineDiedError(reason))
+        for outputs in self._requests.values():
+            outputs.put(EngineDiedError(reason))
 
     def stall(self, reason: str) -> None:
         """The engine has stalled: requests fail until `recover`."""
         self.stalled = reason
-        for mailbox in self._mailboxes.values():
-            mailbox.put(EngineStalledError(reason))
+        for outputs in self._requests.values():
+            outputs.put(EngineStalledError(reason))
 
     def recover(self) -> None:
         self.stalled = None
@@ -339,9 +339,9 @@ class EngineClient:
     def _put(
         self, request_id: str, item: RequestOutput | messages.Preempted | RequestError
     ) -> None:
-        # An output for a closed mailbox crossed its Abort on the way and has no reader.
-        if (mailbox := self._mailboxes.get(request_id)) is not None:
-            mailbox.put(item)
+        # An output for a closed outputs crossed its Abort on the way and has no reader.
+        if (outputs := self._requests.get(request_id)) is not None:
+            outputs.put(item)
 
 
 def _request_error(failed: messages.RequestFailed) -> RequestError:
