@@ -68,14 +68,40 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
-    step_tokens = max(config.engine.max_batched_tokens, _STEP_TOKENS)
-    longest = await _warm_up(http, config.model.name, step_tokens)
+    longest = await _warm_up(http, config)
     scrape = read_numbers(await http.get_patiently("/metrics"))
     if not scrape.num_blocks or not scrape.block_size:
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
-    device = await read_device(version, config.gpu)
-    ready = _ready(config, version, card, shape, scrape, device=device)
-    return VllmFacts(msgspec.structs.replace(ready, longest_step_seconds=longest), scrape)
+    engine = config.engine
+    dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
+    device = msgspec.structs.replace(
+        await read_device(version, config.gpu),
+        operations=f"vllm {version}",
+        model_code="vllm",
+        tensor_parallel_size=engine.tensor_parallel_size,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
+    )
+    ready = EngineReady(
+        engine_id=uuid.uuid4().hex,
+        kv_ports=[engine.vllm.side_channel_port],
+        geometry=KVGeometry(
+            *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrape.block_size),
+            dtype=dtype,
+            kind=f"vllm-{version}-{TRANSPORT}",
+        ),
+        weights=shape.fingerprint,
+        dtype=dtype,
+        num_blocks=scrape.num_blocks,
+        max_model_len=card.max_model_len or 0,
+        vocab_size=shape.vocab_size,
+        longest_step_seconds=longest,
+        device=device,
+        transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
+        scheduler="vllm",
+        restarts_grammar=True,
+        prefix_caching=scrape.prefix_caching,
+    )
+    return VllmFacts(ready, scrape)
 
 
 def check_version(version: str) -> None:
@@ -134,49 +160,12 @@ def _card_of(models: list[_Card], name: str) -> _Card:
     return card
 
 
-def _ready(
-    config: WorkerConfig,
-    version: str,
-    card: _Card,
-    shape: ModelShape,
-    scrape: Scrape,
-    *,
-    device: DeviceFacts,
-) -> EngineReady:
-    engine = config.engine
-    dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
-    return EngineReady(
-        engine_id=uuid.uuid4().hex,
-        kv_ports=[engine.vllm.side_channel_port],
-        geometry=KVGeometry(
-            *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrape.block_size),
-            dtype=dtype,
-            kind=f"vllm-{version}-{TRANSPORT}",
-        ),
-        weights=shape.fingerprint,
-        dtype=dtype,
-        num_blocks=scrape.num_blocks,
-        max_model_len=card.max_model_len or 0,
-        vocab_size=shape.vocab_size,
-        device=msgspec.structs.replace(
-            device,
-            operations=f"vllm {version}",
-            model_code="vllm",
-            tensor_parallel_size=engine.tensor_parallel_size,
-            pipeline_parallel_size=engine.pipeline_parallel_size,
-        ),
-        transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
-        scheduler="vllm",
-        restarts_grammar=True,
-        prefix_caching=scrape.prefix_caching,
-    )
-
-
-async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
-    """Seconds that a step of so many tokens may take, scaled up from a short prompt.
+async def _warm_up(http: VllmClient, config: WorkerConfig) -> float:
+    """Seconds that a whole step may take, scaled up from a short prompt.
 
     The prompt comes after vLLM has compiled its operations, which would count as a stall.
     """
+    model = config.model.name
     scored = _warm_up_spec(0, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
     for body in (
         generate_api.generate(scored, model, attempt=1),
@@ -190,7 +179,7 @@ async def _warm_up(http: VllmClient, model: str, step_tokens: int) -> float:
         start = time.monotonic()
         await http.post(generate_api.PATH, generate_api.prompt_only(plain, model))
         seconds = time.monotonic() - start
-    return seconds * step_tokens / _WARM_UP_TOKENS
+    return seconds * max(config.engine.max_batched_tokens, _STEP_TOKENS) / _WARM_UP_TOKENS
 
 
 def _warm_up_spec(number: int, sampling: SamplingParams) -> RequestSpec:
