@@ -17,24 +17,13 @@ CHAT = "/v1/chat/completions"
 
 
 def whole(body: bytes, status: str = "200 OK", *fields: str) -> bytes:
-    """An answer with a length."""
     upstreams = [f"HTTP/1.1 {status}", *fields, f"content-length: {len(body)}", "", ""]
     return "\r\n".join(upstreams).encode() + body
 
 
 def post(body: bytes = b'{"a": 1}', path: str = CHAT, *fields: str) -> bytes:
-    """A plain request."""
-    key = "Authorization: Bearer k"
-    upstreams = [
-        f"POST {path} HTTP/1.1",
-        "Host: api",
-        key,
-        *fields,
-        f"Content-Length: {len(body)}",
-        "",
-        "",
-    ]
-    return "\r\n".join(upstreams).encode() + body
+    plain = ("Host: api", "Authorization: Bearer k", f"Content-Length: {len(body)}")
+    return "\r\n".join([f"POST {path} HTTP/1.1", *plain, *fields, "", ""]).encode() + body
 
 
 class FakeWorker:
@@ -53,7 +42,6 @@ class FakeWorker:
         self.writer: asyncio.StreamWriter
 
     def say_name(self, writer: asyncio.StreamWriter) -> None:
-        """Answer with the worker's name."""
         writer.write(whole(self.name.encode()))
 
     async def start(self) -> None:
@@ -66,7 +54,6 @@ class FakeWorker:
         await self._server.wait_closed()
 
     def drop(self) -> None:
-        """End all connections."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -88,25 +75,20 @@ class FakeWorker:
 
 
 class Client:
-    """One connection to the router."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     async def send(self, request: bytes) -> tuple[bytes, bytes]:
-        """(head, body) of the answer."""
         self.writer.write(request)
         return await self.answer()
 
     async def answer(self) -> tuple[bytes, bytes]:
-        """The next answer, which has a length."""
         async with asyncio.timeout(SECONDS):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             return head, await self.reader.readexactly(length)
 
     async def rest(self) -> bytes:
-        """All until the router ends the connection."""
         async with asyncio.timeout(SECONDS):
             return await self.reader.read()
 
@@ -126,38 +108,36 @@ class Rig:
     standing: dict[str, UpstreamState] = field(default_factory=dict)
 
     async def connect(self) -> Client:
-        """A new client."""
         client = Client(*await asyncio.open_connection("127.0.0.1", self.http.port))
         self.clients.append(client)
         return client
 
+    async def ask(self, request: bytes | None = None) -> Client:
+        client = await self.connect()
+        client.writer.write(request or post())
+        return client
+
     async def send(self, request: bytes | None = None) -> tuple[bytes, bytes]:
-        """One request by a connection of its own."""
         return await (await self.connect()).send(request or post())
 
     def set_policy(self, **relaying: object) -> None:
-        """Change the policy of relaying."""
         self.policy = self.policy.model_copy(
             update={"relaying": RelayingSpec(**{"enabled": True, **relaying})}
         )
         self.relay.take_policy()
 
     def stand(self, worker: FakeWorker, **standing: object) -> None:
-        """Say how a worker is now."""
         self.standing[worker.name] = replace(self.standing[worker.name], **standing)
         self.relay.poll()
 
     def lose(self, worker: FakeWorker) -> None:
-        """A worker is no peer any more."""
         del self.standing[worker.name]
         self.relay.poll()
 
     def value(self, name: str, **labels: str) -> float:
-        """A metric's value."""
         return self.metrics.registry.get_sample_value(f"pdcluster_{name}", labels) or 0.0
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds."""
         async with asyncio.timeout(SECONDS):
             while not holds():
                 await asyncio.sleep(0.001)

@@ -21,8 +21,8 @@ def say(answer: bytes, *, closes: bool = False):
     return script
 
 
-async def answered_by(rig: Rig, request: bytes | None = None) -> bytes:
-    return (await rig.send(request))[1]
+async def answered_by(rig: Rig) -> bytes:
+    return (await rig.send())[1]
 
 
 async def test_a_worker_that_is_not_there_is_left_out(rig: Rig) -> None:
@@ -70,8 +70,7 @@ async def test_a_request_that_ends_each_connection_is_tried_at_one_kept_and_one_
 async def test_a_worker_that_is_lost_while_it_is_connected_to_gets_no_request(rig: Rig) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: None
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     async with asyncio.timeout(20):
         while not rig.relay.num_open:
             await asyncio.sleep(0)
@@ -124,8 +123,7 @@ async def test_an_answer_that_is_none_is_not_passed_on(rig: Rig, answer: bytes) 
 async def test_an_answer_that_breaks_off_ends_with_its_connection(rig: Rig) -> None:
     begun = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
     rig.workers[1].script = say(begun, closes=True)
-    client = await rig.connect()
-    client.writer.write(post() + post())
+    client = await rig.ask(post() + post())
 
     assert await client.rest() == begun
     assert rig.value("relayed_requests_total", outcome="cut") == 1
@@ -152,8 +150,7 @@ async def test_a_cut_connection_takes_no_further_request_when_its_bytes_are_read
 async def test_more_than_an_answer_that_has_begun_ends_with_its_connection(rig: Rig) -> None:
     begun = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
     rig.workers[1].script = say(begun)
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await client.reader.readexactly(len(begun))
     rig.workers[1].writer.write(b"other" + whole(b"of no request"))
     assert await client.rest() == b""
@@ -192,8 +189,7 @@ async def test_without_workers_the_router_serves_itself(rig: Rig) -> None:
 async def test_a_draining_worker_ends_its_answers_and_gets_no_more(rig: Rig) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: None
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await rig.until(lambda: bool(worker.requests))
     rig.stand(worker, takes=False)
 
@@ -207,14 +203,12 @@ async def test_requests_at_a_lost_worker_go_on_elsewhere_until_their_answer_begi
 ) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: None
-    waiting = await rig.connect()
-    waiting.writer.write(post())
+    waiting = await rig.ask()
     await rig.until(lambda: bool(worker.requests))
     worker.script = say(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
     rig.set_policy(policy="leastRequest")
     rig.relay.picker.report(next(pool for pool in rig.relay.pools if pool.pod == "a"), 5)
-    begun = await rig.connect()
-    begun.writer.write(post())
+    begun = await rig.ask()
     await begun.reader.readuntil(b"half")
 
     rig.lose(worker)

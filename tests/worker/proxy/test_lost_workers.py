@@ -11,8 +11,7 @@ BEGUN = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
 async def begun(rig: Rig) -> Client:
     """A client whose answer from worker b has begun."""
     rig.workers[1].script = lambda writer: writer.write(BEGUN)
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await client.reader.readexactly(len(BEGUN))
     return client
 

@@ -78,8 +78,7 @@ async def test_expectation_is_met_by_the_router(rig: Rig) -> None:
 async def test_what_might_be_two_requests_is_refused_and_not_relayed(
     rig: Rig, request_: bytes
 ) -> None:
-    client = await rig.connect()
-    client.writer.write(request_)
+    client = await rig.ask(request_)
     answer = await client.rest()
 
     assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 405"))
@@ -90,8 +89,7 @@ async def test_what_might_be_two_requests_is_refused_and_not_relayed(
 async def test_a_second_request_that_is_not_plain_follows_the_answer_of_the_first(
     rig: Rig,
 ) -> None:
-    client = await rig.connect()
-    client.writer.write(post() + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    client = await rig.ask(post() + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert (await client.answer())[1] == b"b"
     assert json.loads((await client.answer())[1]) == {"own": "/health"}
     assert await client.rest() == b""
@@ -113,8 +111,7 @@ async def test_a_slow_request_is_the_routers_own(
 
 
 async def test_an_endless_head_is_refused(rig: Rig) -> None:
-    client = await rig.connect()
-    client.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 5000)
+    client = await rig.ask(b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 5000)
     await rig.until(lambda: rig.value("unrelayed_requests_total", reason="size") == 1)
     client.writer.write(b"y" * 5000)
     assert (await client.answer())[0].startswith(b"HTTP/1.1 431")
@@ -124,8 +121,7 @@ async def test_bodies_together_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reverse_proxy, "limits_of", lambda _: HttpLimits(max_bodies_bytes=10))
     rig.relay.take_policy()
     rig.workers[1].script = lambda writer: None
-    waiting = await rig.connect()
-    waiting.writer.write(post(b"12345678"))
+    waiting = await rig.ask(post(b"12345678"))
     await rig.until(lambda: bool(rig.workers[1].requests))
 
     assert (await rig.send(post(b"123")))[1] == OWN

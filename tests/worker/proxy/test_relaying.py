@@ -59,8 +59,7 @@ async def test_connections_are_kept_on_both_sides_and_workers_take_turns(rig: Ri
 async def test_a_stream_is_passed_on_as_it_comes(rig: Rig) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: writer.write(CHUNKED + chunk(b"one"))
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     assert await client.reader.readexactly(len(CHUNKED) + 8) == CHUNKED + chunk(b"one")
 
     worker.writer.write(chunk(b"two")[:4])
@@ -81,8 +80,7 @@ async def test_a_request_may_come_byte_by_byte(rig: Rig) -> None:
 
 
 async def test_requests_that_come_early_are_answered_in_turn(rig: Rig) -> None:
-    client = await rig.connect()
-    client.writer.write(post() + post() + post()[:30])
+    client = await rig.ask(post() + post() + post()[:30])
     assert [(await client.answer())[1] for _ in range(2)] == [b"b", b"a"]
     client.writer.write(post()[30:])
     assert (await client.answer())[1] == b"b"
@@ -90,8 +88,7 @@ async def test_requests_that_come_early_are_answered_in_turn(rig: Rig) -> None:
 
 async def test_a_client_that_sends_ahead_without_end_has_to_wait(rig: Rig) -> None:
     rig.workers[1].script = lambda writer: None
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await rig.until(lambda: bool(rig.workers[1].requests))
     client.writer.write(post(b'"' + b"x" * 500_000 + b'"') * 20)
     (connection,) = rig.relay.fronts
@@ -106,8 +103,7 @@ async def test_a_client_that_sends_ahead_without_end_has_to_wait(rig: Rig) -> No
 async def test_a_client_that_leaves_ends_its_request_at_the_worker(rig: Rig) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: writer.write(CHUNKED + chunk(b"one"))
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await client.reader.readexactly(10)
     client.writer.close()
 
@@ -119,8 +115,7 @@ async def test_a_client_that_leaves_ends_its_request_at_the_worker(rig: Rig) -> 
 async def test_a_client_that_only_ends_its_sending_side_is_answered(rig: Rig) -> None:
     worker = rig.workers[1]
     worker.script = lambda writer: None
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     client.writer.write_eof()
     assert await client.reader.readexactly(len(INTERIM)) == INTERIM
 
@@ -132,8 +127,7 @@ async def test_a_client_that_only_ends_its_sending_side_is_answered(rig: Rig) ->
 
 
 async def test_a_client_that_leaves_before_the_connection_is_there_is_forgotten(rig: Rig) -> None:
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     client.writer.transport.abort()
     await rig.until(lambda: not rig.relay.fronts)
     assert rig.relay.num_open == 0
@@ -145,8 +139,7 @@ async def test_a_slow_reader_holds_back_the_worker(rig: Rig) -> None:
     worker.script = lambda writer: writer.write(
         b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size
     )
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await client.reader.readuntil(b"\r\n\r\n")
     client.writer.transport.pause_reading()
     for _ in range(size >> 20):
@@ -188,8 +181,7 @@ async def test_a_client_that_leaves_a_little_unread_is_cut_off_too(
     worker.script = lambda writer: writer.write(
         b"HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n"
     )
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     await client.reader.readuntil(b"\r\n\r\n")
     client.writer.transport.pause_reading()
     (connection,) = rig.relay.fronts
@@ -232,8 +224,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(rig: Rig) -> 
         writer.close()
 
     worker.script = answer
-    client = await rig.connect()
-    client.writer.write(post())
+    client = await rig.ask()
     assert await client.rest() == b"HTTP/1.1 200 OK\r\n\r\nall of it"
 
 

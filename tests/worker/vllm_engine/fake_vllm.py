@@ -30,13 +30,11 @@ TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine
 
 
 def tokens_event(*token_ids: int, reason: str | None = None) -> bytes:
-    """One chunk of a stream."""
     choice = {"index": 0, "token_ids": list(token_ids), "finish_reason": reason}
     return _event({"choices": [choice], "usage": None})
 
 
 def end_events(cached_tokens: int = 0) -> bytes:
-    """The end of a whole stream."""
     usage = {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached_tokens}}
     return _event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
 
@@ -46,7 +44,6 @@ def _event(body: dict[str, Any]) -> bytes:
 
 
 def prefill_answer(cached_tokens: int = 0) -> bytes:
-    """The whole answer to a prefill for a peer."""
     usage = {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
     return json.dumps({"choices": [], "usage": usage, "kv_transfer_params": TRANSFER}).encode()
 
@@ -61,26 +58,21 @@ class Call:
     is_broken: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def begin(self, status: int = 200) -> None:
-        """Send the head of an answer in chunks."""
         head = f"HTTP/1.1 {status} X\r\ntransfer-encoding: chunked\r\n\r\n"
         await self._write(head.encode())
 
     async def send(self, data: bytes) -> None:
-        """Send one chunk."""
         await self._write(b"%x\r\n%s\r\n" % (len(data), data))
 
     async def end(self) -> None:
-        """Send the end of the answer."""
         await self._write(b"0\r\n\r\n")
 
     async def answer(self, data: bytes, status: int = 200) -> None:
-        """Send a whole answer."""
         await self._write(
             f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
         )
 
     def cut(self) -> None:
-        """End the connection."""
         self._writer.transport.abort()
 
     async def _write(self, data: bytes) -> None:
@@ -105,7 +97,6 @@ class FakeVllm:
 
 @asynccontextmanager
 async def fake_vllm() -> AsyncIterator[FakeVllm]:
-    """One that listens within the block."""
     fake = FakeVllm()
     server = await asyncio.start_server(_handler(fake), "127.0.0.1", 0)
     fake.port = server.sockets[0].getsockname()[1]

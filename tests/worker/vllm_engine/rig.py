@@ -32,8 +32,6 @@ def spec(request_id: str = "r", num_tokens: int = 5, **sampling: object) -> Requ
 
 
 class Rig:
-    """The engine under test, its server, and what it said."""
-
     def __init__(self, fake: FakeVllm, max_sequences: int = 8) -> None:
         self.fake = fake
         self.outputs: asyncio.Queue[EngineOutput] = asyncio.Queue()
@@ -52,7 +50,6 @@ class Rig:
         return self.traces.get(request_id, {})
 
     def read_pages(self) -> None:
-        """Have the engine's page read from now on."""
         self._reading = asyncio.create_task(self.reports.run())
 
     def close(self) -> None:

@@ -175,11 +175,6 @@ def test_an_engine_that_keeps_no_kv_is_no_prefill_engine() -> None:
         read_prefill(b'{"kv_transfer_params":null,"choices":[]}', spec())
 
 
-def test_a_handle_of_another_kind_is_refused() -> None:
-    with pytest.raises(VllmError, match="handle cannot be read"):
-        decode_handle(b"\x01")
-
-
 @pytest.mark.parametrize(
     ("status", "body", "message", "is_refusal", "param"),
     [

@@ -52,22 +52,3 @@ def test_a_prompt_that_the_cache_has_in_part_counts_the_rest() -> None:
     load.made("r", 1)
 
     assert (load.prefill_tokens, load.generation_tokens) == (4, 2)
-
-
-def test_a_prefill_is_timed_unless_another_prompt_waited_or_its_kv_comes() -> None:
-    clock = Clock()
-    load = VllmLoad(clock)
-    load.begun("alone", 10)
-    clock.now = 1.0
-    load.begun("behind", 10)
-    load.begun("fetching", 10, is_fetching=True)
-    clock.now = 3.0
-
-    assert load.made("alone", 1) == 3.0
-    assert load.made("alone", 1) is None
-    assert load.made("behind", 1) is None
-    assert load.made("fetching", 1) is None
-    load.begun("for a peer", 10, is_new=False)
-    clock.now = 4.5
-    assert load.prefilled("for a peer", num_cached=0) == 1.5
-    assert load.prefilled("unknown", num_cached=0) is None

@@ -116,16 +116,6 @@ def test_constraints_have_their_names_there(
     assert params(spec)["structured_outputs"] == expected
 
 
-def test_a_structured_answer_that_has_begun_is_refused_by_name() -> None:
-    sampling = SamplingParams(max_tokens=4, seed=0, constraint=Constraint("json_object"))
-
-    refused = generate_api.refusal(RequestSpec("r", [1], sampling, output=[2]))
-
-    assert refused is not None
-    assert "structured answer" in refused[0]
-    assert refused[1] == "constraint"
-
-
 def test_a_prefill_samples_nothing_of_the_request_and_keeps_its_kv() -> None:
     sampling = SamplingParams(
         max_tokens=9, seed=1, logprobs=3, prompt_logprobs=2, stop_token_ids=[5]
@@ -146,10 +136,3 @@ def test_a_prefill_samples_nothing_of_the_request_and_keeps_its_kv() -> None:
         "prompt_logprobs": 2,
     }
     assert "stream" not in body
-
-
-def test_a_fetch_says_where_its_kv_is() -> None:
-    spec = RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))
-    body = json.loads(generate_api.generate(spec, "m", attempt=1, transfer={"remote_port": 1}))
-
-    assert body["kv_transfer_params"] == {"remote_port": 1}

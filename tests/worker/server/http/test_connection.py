@@ -14,8 +14,6 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class Timer:
-    """Timer as call_later returns one."""
-
     def __init__(self, callback, args):
         self.run = lambda: callback(*args)
         self.cancelled = False

@@ -6,7 +6,6 @@ wait for it.
 """
 
 import asyncio
-import doctest
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from pdcluster_schema.qos import AdmissionSpec
 from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.server.app import create_prefill_app
-from pdcluster_worker.server.http import raw_http
 from pdcluster_worker.server.http.api_keys import ApiKeys
 from pdcluster_worker.server.http.limits import HttpLimits, limits_of
 from pdcluster_worker.server.http.run import HttpServer, serve
@@ -418,10 +416,6 @@ async def test_a_proxy_s_connect_is_refused(connect):
 
     assert (await client.reply()).status == 405
     assert await client.is_closed()
-
-
-def test_the_header_without_the_offer_is_as_documented():
-    assert doctest.testmod(raw_http).failed == 0
 
 
 async def test_limits_of_the_policy_take_effect_on_open_connections(rig, connect):
