@@ -32,7 +32,7 @@ async def waiting(rig: Rig) -> None:
     """Send a large request that no worker answers yet."""
     for worker in rig.workers:
         worker.script = lambda writer: None
-    client = await rig.ask(post(BODY))
+    await rig.ask(post(BODY))
     await rig.until(lambda: bool(rig.workers[1].requests))
 
 
