@@ -18,9 +18,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """mode: required = at least one call, named = a call of `name`.  most: calls; None = any
-    number.
-    """
+    """mode: required = at least one call, named = a call of `name`.  most: calls; None = any."""
 
     mode: Literal["none", "auto", "required", "named"]
     tools: Tools

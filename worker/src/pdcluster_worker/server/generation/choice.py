@@ -22,9 +22,7 @@ from pdcluster_worker.server.text.tokenizer import Detokenizer, Piece, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """Rules to read an answer.
-
-    stop: strings, in the text after the first `min_tokens` tokens.
+    """stop: strings, in the text after the first `min_tokens` tokens.
     shows_tokens: deltas carry the tokens themselves.
     ends_by_calls: finish by "tool_calls"; OpenAI has "stop" where the request named the tool.
     constraint_param: the field at fault where the answer cannot be constrained.

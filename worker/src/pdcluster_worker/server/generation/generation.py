@@ -32,9 +32,7 @@ from pdcluster_worker.tracing.request_trace import merge_events
 
 
 class WorkerView(Protocol):
-    """Sizes are 0, device and scheduler None, until the engine is ready; length_note: why it is
-    shorter.
-    """
+    """Until the engine is ready sizes are 0, others None.  length_note: why it is shorter."""
 
     model_name: str
     max_model_len: int
@@ -81,9 +79,7 @@ class Backend(WorkerView, Protocol):
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a choice early, its siblings go on; unknown ids are a no-op.  The last one ends by
-        `aclose()`.
-        """
+        """End a choice early, but not the last one (`aclose()`); unknown ids are a no-op."""
         ...
 
 

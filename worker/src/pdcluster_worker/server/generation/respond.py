@@ -168,9 +168,7 @@ _SALT_DOMAIN = b"pdcluster prefix cache"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to run: its prompts' tokens, what is wanted, and how its answers are
-    read.
-    """
+    """Tokens of the prompts, what is wanted of the engine, and how the answers are read."""
 
     prompts: list[list[int]]
     sampling_request: SamplingRequest
@@ -178,9 +176,7 @@ class Prepared:
 
 
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
-    """Raises RequestError: by the policy, 404 for another model, 503 while not ready; a draining
-    worker knows its limits, and may have a peer.
-    """
+    """Raises RequestError: by the policy, 404 for another model, 503 while not ready."""
     backend = serving.backend
     check_model(request.model, backend.model_name)
     _check_policy(request, num_prompts, serving.policy())
@@ -250,10 +246,8 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
     own:        the request's field `cache_salt`.
     shared:     one cache for all keys; `own` separates even then.
 
-    >>> cache_salt(b"", None, shared=False)
-    b''
-    >>> cache_salt(b"k" * 32, None, shared=True)
-    b''
+    >>> cache_salt(b"", None, shared=False), cache_salt(b"k" * 32, None, shared=True)
+    (b'', b'')
     >>> alice, bob = (cache_salt(key * 32, None, shared=False) for key in (b"a", b"b"))
     >>> len(alice), alice == bob
     (32, False)

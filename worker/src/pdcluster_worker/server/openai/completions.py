@@ -78,10 +78,7 @@ def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route
 
 
 def _prepared(serving: ServingContext, request: CompletionRequest) -> tuple[Prepared, list[str]]:
-    """Also the prompts' texts where they are to be echoed.
-
-    Takes long for a large request: see `off_loop`.
-    """
+    """Also the prompts' texts where they are to be echoed.  Slow for a large request."""
     sampling_request, tokenizer = _sampling_request(request), serving.tokenizer
     rules = rules_of(request, sampling_request.prompt_logprobs)
     for prompt in request.prompt:

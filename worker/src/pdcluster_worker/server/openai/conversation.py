@@ -25,10 +25,7 @@ from pdcluster_worker.server.tools.calls import object_of
 
 
 def prepare(serving: ServingContext, request: ChatRequest) -> Prepared:
-    """Render and check a chat request; other APIs come this way too.  Raises RequestError.
-
-    Takes long for a large request: see `off_loop`.
-    """
+    """Render and check a chat request, of any API; slow for a large one.  Raises RequestError."""
     use, parsers = tool_use(request), serving.parsers
     check_tools(use, parsers)
     constraint = constraint_of(request)

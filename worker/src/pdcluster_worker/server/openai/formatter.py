@@ -23,13 +23,9 @@ _MARK = "0"
 
 @dataclass(slots=True)
 class ResponseExtras:
-    """Fields of an answer about its prompts and single tokens.
+    """Fields of an answer about prompts and single tokens; prompts: their tokens, n choices each.
 
-    prompts:         their tokens.
-    n:               choices of each.
-    has_token_ids:   whether ids are shown.
-    prompt_logprobs: most likely tokens shown at each position of a prompt; None = the field is not
-                     there.
+    prompt_logprobs: most likely tokens shown at each position; None = the field is not there.
     echo:            texts of the prompts, which begin their choices' texts; none where they do not.
     echo_logprobs:   most likely tokens of the echo's positions.
     hides_output:    nothing that was generated is shown, as for max_tokens 0.
@@ -91,9 +87,7 @@ def extras_of(
 
 
 def _text_offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
-    """Offset at which each token begins in the text of its prompt; a control token that the text
-    does not have takes no room.
-    """
+    """Place of each token in the prompt's text; control tokens beside the text take no room."""
     offsets: list[int] = []
     detokenizer = Detokenizer()
     place = 0
@@ -113,11 +107,7 @@ def present(**fields: Any) -> Json:
 
 
 class OpenAIFormatter(ABC):
-    """A `Formatter`.
-
-    reply_kind, reply_object: of a whole answer.  chunk_object: the `object` of an event.
-
-    Most tokens add text and nothing else: the bytes around that text are those of the choice's
+    """A `Formatter`.  Most tokens add text alone: the bytes around it are those of the choice's
     first such event, so no body is built again.
     """
 

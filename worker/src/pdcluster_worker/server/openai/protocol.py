@@ -61,9 +61,7 @@ class PromptTokenLogprob(BaseModel):
 PromptLogprobs = Annotated[
     list[dict[str, PromptTokenLogprob] | None] | None, Field(exclude_if=_is_none)
 ]
-"""Log probabilities by token id; null at the first position; left out where they were not asked
-for.
-"""
+"""Log probabilities by token id; null at the first position; left out if not asked for."""
 
 ShownTokenIds = Annotated[list[int] | None, Field(exclude_if=_is_none)]
 """Left out where they were not asked for."""
@@ -169,10 +167,7 @@ Row = tuple[str, float | None, dict[str, float] | None, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenNames:
-    """A token that is no valid UTF-8 by itself is shown as OpenAI does, by its bytes in hex.
-
-    as_ids: every token by its id, token_id:17, as vLLM does.
-    """
+    """Names of tokens; as_ids: token_id:17, as vLLM does.  No valid UTF-8 is shown by its bytes."""
 
     tokenizer: Tokenizer
     as_ids: bool = False
@@ -213,9 +208,7 @@ def completion_logprobs(rows: Sequence[Row]) -> Json:
 
 
 def completion_rows(scored: Scored, names: TokenNames, shift: int) -> list[Row]:
-    """The chosen token is always among its position's top.  shift: characters before the choice's
-    own.
-    """
+    """The chosen token is among its position's top.  shift: characters before the choice's own."""
     return [
         _row(token.token_id, token.logprob, token.top_logprobs, shift + offset, names)
         for token, offset in scored
@@ -229,9 +222,7 @@ def echoed_rows(
     count: int,
     names: TokenNames,
 ) -> list[Row]:
-    """The same for a prompt, whose first token has none; figures: of the others.  count: most
-    likely tokens of each.
-    """
+    """Rows of a prompt, whose first token has no figures.  count: top tokens of each."""
     first: Row = (names.shown(token_ids[0]), None, None, offsets[0])
     others = zip(token_ids[1:], figures, offsets[1:], strict=True)
     return [
@@ -257,9 +248,7 @@ def _row(
 def prompt_logprobs(
     token_ids: Sequence[int], figures: Sequence[PromptLogprob], count: int, names: TokenNames
 ) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: by token id, the prompt's own token first; none of
-    its first one.
-    """
+    """vLLM's `prompt_logprobs`: by token id, the prompt's own first; none of its first one."""
     positions: list[Json | None] = [None]
     for token_id, one in zip(token_ids[1:], figures, strict=True):
         top = [(other, logprob, rank) for rank, (other, logprob) in enumerate(one.top_logprobs, 1)]

@@ -46,9 +46,7 @@ _OBJECT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """body: as answered.  input: the request's items, as listed.  num_bytes: in memory, earlier
-    turns included.
-    """
+    """input: the request's items, as listed.  num_bytes: in memory, earlier turns included."""
 
     body: dict[str, Any]
     input: list[dict[str, Any]]

@@ -190,9 +190,7 @@ def _part_text(part: Any, index: int) -> str:
 
 
 class Only:
-    """Marks a field that we do not serve: values that change nothing pass, others are refused with
-    `fix`.
-    """
+    """Marks a field that is not served: values that change nothing pass, others are refused."""
 
     def __init__(self, *allowed: Any, fix: str = "") -> None:
         self._allowed = allowed

@@ -60,17 +60,13 @@ TEMPLATES = {"chatml-tools": _CHATML_TOOLS}
 
 _JSON_OPTIONS = frozenset({"separators", "sort_keys"})
 _END_MARK = "END-OF-THE-LAST-MESSAGE\t \t"
-"""The white space at its end is gone where a template strips messages: then the message's own goes
-too.
-"""
+"""A template that strips messages strips its white space, and so the message's own."""
 SPECIAL_TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """tools: None = none are shown.  opens: ends with the opening of the turn.
-    continues: ends inside the last message.
-    """
+    """opens: ends with the opening of the turn.  continues: ends inside the last message."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None

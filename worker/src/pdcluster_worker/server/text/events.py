@@ -9,9 +9,7 @@ import msgspec
 from pdcluster_worker.messages.requests import Token
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
-"""Reason why a choice ended; tool_calls where the model ended it by itself after calls of its own
-choice.
-"""
+"""tool_calls: the model ended it by itself, after calls of its own choice."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):

@@ -17,9 +17,7 @@ from pdcluster_worker.server.text.events import (
 OPEN, CLOSE = "<think>", "</think>"
 
 Start = Literal["inside", "before", "answer"]
-"""Place at which an answer begins: in reasoning, where an opening tag may come, or after all
-reasoning.
-"""
+"""An answer begins in reasoning, where an opening tag may come, or after all reasoning."""
 
 ReasoningName = Literal["deepseek_r1", "qwen3"]
 """Without a tag in the prompt, `qwen3` looks for an opening one and takes text without it for the
@@ -110,9 +108,7 @@ class ThinkTags:
 
 
 class UnclosedReasoning:
-    """Reasoning that may never be closed, whose text waits from the first call on: that is a call
-    then.
-    """
+    """Reasoning that may never be closed: text waits from the first call on, which is one then."""
 
     def __init__(self, calls: CallParser) -> None:
         self._calls = calls

@@ -16,9 +16,7 @@ _QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 
 Values = Callable[[str, bool], bool]
-"""Takes the text up to the next mark, and whether a value was open before it; returns whether that
-mark stands within a value.
-"""
+"""The text up to a mark, and if a value was open before; returns if the mark is in a value."""
 
 
 def json_values(piece: str, is_open: bool) -> bool:

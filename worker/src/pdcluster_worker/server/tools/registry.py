@@ -103,9 +103,7 @@ def _python_call(item: ast.expr, tools: Tools) -> Call:
 
 
 def read_qwen_coder(text: str, tools: Tools) -> list[Call]:
-    """The functions of one <tool_call>, or the inside of one <function=; anything else makes it no
-    call.
-    """
+    """Read the functions of one <tool_call>, or the inside of one <function=."""
     if not text.lstrip().startswith("<function="):
         text = f"<function={text}</function>"
     return [
@@ -211,9 +209,7 @@ _SIGNS: tuple[tuple[ParserName, tuple[str, ...]], ...] = (
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("pythonic", ("func_name1(",)),
 )
-"""Signs in a template that show the form of calls to the model: all signs of one line, the first
-line that fits.
-"""
+"""Signs of the form of calls in a template: all of one line, the first line that fits."""
 
 
 def parser_for(name: ToolParserName, template: str) -> ParserName | None:

@@ -62,9 +62,7 @@ class Validity(IntEnum):
 
 
 class SchemaMatch:
-    """What is unknown, too deep or takes too many steps counts as valid; a client's expressions are
-    not run.
-    """
+    """Takes the unknown and what takes too long for valid; a client's expressions are not run."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
