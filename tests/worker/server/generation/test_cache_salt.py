@@ -24,7 +24,7 @@ Asked = Callable[..., Awaitable[list[bytes]]]
 
 
 def test_documented_examples_hold():
-    assert doctest.testmod(module) == (0, 4)
+    assert doctest.testmod(module) == (0, 3)
 
 
 def test_a_key_and_a_salt_of_the_client_s_own_are_kept_apart():
