@@ -13,11 +13,8 @@ from pdcluster_api.apiserver.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     POOL_SCALER,
-    SECRET,
-    SERVICE,
 )
 from pdcluster_operator.writes.actions import ObjectName
-from pdcluster_schema.labels import SEEN_REPLICAS
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection
 from tests.apiserver.control_plane import ControlPlane, KubectlError
@@ -83,117 +80,61 @@ async def test_a_child_is_one_request(connection: Connection, owner: Body):
     assert connection.calls("get") == before[0]
 
 
+def patch(target: str, content: str, kind: str = "strategic") -> tuple[str, ...]:
+    return ("patch", target, f"--type={kind}", "-p", content)
+
+
+def in_pod(content: str) -> tuple[str, ...]:
+    return patch(STATEFUL, f'{{"spec":{{"template":{{"spec":{content}}}}}}}')
+
+
+BUDGET, POLICY = "poddisruptionbudget/chat-decode-cpu", "networkpolicy/chat"
+SPREAD = '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]'
+PORTS = '{"spec":{"ports":[{"name":"web","port":8000}]}}'
 EDITS = {
     "env changed": ("set", "env", STATEFUL, "PLAIN=2"),
     "env removed": ("set", "env", STATEFUL, "PLAIN-"),
     "image": ("set", "image", STATEFUL, "worker=example/other:2"),
     "resources": ("set", "resources", STATEFUL, "--limits=cpu=2,memory=4Gi"),
     "scale": ("scale", STATEFUL, "--replicas=0"),
-    "node selector": (
-        "patch",
-        STATEFUL,
-        "-p",
-        '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"fast"}}}}}',
-    ),
-    "toleration": (
-        "patch",
-        STATEFUL,
-        "-p",
-        '{"spec":{"template":{"spec":{"tolerations":[{"operator":"Exists"}]}}}}',
-    ),
-    "volume removed": (
-        "patch",
-        STATEFUL,
-        "--type=json",
-        "-p",
-        '[{"op":"remove","path":"/spec/template/spec/topologySpreadConstraints"}]',
-    ),
-    "service port": (
-        "patch",
-        "service/chat",
-        "--type=merge",
-        "-p",
-        '{"spec":{"ports":[{"name":"web","port":8000}]}}',
-    ),
-    "service type": ("patch", "service/chat", "-p", '{"spec":{"type":"NodePort"}}'),
+    "node selector": in_pod('{"nodeSelector":{"disk":"fast"}}'),
+    "toleration": in_pod('{"tolerations":[{"operator":"Exists"}]}'),
+    "volume removed": patch(STATEFUL, SPREAD, "json"),
+    "service port": patch("service/chat", PORTS, "merge"),
+    "service type": patch("service/chat", '{"spec":{"type":"NodePort"}}'),
     "service selector": ("set", "selector", "service/chat", "app=other"),
-    "network policy": (
-        "patch",
-        "networkpolicy/chat",
-        "--type=merge",
-        "-p",
-        '{"spec":{"egress":[],"policyTypes":["Egress"]}}',
-    ),
-    "policy opened": (
-        "patch",
-        "networkpolicy/chat",
-        "--type=merge",
-        "-p",
-        '{"spec":{"ingress":[{}]}}',
-    ),
-    "budget": (
-        "patch",
-        "poddisruptionbudget/chat-decode-cpu",
-        "--type=merge",
-        "-p",
-        '{"spec":{"maxUnavailable":2}}',
-    ),
-    "data changed": ("patch", "configmap/chat-policy", "-p", '{"data":{"policy.yaml":"x"}}'),
-    "data removed": (
-        "patch",
-        "configmap/chat-policy",
-        "--type=json",
-        "-p",
-        '[{"op":"remove","path":"/data"}]',
-    ),
-    "made immutable": ("patch", "configmap/chat-policy", "-p", '{"immutable":true}'),
-    "label changed": (
-        "label",
-        "serviceaccount/chat",
-        "app.kubernetes.io/instance=other",
-        "--overwrite",
-    ),
+    "network policy": patch(POLICY, '{"spec":{"egress":[],"policyTypes":["Egress"]}}', "merge"),
+    "policy opened": patch(POLICY, '{"spec":{"ingress":[{}]}}', "merge"),
+    "budget": patch(BUDGET, '{"spec":{"maxUnavailable":2}}', "merge"),
+    "data changed": patch("configmap/chat-policy", '{"data":{"policy.yaml":"x"}}'),
+    "data removed": patch("configmap/chat-policy", '[{"op":"remove","path":"/data"}]', "json"),
+    "made immutable": patch("configmap/chat-policy", '{"immutable":true}'),
+    "label changed": ("label", "sa/chat", "app.kubernetes.io/instance=other", "--overwrite"),
     "label removed": ("label", "service/chat", "pdcluster.io/cluster-"),
     "our annotation": ("annotate", STATEFUL, "pdcluster.io/applied=x", "--overwrite"),
-    "all managed fields gone": (
-        "patch",
-        STATEFUL,
-        "--type=merge",
-        "-p",
-        '{"metadata":{"managedFields":[{}]}}',
-    ),
+    "no managed fields": patch(STATEFUL, '{"metadata":{"managedFields":[{}]}}', "merge"),
 }
+MORE_PORTS = '{"spec":{"ports":[{"name":"more","port":1234}]}}'
 ADDITIONS = {
     "env": ("set", "env", STATEFUL, "EXTRA=1"),
     "restart": ("rollout", "restart", STATEFUL),
-    "sidecar": (
-        "patch",
-        STATEFUL,
-        "-p",
-        '{"spec":{"template":{"spec":{"containers":[{"name":"side","image":"x"}]}}}}',
-    ),
-    "fields": (
-        "patch",
-        STATEFUL,
-        "-p",
-        '{"spec":{"minReadySeconds":7,"template":{"spec":{"hostIPC":true}}}}',
-    ),
-    "session affinity": ("patch", "service/chat", "-p", '{"spec":{"sessionAffinity":"ClientIP"}}'),
-    "port": (
-        "patch",
-        "service/chat-workers",
-        "-p",
-        '{"spec":{"ports":[{"name":"more","port":1234}]}}',
-    ),
-    "data": ("patch", "configmap/chat-policy", "-p", '{"data":{"other.yaml":"x"}}'),
-    "pull secret": (
-        "patch",
-        "serviceaccount/chat",
-        "-p",
-        '{"imagePullSecrets":[{"name":"registry"}]}',
-    ),
+    "annotation": ("annotate", "service/chat", "example.com/address-pool=public"),
+    "label": ("label", STATEFUL, "team=search"),
+    "sidecar": in_pod('{"containers":[{"name":"side","image":"x"}]}'),
+    "fields": in_pod('{"hostIPC":true}'),
+    "session affinity": patch("service/chat", '{"spec":{"sessionAffinity":"ClientIP"}}'),
+    "port": patch("service/chat-workers", MORE_PORTS),
+    "data": patch("configmap/chat-policy", '{"data":{"other.yaml":"x"}}'),
+    "pull secret": patch("serviceaccount/chat", '{"imagePullSecrets":[{"name":"registry"}]}'),
     "client-side apply": ("apply", "--filename", "-"),
 }
+
+
+async def contents(connection: Connection, namespace: str) -> dict[ObjectName, Body]:
+    return {
+        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
+        for body in await connection.live(namespace)
+    }
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
@@ -206,10 +147,7 @@ async def test_an_edit_by_hand_is_reverted(
 ):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
-    before = {
-        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
-        for body in await connection.live(namespace)
-    }
+    before = await contents(connection, namespace)
     control_plane.kubectl(
         "--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner))
     )
@@ -231,17 +169,11 @@ async def test_what_an_edit_by_hand_adds_is_left(
 ):
     everything = objects.everything(owner)
     await connection.converge(owner, everything)
-    before = {
-        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
-        for body in await connection.live(namespace)
-    }
+    before = await contents(connection, namespace)
     control_plane.kubectl(
         "--namespace", namespace, *edit, input=json.dumps(_another_stateful_set(owner))
     )
-    after = {
-        ObjectName(body["kind"], body["metadata"]["name"]): content(body)
-        for body in await connection.live(namespace)
-    }
+    after = await contents(connection, namespace)
     assert len([name for name in before if before[name] != after[name]]) == 1
     assert await connection.actions(owner, everything) == []
 
@@ -274,25 +206,6 @@ def _another_stateful_set(owner: Body) -> Body:
     )
     del changed["metadata"]["ownerReferences"]
     return changed
-
-
-async def test_what_others_may_add_stays(
-    connection: Connection, owner: Body, kubectl: Callable[..., str]
-):
-    everything = objects.everything(owner)
-    await connection.converge(owner, everything)
-    kubectl("annotate", "service/chat", "example.com/address-pool=public")
-    kubectl("label", STATEFUL, "team=search")
-    kubectl(
-        "patch", "serviceaccount/chat", "-p", '{"imagePullSecrets":[{"name":"worker_records"}]}'
-    )
-    assert await connection.actions(owner, everything) == []
-    # a change of ours keeps it too
-    everything[-4] = objects.ingress_service(owner, revision="89abcdef")
-    await connection.converge(owner, everything)
-    service = await connection.get(SERVICE, owner["metadata"]["namespace"], "chat")
-    assert service["metadata"]["annotations"]["example.com/address-pool"] == "public"
-    assert service["spec"]["selector"]["pdcluster.io/revision"] == "89abcdef"
 
 
 async def test_what_we_no_longer_say_goes(connection: Connection, owner: Body):
@@ -339,18 +252,6 @@ async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(
     assert left == {"Secret"}
 
 
-async def test_an_immutable_config_map_of_other_content_is_made_again(
-    connection: Connection, owner: Body
-):
-    namespace = owner["metadata"]["namespace"]
-    await connection.converge(owner, [objects.engine_config_map(owner, "role: prefill\n")])
-    before = await connection.get(CONFIG_MAP, namespace, objects.WORKLOAD)
-    assert await connection.converge(owner, [objects.engine_config_map(owner)]) == []
-    live = await connection.get(CONFIG_MAP, namespace, objects.WORKLOAD)
-    assert live["data"] == {"engine.yaml": "role: decode\n"}
-    assert live["metadata"]["uid"] != before["metadata"]["uid"]
-
-
 async def test_a_record_cannot_be_edited(
     connection: Connection, owner: Body, kubectl: Callable[..., str]
 ):
@@ -390,33 +291,6 @@ async def test_labels_of_a_record_can_be_changed_whatever_it_holds(
     assert live["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pdcluster-operator"
 
 
-async def test_a_secret_is_written_once_and_again_when_asked(connection: Connection, owner: Body):
-    namespace = owner["metadata"]["namespace"]
-    newer = {**objects.secret(owner), "stringData": {"tls.key": "key"}}
-    await connection.converge(owner, [objects.secret(owner)])
-    await connection.converge(owner, [newer])
-    assert list((await connection.get(SECRET, namespace, "chat-tls"))["data"]) == ["tls.crt"]
-    asked = [ObjectName("Secret", "chat-tls")]
-    await connection.converge(owner, [newer], rewrite=asked)
-    assert (await connection.get(SECRET, namespace, "chat-tls"))["data"] == {"tls.key": "a2V5"}
-    assert await connection.actions(owner, [newer], rewrite=asked) == []
-
-
-async def test_a_scaler_keeps_what_a_user_asked_for(
-    connection: Connection, owner: Body, kubectl: Callable[..., str]
-):
-    namespace = owner["metadata"]["namespace"]
-    await connection.converge(owner, [objects.scaler(owner, replicas=1)])
-    kubectl("scale", "pdps/chat-decode-cpu", "--replicas=4")
-    without = objects.scaler(owner)
-    del without["spec"]["replicas"]
-    assert await connection.actions(owner, [without]) == []
-    await connection.converge(owner, [objects.scaler(owner, replicas=2, seen=2)])
-    live = await connection.get(POOL_SCALER, namespace, "chat-decode-cpu")
-    assert live["spec"]["replicas"] == 2
-    assert live["metadata"]["annotations"] == {SEEN_REPLICAS: "2"}
-
-
 async def test_an_unknown_scaler_is_not_seeded(
     connection: Connection, owner: Body, kubectl: Callable[..., str]
 ):
@@ -446,13 +320,7 @@ async def test_a_child_that_lost_our_labels_is_found_again(
 
 @pytest.mark.parametrize(
     "make",
-    [
-        objects.ingress_service,
-        objects.config_map,
-        objects.stateful_set,
-        objects.secret,
-        objects.scaler,
-    ],
+    [objects.config_map, objects.secret, objects.scaler],
 )
 async def test_an_object_of_another_owner_is_not_touched(
     connection: Connection,

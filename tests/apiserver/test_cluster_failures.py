@@ -73,17 +73,6 @@ async def test_the_certificate_has_to_be_of_the_name_in_the_kubeconfig(
                 await asked
 
 
-async def test_nothing_is_deleted_while_the_service_is_not_as_it_should_be(
-    little_rights: Path, connection: Connection, owner: Body, namespace: str
-):
-    await connection.converge(owner, [objects.config_map(owner)])
-    live = await connection.live(namespace)
-    async with connected(little_rights) as limited:
-        failures = await limited.converge_knowing(owner, [objects.ingress_service(owner)], live)
-    assert [failure.object for failure in failures] == ["Service chat"]
-    assert await connection.get(CONFIG_MAP, namespace, "chat-policy")
-
-
 async def test_a_used_up_quota_is_reported_with_its_name(
     connection: Connection, owner: Body, control_plane: ControlPlane, namespace: str
 ):

@@ -7,8 +7,12 @@ import pytest
 
 from pdcluster_api.apiserver.kinds import EVENT, PDCLUSTER, POOL_SCALER
 from pdcluster_api.plan.result import PlannedEvent
-from pdcluster_operator.reconcile.statuses import write_status
-from pdcluster_operator.writes.events import MAX_REMEMBERED, PERIOD_SECONDS, EventRecorder
+from pdcluster_operator.reconcile.statuses import (
+    MAX_REMEMBERED,
+    PERIOD_SECONDS,
+    EventRecorder,
+    write_status,
+)
 from tests.apiserver import cluster_objects as objects
 from tests.apiserver.cluster_client import Connection, connected
 from tests.apiserver.control_plane import ControlPlane

@@ -68,24 +68,6 @@ def again_and_again(work: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def test_what_another_controller_adds_is_left_to_it(scene: Scene, operator: OperatorProcess):
-    operator.await_resyncs(1)
-    writes = operator.num_writes()
-    with rival(
-        scene, loadBalancerIP="10.9.9.9", externalIPs=["10.9.9.8"], sessionAffinity="ClientIP"
-    ):
-        operator.await_resyncs(3)
-    assert operator.num_writes() == writes
-    service = scene.api.get(scene.path("Service", scene.name))
-    assert service is not None
-    assert (service["spec"]["loadBalancerIP"], service["spec"]["externalIPs"]) == (
-        "10.9.9.9",
-        ["10.9.9.8"],
-    )
-    assert service["spec"]["sessionAffinity"] == "ClientIP"
-    assert scene.condition("Ready")["status"] == "True"
-
-
 def test_a_fight_over_our_fields_ends_in_a_failure_that_names_the_other(
     scene: Scene, operator: OperatorProcess
 ):

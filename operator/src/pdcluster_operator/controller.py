@@ -26,10 +26,10 @@ from pdcluster_operator.reconcile.metrics import AutoscaleMetrics, ControllerMet
 from pdcluster_operator.reconcile.pod_faults import FailedCreates, PodFaults
 from pdcluster_operator.reconcile.reconciler import Reconciler
 from pdcluster_operator.reconcile.session import Session, Sessions
+from pdcluster_operator.reconcile.statuses import EventRecorder
 from pdcluster_operator.reconcile.verification import VerificationContext, VerificationRunner
 from pdcluster_operator.scrape.scraper import ScrapeMetrics, Scraper
 from pdcluster_operator.scrape.windows import Windows
-from pdcluster_operator.writes.events import EventRecorder
 from pdcluster_schema.ports import HTTP_PORT
 
 logger = logging.getLogger(__name__)

@@ -143,12 +143,10 @@ def _since(body: Body) -> str | None:
 
 def pod_problem(body: Body, hints: Hints = FOR_WORKERS) -> Problem | None:
     """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
-    if (
-        body["metadata"].get("deletionTimestamp")
-        or _condition(body, "Ready").get("status") == "True"
-    ):
+    is_ready = _condition(body, "Ready").get("status") == "True"
+    if body["metadata"].get("deletionTimestamp") or is_ready:
         return None
-    found = _not_placed(body, hints) or _put_out(body) or _first_problem(body, hints)
+    found = _not_placed(body, hints) or _given_up(body) or _first_problem(body, hints)
     return found and Problem(found.reason, f"pod {body['metadata']['name']}: {found.message}")
 
 
@@ -156,97 +154,68 @@ def _not_placed(body: Body, hints: Hints) -> Problem | None:
     placed = _condition(body, "PodScheduled")
     if placed.get("status") != "False":
         return None
-    if placed.get("reason") == "SchedulingGated":
-        return Problem(
-            conditions.UNSCHEDULABLE,
-            "a scheduling gate holds it back; its owner (a queue, an admission webhook) must lift "
-            "it",
-        )
     cause = _short(placed.get("message", "")) or "the scheduler found no node"
-    return Problem(
-        conditions.UNSCHEDULABLE,
-        f"no node takes it: {cause}; add or free nodes, or {hints.scheduling}",
-    )
+    message = f"no node takes it: {cause}; add or free nodes, or {hints.scheduling}"
+    if placed.get("reason") == "SchedulingGated":
+        holder = "its owner (a queue, an admission webhook) must lift it"
+        message = f"a scheduling gate holds it back; {holder}"
+    return Problem(conditions.UNSCHEDULABLE, message)
 
 
-def _put_out(body: Body) -> Problem | None:
+def _given_up(body: Body) -> Problem | None:
     """A pod that the node gave up (evicted, out of a resource); its StatefulSet makes another."""
     status = body.get("status") or {}
-    if status.get("phase") != "Failed" or not status.get("reason"):
+    reason, cause = status.get("reason"), _short(status.get("message", ""))
+    if status.get("phase") != "Failed" or not reason:
         return None
-    return Problem(
-        conditions.UNSCHEDULABLE,
-        (
-            f"its node gave it up ({status['reason']}): {_short(status.get('message', ''))}; look "
-            "at that node"
-        ),
-    )
+    message = f"its node gave it up ({reason}): {cause}; look at that node"
+    return Problem(conditions.UNSCHEDULABLE, message)
 
 
 def _first_problem(body: Body, hints: Hints) -> Problem | None:
-    status = body.get("status") or {}
-    containers = [*(status.get("initContainerStatuses") or ()), *_statuses(body)]
-    images = {entry["name"]: entry.get("image", "") for entry in _containers(body)}
+    status, spec = body.get("status") or {}, body.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    images = {entry["name"]: entry.get("image", "") for entry in containers}
     since = _condition(body, "Ready").get("lastTransitionTime")
-    return next(
-        (
-            found
-            for entry in containers
-            if (found := _container_problem(entry, images.get(entry["name"], ""), hints, since))
-        ),
-        None,
-    )
+    for entry in (*(status.get("initContainerStatuses") or ()), *_statuses(body)):
+        image = images.get(entry["name"]) or entry.get("image", "")
+        found = _container_problem(entry, image, hints, since)
+        if found is not None:
+            return found
+    return None
 
 
 def _statuses(body: Body) -> Iterable[Body]:
     return (body.get("status") or {}).get("containerStatuses") or ()
 
 
-def _containers(body: Body) -> Iterable[Body]:
-    spec = body.get("spec") or {}
-    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-
-
 def _container_problem(entry: Body, image: str, hints: Hints, since: str | None) -> Problem | None:
     """Problem of one container.  since: when the pod became unready; None = that is not known."""
-    is_engine = entry["name"] == ENGINE
+    name, state = entry["name"], entry.get("state") or {}
+    is_engine = name == ENGINE
     hints = FOR_ENGINES if is_engine else hints
-    state = entry.get("state") or {}
     waiting, running = state.get("waiting") or {}, "running" in state
-    reason = waiting.get("reason", "")
+    reason, detail = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE_REASONS:
-        return Problem(
-            conditions.IMAGE_NOT_PULLED,
-            _image_message(
-                reason, waiting.get("message", ""), image or entry.get("image", ""), hints
-            ),
-        )
+        return Problem(conditions.IMAGE_NOT_PULLED, _image_message(reason, detail, image, hints))
     if reason in _REFUSED_REASONS:
-        detail = _short(waiting.get("message", "")) or reason
-        return Problem(
-            conditions.CONFIGURATION_REFUSED,
-            f"container {entry['name']} cannot be started: {detail}; make what is missing, or "
-            "correct its name",
-        )
+        cause = f"container {name} cannot be started: {_short(detail) or reason}"
+        message = f"{cause}; make what is missing, or correct its name"
+        return Problem(conditions.CONFIGURATION_REFUSED, message)
     ended = latest_end(entry, since)
-    if entry["name"] == FETCH:
+    if name == FETCH:
         return _fetch_problem(ended, is_running=running)
+    code = ended.get("exitCode")
     if (
         # an engine that runs counts as ready, and may be loading to fail again
         (entry.get("ready") and not is_engine)
         or not ended
         # vLLM ends with status 0 when the process that computes has died
-        or (ended.get("exitCode") == 0 and not is_engine and reason != BACK_OFF)
+        or (code == 0 and not is_engine and reason != BACK_OFF)
     ):
         return None
-    if not _is_refusal(entry["name"], ended) and not keeps_crashing(entry, since):
-        return None
-    return _crash(entry["name"], ended, hints)
-
-
-def _is_refusal(container: str, ended: Body) -> bool:
-    code = ended.get("exitCode")
-    return code == WRONG_SETTING or (code == NO_DEVICE and container == WORKER)
+    is_refusal = code == WRONG_SETTING or (code == NO_DEVICE and name == WORKER)
+    return _crash(name, ended, hints) if is_refusal or keeps_crashing(entry, since) else None
 
 
 def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
@@ -255,60 +224,45 @@ def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
         return f"{name} is not the name of an image; correct {hints.name}"
     detail = _short(_PULL_PREFIX.sub("", message))
     cause = f" ({detail})" if detail else ""
-    return (
-        f"{name} cannot be pulled{cause}; check {hints.pull}, and that the node reaches the "
-        "registry"
-    )
+    check = f"check {hints.pull}, and that the node reaches the registry"
+    return f"{name} cannot be pulled{cause}; {check}"
 
 
 def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
-    failed = bool(ended) and ended.get("exitCode") != 0
-    if is_running and not (failed and ended.get("exitCode") == WRONG_SETTING):
-        return Problem(
-            conditions.DOWNLOADING_MODEL,
-            f"the model is being downloaded; `kubectl logs -c {FETCH}` shows how far it is",
-        )
-    if not failed:
+    code = ended.get("exitCode")
+    has_failed = bool(ended) and code != 0
+    if is_running and not (has_failed and code == WRONG_SETTING):
+        shown = f"`kubectl logs -c {FETCH}` shows how far it is"
+        message = f"the model is being downloaded; {shown}"
+        return Problem(conditions.DOWNLOADING_MODEL, message)
+    if not has_failed:
         return None
-    cause = (
-        _short(termination_message(ended.get("message", "")))
-        or f"exit status {ended.get('exitCode')}"
-    )
-    return Problem(
-        conditions.MODEL_NOT_DOWNLOADED,
-        f"the model is not downloaded: {cause}; check spec.model.huggingFace and the node's way to "
-        "the hub",
-    )
+    cause = _short(termination_message(ended.get("message", ""))) or f"exit status {code}"
+    check = "check spec.model.huggingFace and the node's way to the hub"
+    message = f"the model is not downloaded: {cause}; {check}"
+    return Problem(conditions.MODEL_NOT_DOWNLOADED, message)
 
 
 def _crash(container: str, ended: Body, hints: Hints) -> Problem:
     if ended.get("reason") == "OOMKilled":
-        return Problem(
-            conditions.CRASH_LOOPING,
-            f"container {container} used more memory than its limit and was killed; {hints.memory}",
-        )
+        message = f"container {container} used more memory than its limit and was killed"
+        return Problem(conditions.CRASH_LOOPING, f"{message}; {hints.memory}")
     left, code = ended.get("message", ""), ended.get("exitCode")
     cause = _short(first_error(left) if container == ENGINE else termination_message(left))
+    shown = cause or "see its log"
     if code == WRONG_SETTING and container == ENGINE:
-        refused = "the engine refuses its command line"
         fix = "correct engine.args, or the field that the flag stands for"
-        return Problem(
-            conditions.CONFIGURATION_REFUSED, f"{refused}: {cause or 'see its log'}; {fix}"
-        )
+        message = f"the engine refuses its command line: {shown}; {fix}"
+        return Problem(conditions.CONFIGURATION_REFUSED, message)
     if code == WRONG_SETTING and container == WORKER:
-        return Problem(
-            conditions.CONFIGURATION_REFUSED,
-            f"the worker refuses its settings: {cause or 'see its log'}; correct the spec",
-        )
+        message = f"the worker refuses its settings: {shown}; correct the spec"
+        return Problem(conditions.CONFIGURATION_REFUSED, message)
     if code == NO_DEVICE and container == WORKER:
-        missing = "the worker has not the device that it should compute on"
-        return Problem(conditions.ACCELERATOR_UNUSABLE, f"{missing}: {cause or 'see its log'}")
-    detail = f": {cause}" if cause else ""
-    return Problem(
-        conditions.CRASH_LOOPING,
-        f"container {container} ends with exit status {code}{detail}; `kubectl logs -p -c "
-        f"{container}` shows more",
-    )
+        message = f"the worker has not the device that it should compute on: {shown}"
+        return Problem(conditions.ACCELERATOR_UNUSABLE, message)
+    ends = f"container {container} ends with exit status {code}" + (f": {cause}" if cause else "")
+    message = f"{ends}; `kubectl logs -p -c {container}` shows more"
+    return Problem(conditions.CRASH_LOOPING, message)
 
 
 def _short(message: str) -> str:

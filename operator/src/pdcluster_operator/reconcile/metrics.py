@@ -29,11 +29,11 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 class ControllerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.queue_depth = Gauge(
-            "pdcluster_operator_queue_depth",
-            "PDClusters that wait to be reconciled.",
-            registry=registry,
-        )
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"pdcluster_operator_{name}", text, labels, registry=registry)
+
+        cluster = ("namespace", "pdcluster")
+        self.queue_depth = gauge("queue_depth", "PDClusters that wait to be reconciled.")
         self.reconcile_seconds = Histogram(
             "pdcluster_operator_reconcile_seconds",
             "Seconds to reconcile one PDCluster: look, plan, act and report.",
@@ -45,38 +45,26 @@ class ControllerMetrics:
             "Reconciles that ended with an exception.",
             registry=registry,
         )
-        self.is_leader = Gauge(
-            "pdcluster_operator_is_leader", "1 while this replica leads.", registry=registry
-        )
-        self.pdclusters = Gauge(
-            "pdcluster_operator_pdclusters",
-            "PDClusters by status of their Ready condition.",
-            ["ready"],
-            registry=registry,
-        )
+        self.is_leader = gauge("is_leader", "1 while this replica leads.")
+        by_ready = "PDClusters by status of their Ready condition."
+        self.pdclusters = gauge("pdclusters", by_ready, ["ready"])
         for value in ("True", "False", "Unknown"):
             self.pdclusters.labels(value)
-        self._add_gauges_of_clusters(registry)
-
-    def _add_gauges_of_clusters(self, registry: CollectorRegistry) -> None:
         self.drains_cut = Counter(
             "pdcluster_operator_drains_cut",
             "Workers that were scaled away before they had drained, because "
             "rollout.drainTimeoutSeconds was over.",
-            ["namespace", "pdcluster"],
+            cluster,
             registry=registry,
         )
-        self._serving = Gauge(
-            "pdcluster_operator_serving_replicas",
-            "Workers that should answer requests now, by role.",
-            ["namespace", "pdcluster", "role"],
-            registry=registry,
-        )
-        self._slo = Gauge(
-            "pdcluster_operator_slo_seconds",
-            "Latency objectives of spec.qos.slo, ttft and tpot; 0 = none.",
-            ["namespace", "pdcluster", "objective"],
-            registry=registry,
+        serving = "Workers that should answer requests now, by role."
+        self._serving = gauge("serving_replicas", serving, [*cluster, "role"])
+        slo = "Latency objectives of spec.qos.slo, ttft and tpot; 0 = none."
+        self._slo = gauge("slo_seconds", slo, [*cluster, "objective"])
+        self._certificates = gauge(
+            "certificate_expiry_timestamp_seconds",
+            "Time when the certificate ends by which the workers of a PDCluster know each other.",
+            cluster,
         )
         self._verified_rate = _ClusterGauge(
             "pdcluster_operator_kv_transfer_verified_bytes_per_second",
@@ -90,12 +78,6 @@ class ControllerMetrics:
             "Unknown.",
             ["type", "reason"],
             registry,
-        )
-        self._certificates = Gauge(
-            "pdcluster_operator_certificate_expiry_timestamp_seconds",
-            "Time when the certificate ends by which the workers of a PDCluster know each other.",
-            ["namespace", "pdcluster"],
-            registry=registry,
         )
 
     def show_ready(self, before: str | None, after: str | None) -> None:
@@ -120,21 +102,18 @@ class ControllerMetrics:
             if each.get("type") in SHOWN and each.get("status") in ("True", "False")
         }
         self._conditions.show(key, shown.items())
-        self._show_transfers(key, previous)
-
-    def show_certificates(self, key: Key, ends: datetime | None) -> None:
-        if ends is None:
-            self._certificates.remove(*key)
-        else:
-            self._certificates.labels(*key).set(ends.timestamp())
-
-    def _show_transfers(self, key: Key, previous: Previous) -> None:
         rates = {
             (pair["prefill"], pair["decode"], pair.get("transport", "")): pair["bytesPerSecond"]
             for pair in previous.mapping(FIELD).get("pairs", ())
             if "bytesPerSecond" in pair
         }
         self._verified_rate.show(key, rates.items())
+
+    def show_certificates(self, key: Key, ends: datetime | None) -> None:
+        if ends is None:
+            self._certificates.remove(*key)
+        else:
+            self._certificates.labels(*key).set(ends.timestamp())
 
     def forget(self, key: Key) -> None:
         self.drains_cut.remove(*key)

@@ -26,7 +26,7 @@ from pdcluster_operator.reconcile.observation import (
     refresh_records,
 )
 from pdcluster_operator.reconcile.session import Session, Sessions
-from pdcluster_operator.writes.events import EventRecorder
+from pdcluster_operator.reconcile.statuses import EventRecorder
 from pdcluster_schema import conditions
 from pdcluster_schema.faults import InvalidObjectError
 

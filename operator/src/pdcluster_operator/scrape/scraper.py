@@ -16,7 +16,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from yarl import URL
 
-from pdcluster_api.plan.autoscale.values import WorkerSample
 from pdcluster_operator.scrape.page import (
     ClusterKey,
     MetricsPage,
@@ -97,7 +96,21 @@ class ScrapeMetrics(Collector):
         self._misses.remove_by_labels({"namespace": cluster[0], "pdcluster": cluster[1]})
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        ages, workers, numbers = _families()
+        ages = GaugeMetricFamily(
+            f"{_PREFIX}sample_age_seconds",
+            "Time since a worker of the pool that stays gave good numbers.",
+            labels=_POOL,
+        )
+        workers = GaugeMetricFamily(
+            f"{_PREFIX}scraped_workers",
+            "Ready workers of the pool that stay: fresh ones count, stale ones have missed too "
+            "many scrapes.",
+            labels=(*_POOL, "state"),
+        )
+        numbers = {
+            name: GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
+            for name, (_, text) in _NUMBERS.items()
+        }
         for windows in self._windows():
             for pool, sample in windows.newest().items():
                 labels = (*windows.cluster, *pool)
@@ -109,37 +122,13 @@ class ScrapeMetrics(Collector):
                 stale = [pod for pod in sample.stale if pod not in windows.leaving]
                 workers.add_metric((*labels, "stale"), len(stale))
                 for name, family in numbers.items():
-                    _add(family, labels, name, sample.workers if name in _OF_ALL else staying)
+                    found = sample.workers if name in _OF_ALL else staying
+                    if found:  # of a pool without a fresh worker none: 0 would mean idle
+                        over, _ = _NUMBERS[name]
+                        family.add_metric(labels, over([getattr(each, name) for each in found]))
         yield ages
         yield workers
         yield from numbers.values()
-
-
-def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily, dict[str, GaugeMetricFamily]]:
-    ages = GaugeMetricFamily(
-        f"{_PREFIX}sample_age_seconds",
-        "Time since a worker of the pool that stays gave good numbers.",
-        labels=_POOL,
-    )
-    text = (
-        "Ready workers of the pool that stay: fresh ones count, stale ones have missed too many "
-        "scrapes."
-    )
-    workers = GaugeMetricFamily(f"{_PREFIX}scraped_workers", text, labels=(*_POOL, "state"))
-    numbers = {
-        name: GaugeMetricFamily(_PREFIX + name, text, labels=_POOL)
-        for name, (_, text) in _NUMBERS.items()
-    }
-    return ages, workers, numbers
-
-
-def _add(
-    family: GaugeMetricFamily, labels: Sequence[str], name: str, workers: Sequence[WorkerSample]
-) -> None:
-    """Add a number of a pool; none where it has no fresh worker: 0 would mean idle."""
-    over, _ = _NUMBERS[name]
-    if workers:
-        family.add_metric(labels, over([getattr(worker, name) for worker in workers]))
 
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Writes to the API server: children where they differ, the status, and Events."""
+"""Writes of children to the API server, by server-side apply where they differ."""

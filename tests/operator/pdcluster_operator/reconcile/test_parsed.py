@@ -3,7 +3,7 @@
 import pytest
 
 from pdcluster_api.apiserver.observe import Live
-from pdcluster_operator.reconcile.observation import MAX_PARSED, ParsedClusters
+from pdcluster_operator.reconcile.observation import ParsedClusters
 from pdcluster_schema.faults import InvalidObjectError
 from tests.operator.bodies import cluster
 
@@ -23,17 +23,6 @@ def test_an_object_is_parsed_once_a_generation():
     assert parsed.of(live()) is first
     assert parsed.of(live(generation=2, name="other")).spec.model.name == "other"
     assert parsed.of(live(uid="another", name="third")).spec.model.name == "third"
-
-
-def test_those_that_were_asked_for_last_are_kept():
-    parsed = ParsedClusters()
-    first, second = parsed.of(live("first")), parsed.of(live("second"))
-    for number in range(MAX_PARSED - 2):
-        parsed.of(live(str(number)))
-    assert parsed.of(live("first")) is first
-    parsed.of(live("one more"))
-    assert parsed.of(live("first")) is first
-    assert parsed.of(live("second")) is not second
 
 
 def test_one_that_is_wrong_is_no_reason_to_forget_another():

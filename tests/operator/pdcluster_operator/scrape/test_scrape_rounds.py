@@ -95,71 +95,6 @@ async def two_scraped(clock: FakeClock) -> AsyncIterator[tuple[FakeProcess, Work
         yield process, second
 
 
-async def test_rounds_fill_the_window(clock: FakeClock):
-    worker = WorkerPages()
-    async with (
-        WorkerServer(serves(lambda: http(worker.text()))) as server,
-        Scraper(clock=clock) as scraper,
-    ):
-        process = FakeProcess(scraper, clock)
-        await process.run([server.target()], 3)
-        worker.serve(requests=3)
-        clock.now += 2.0
-        await process.run([server.target()], 3)
-
-        first, second = process.windows.pools()[KEY]
-    assert first.workers[0].request_rate is None
-    assert second.workers[0].request_rate == 1.5
-    assert second.workers[0].time_to_first_token_seconds == 0.5
-
-
-async def test_restarted_worker_has_no_rate_for_one_round(clock: FakeClock):
-    """On the same address, with counters that soon were larger than before."""
-    lives = [WorkerPages(), WorkerPages()]
-    lives[0].serve(requests=2)
-    lives[1].serve(requests=5)
-    async with Scraper(clock=clock) as scraper:
-        process = FakeProcess(scraper, clock)
-        async with WorkerServer(serves(lambda: http(lives[0].text()))) as first:
-            target = first.target()
-            await several(process, clock, target, 2)
-        await several(process, clock, target, 1)
-        async with WorkerServer(serves(lambda: http(lives[1].text())), port=first.port):
-            await several(process, clock, target, 2)
-        samples = process.windows.pools()[KEY]
-
-    assert [worker.request_rate for sample in samples for worker in sample.workers] == [
-        None,
-        0.0,
-        0.0,
-        None,
-        0.0,
-    ]
-
-
-async def test_replaced_pod_is_another_worker(clock: FakeClock):
-    """The same name at another address, with larger counters and no time of creation."""
-    old, new = WorkerPages(), WorkerPages()
-    old.serve(requests=1)
-    new.serve(requests=9)
-    pages = [
-        b"".join(line for line in p.text().splitlines(keepends=True) if b"_created" not in line)
-        for p in (old, new)
-    ]
-    async with (
-        WorkerServer(sends(http(pages[0]))) as first,
-        WorkerServer(sends(http(pages[1]))) as second,
-        Scraper(clock=clock) as scraper,
-    ):
-        process = FakeProcess(scraper, clock)
-        for server in (first, second, second):
-            await process.run([server.target("p-0")], 3)
-            clock.now += 5.0
-        samples = process.windows.pools()[KEY]
-
-    assert [sample.workers[0].request_rate for sample in samples] == [None, None, 0.0]
-
-
 async def test_what_was_seen_is_exported(clock: FakeClock):
     async with two_scraped(clock) as (process, _):
         names = (
@@ -294,12 +229,3 @@ async def test_cancelled_round_leaves_the_window_as_it_was(clock: FakeClock, wai
         with pytest.raises(asyncio.CancelledError):
             await running
         assert process.windows.pools() == before
-
-
-async def several(
-    process: FakeProcess, clock: FakeClock, target: ScrapeTarget, number: int
-) -> None:
-    """Rounds of one worker, 5 s apart."""
-    for _ in range(number):
-        clock.now += 5.0
-        await process.run([target], 3)

@@ -4,7 +4,6 @@ open.
 
 import asyncio
 import gzip
-import re
 import socket
 from contextlib import AsyncExitStack
 
@@ -21,7 +20,6 @@ from tests.operator.pdcluster_operator.scrape.worker_servers import (
     http,
     sends,
     sends_endlessly,
-    serves,
 )
 from tests.worker_pages import WorkerPages, changed
 
@@ -60,51 +58,68 @@ async def test_page_may_come_in_pieces_without_a_length():
     )
 
 
+OK = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = b"x" * 65536
+MISSES = {
+    Reason.BAD_PAGE: {
+        "sign-in": sends(http(b"<html>sign in</html>\n")),
+        "half a page": sends(http(PAGE[: PAGE.index(b"pdcluster_engine_busy_ratio") + 10])),
+        "no number": sends(http(changed(PAGE, {"pdcluster_engine_busy_ratio": "NaN"}))),
+        # else a small answer could fill the memory
+        "packed": sends(http(gzip.compress(PAGE), headers="Content-Encoding: gzip\r\n")),
+    },
+    Reason.STATUS: {
+        "500": sends(http(b"", status="500 Internal Server Error")),
+        "204": sends(http(b"", status="204 No Content")),
+        "endless": sends_endlessly(b"HTTP/1.1 503 Busy\r\n\r\n", ENDLESS),
+    },
+    Reason.BROKEN: {
+        repr(answer[:40]): sends(answer, then_closes=True)
+        for answer in (
+            b"",
+            b"\x00\xff\xfe" * 100,
+            b"HTTP/1.1 20",
+            b"HTTP/1.1 999999 OK\r\n\r\n",
+            OK + b"Content-Length: 100000\r\n\r\n" + PAGE,
+            OK + b"Content-Length: -1\r\n\r\n" + PAGE,
+            OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + PAGE,
+            OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello",
+            OK + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+            OK + b"no colon\r\n\r\n",
+        )
+    },
+    Reason.TIMEOUT: {
+        "silent": hangs_after(),
+        "half": hangs_after(OK + b"Content-Length: 999\r\n\r\n" + PAGE[:500]),
+        "dripping": sends_endlessly(OK + b"X: y\r\n", b""),
+    },
+    Reason.TOO_LARGE: {
+        "endless": sends_endlessly(OK + b"\r\n", ENDLESS),
+        "long": sends_endlessly(OK + b"Content-Length: 1000000000000\r\n\r\n", ENDLESS),
+    },
+}
+
+
 @pytest.mark.parametrize(
-    ("page", "message"),
-    [
-        (b"<html>sign in</html>\n", "it lacks pdcluster_num_requests_running"),
-        (
-            PAGE[: PAGE.index(b"pdcluster_engine_busy_ratio") + 10],
-            "it ends in the middle of a line",
-        ),
-        (b"", "it ends in the middle of a line"),
-        (
-            changed(PAGE, {"pdcluster_engine_busy_ratio": "NaN"}),
-            "pdcluster_engine_busy_ratio is no number: b'NaN'",
-        ),
-        (
-            changed(PAGE, {"pdcluster_prompt_tokens_total": "-5"}),
-            "pdcluster_prompt_tokens_total is negative: -5",
-        ),
-        (gzip.compress(PAGE), "it ends in the middle of a line|it lacks"),
-    ],
+    ("reason", "behaviour"),
+    [(reason, each) for reason, cases in MISSES.items() for each in cases.values()],
+    ids=[f"{reason} {name}" for reason, cases in MISSES.items() for name in cases],
 )
-async def test_page_that_is_wrong_is_a_miss(page: bytes, message: str):
-    result = await scrape_one(sends(http(page)))
-
+async def test_bad_answer_is_a_miss_with_its_reason(reason: Reason, behaviour: Behaviour):
+    result = await scrape_one(behaviour, SOON if reason is Reason.TIMEOUT else PATIENT)
     assert isinstance(result, Miss)
-    assert result.reason is Reason.BAD_PAGE
-    assert re.search(message, result.message)
+    assert result.reason is reason
+    assert len(result.message) < 300
+    assert result.message.isprintable()
 
 
-async def test_compressed_page_is_not_unpacked():
-    """Else a small answer could fill the memory."""
-    result = await scrape_one(
-        sends(http(gzip.compress(PAGE), headers="Content-Encoding: gzip\r\n"))
-    )
-
-    assert isinstance(result, Miss)
-    assert result.reason is Reason.BAD_PAGE
-
-
-@pytest.mark.parametrize(
-    "status", ["500 Internal Server Error", "404 Not Found", "204 No Content", "302 Found"]
-)
-async def test_other_status_is_a_miss(status: str):
-    result = await scrape_one(sends(http(b"", status=status, headers="Location: /elsewhere\r\n")))
-
-    assert result == Miss(Reason.STATUS, f"it answered with status {status[:3]} instead of 200")
+@pytest.mark.parametrize("closes", [False, True])
+async def test_connections_are_kept_and_made_again_where_the_worker_closed_them(closes: bool):
+    async with WorkerServer(sends(http(PAGE), then_closes=closes)) as server, Scraper() as scraper:
+        for _ in range(3):
+            [answer] = await scraper.scrape([server.target()])
+            assert isinstance(answer.result, MetricsPage)
+        assert server.num_connections == (3 if closes else 1)
 
 
 async def test_redirect_is_not_followed():
@@ -116,49 +131,6 @@ async def test_redirect_is_not_followed():
         )
         assert isinstance(await scrape_one(sends(away)), Miss)
     assert other.num_connections == 0
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"garbage\r\n\r\n",
-        b"\x00\xff\xfe" * 100,
-        b"HTTP/1.1 20",
-        b"HTTP/1.1 999999 OK\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + PAGE,
-        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n" + PAGE,
-        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n" + PAGE,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + PAGE,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello",
-        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
-    ],
-)
-async def test_answer_that_is_no_http_is_a_miss(answer: bytes):
-    result = await scrape_one(sends(answer, then_closes=True))
-
-    assert isinstance(result, Miss)
-    assert result.reason is Reason.BROKEN
-    assert len(result.message) < 300
-    assert result.message.isprintable()
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + PAGE[:500]],
-)
-async def test_worker_that_hangs_is_a_miss(sent: bytes):
-    assert await scrape_one(hangs_after(sent), SOON) == Miss(
-        Reason.TIMEOUT, "no whole answer within 0.2 s"
-    )
-
-
-async def test_worker_that_drips_is_a_miss():
-    result = await scrape_one(sends_endlessly(b"HTTP/1.1 200 OK\r\nX: y\r\n", b""), SOON)
-
-    assert isinstance(result, Miss)
-    assert result.reason is Reason.TIMEOUT
 
 
 async def test_refused_connection_is_a_miss():
@@ -212,16 +184,6 @@ async def test_ipv6_address_is_scraped():
     assert isinstance(got.result, MetricsPage)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"],
-)
-async def test_huge_page_is_not_read_to_its_end(head: bytes):
-    result = await scrape_one(sends_endlessly(head, b"x" * 65536))
-
-    assert result == Miss(Reason.TOO_LARGE, "its page has more than 262144 bytes")
-
-
 async def test_page_at_the_limit_is_read():
     limit = 64 * 1024
     page = PAGE + b"\n" * (limit - len(PAGE))
@@ -232,13 +194,6 @@ async def test_page_at_the_limit_is_read():
     assert isinstance(
         await scrape_one(sends(http(page + b"\n")), ScrapeLimits(page_bytes=limit)), Miss
     )
-
-
-async def test_error_page_without_end_is_not_waited_for():
-    result = await scrape_one(sends_endlessly(b"HTTP/1.1 503 Busy\r\n\r\n", b"x" * 65536))
-
-    assert isinstance(result, Miss)
-    assert result.reason is Reason.STATUS
 
 
 async def test_bad_workers_cost_the_good_ones_nothing():
@@ -268,22 +223,6 @@ async def test_bad_workers_cost_the_good_ones_nothing():
         False,
         True,
     ]
-
-
-async def test_connections_are_kept():
-    async with WorkerServer(sends(http(PAGE))) as server, Scraper() as scraper:
-        for _ in range(3):
-            [answer] = await scraper.scrape([server.target()])
-            assert isinstance(answer.result, MetricsPage)
-        assert server.num_connections == 1
-
-
-async def test_kept_connection_that_the_worker_closed_is_made_again():
-    async with WorkerServer(sends(http(PAGE), then_closes=True)) as server, Scraper() as scraper:
-        for _ in range(3):
-            [answer] = await scraper.scrape([server.target()])
-            assert isinstance(answer.result, MetricsPage)
-        assert server.num_connections == 3
 
 
 async def test_no_more_at_once_than_the_limit_over_all_calls(wait_until):
@@ -365,24 +304,6 @@ async def test_cancelled_round_leaves_nothing_open(wait_until):
     await wait_until(
         lambda: num_sockets() <= before, "leaving the scraper closes kept connections too"
     )
-
-
-async def test_scraper_makes_a_new_page_for_each_request():
-    worker = WorkerPages()
-    async with WorkerServer(serves(lambda: http(worker.text()))) as server, Scraper() as scraper:
-        [first] = await scraper.scrape([server.target()])
-        worker.serve(requests=2)
-        [second] = await scraper.scrape([server.target()])
-
-    assert isinstance(first.result, MetricsPage)
-    assert isinstance(second.result, MetricsPage)
-    assert second.result.prompt_tokens_total - first.result.prompt_tokens_total == 200
-    assert second.at > first.at
-
-
-async def test_nothing_to_scrape_is_no_answer():
-    async with Scraper() as scraper:
-        assert await scraper.scrape([]) == []
 
 
 def num_sockets() -> int:

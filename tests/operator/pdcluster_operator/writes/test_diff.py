@@ -39,22 +39,6 @@ def verbs(desired: list[Manifest], live: list[Manifest], **options: Any) -> list
     return [(action.verb, str(action)) for action in diff(UID, desired, live, **options)]
 
 
-def test_converge_makes_everything_in_order():
-    made = [action.kind.name for action in diff(UID, objects.everything(OWNER), [])]
-    assert made == [
-        *(
-            "ServiceAccount",
-            "Secret",
-            "ConfigMap",
-            "ConfigMap",
-            "ControllerRevision",
-            "NetworkPolicy",
-            "PodDisruptionBudget",
-        ),
-        *("PDPoolScaler", "StatefulSet", "StatefulSet", "Service", "Service"),
-    ]
-
-
 def test_stages_keep_the_order_that_matters():
     made = [
         sorted({action.kind.name for action in stage})
@@ -133,11 +117,6 @@ def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_
     assert [(action.verb, action.foreground) for action in diff(UID, [manifest], [live])] == made
 
 
-def test_converge_does_nothing_where_all_is_as_it_should_be():
-    everything = objects.everything(OWNER)
-    assert verbs(everything, [as_applied(manifest) for manifest in everything]) == []
-
-
 def test_converge_deletes_what_is_ours_and_not_wanted_stateful_sets_first():
     everything = [as_applied(manifest) for manifest in objects.everything(OWNER)]
     deleted = verbs([], everything)
@@ -203,14 +182,6 @@ def test_converge_applies_changed_content_to_that_very_object():
         "live-uid",
         {"policy.yaml": "new"},
     )
-
-
-def test_converge_leaves_what_others_added():
-    body = as_applied(objects.stateful_set(OWNER))
-    body["metadata"]["managedFields"].append(
-        {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:paused": {}}}}
-    )
-    assert verbs([objects.stateful_set(OWNER)], [body]) == []
 
 
 def test_converge_replaces_an_immutable_config_map_with_other_content():

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pdcluster_api.plan.result import PlannedEvent
-from pdcluster_operator.writes.events import MAX_NOTE_BYTES, event_object
+from pdcluster_operator.reconcile.statuses import MAX_NOTE_BYTES, event_object
 
 ABOUT = {
     "apiVersion": "pdcluster.io/v1alpha1",
