@@ -34,26 +34,19 @@ _CONNECTION = re.compile(rb"\r\n(?:connection|keep-alive)[ \t]*:[^\r]*", re.IGNO
 class ResponseSink(Protocol):
     """Implemented by `client_connection.ClientConnection`.
 
-    closes: the answer is the last of its connection.
+    closes: the answer is the last of its connection.  end: gets the last bytes of the answer.
+    fail: none has begun, and none will from here.  cut: it broke off.
     """
 
     closes: bool
 
-    def pass_on(self, data: bytes) -> None:
-        """Bytes of the answer, not the last."""
-        ...
+    def pass_on(self, data: bytes) -> None: ...
 
-    def end(self, data: bytes) -> None:
-        """The last bytes of the answer, possibly all."""
-        ...
+    def end(self, data: bytes) -> None: ...
 
-    def fail(self, reason: str) -> None:
-        """No answer has begun, and none will from here."""
-        ...
+    def fail(self, reason: str) -> None: ...
 
-    def cut(self) -> None:
-        """The answer broke off."""
-        ...
+    def cut(self) -> None: ...
 
 
 class UpstreamPool(Candidate):

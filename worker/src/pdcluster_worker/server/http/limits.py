@@ -17,33 +17,22 @@ from pdcluster_worker.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Defaults of every worker.
+    """Defaults of every worker."""
 
-    max_connections:       with an open request at once; a stream is open for as long as it runs.
-    spare_connections:     beyond these, for probes and scrapes; idle ones take any free place.
-    keep_alive_seconds:    for the next request, or the first; by default more than the idle time of
-                           common clients' pools, so that they close first.
-    header_seconds:        from the first byte of a request to the end of its header.
-    max_header_bytes:      of a header; trailers and the framing of chunks may have as much again,
-                           and 8 times the body.
-    max_headers:           fields of a header, trailers included.
-    body_seconds:          from the header to the end of the body,
-    body_bytes_per_second: and one second more for as many bytes as this that have come.
-    max_bodies_bytes:      bodies of all open requests together, as far as they have come.
-    linger_seconds:        after an answer that did not wait for the body, for the client to stop
-    linger_bytes:          sending it: closing at once would reset the connection, and the answer
-                           might be lost.  What comes is dropped.
-    """
-
-    max_connections: int = 2048
-    spare_connections: int = 64
+    max_connections: int = 2048  # with an open request at once, such as a stream that runs
+    spare_connections: int = 64  # beyond these, for probes and scrapes
+    # For the next request, or the first: longer than the idle time of common clients' pools, so
+    # that they close first.
     keep_alive_seconds: int = 75
-    header_seconds: float = 10.0
+    header_seconds: float = 10.0  # from the first byte of a request to the end of its header
+    # Trailers and the framing of chunks may have as much again, and 8 times the body.
     max_header_bytes: int = 64 << 10
-    max_headers: int = 128
-    body_seconds: float = 10.0
-    body_bytes_per_second: int = 64 << 10
-    max_bodies_bytes: int = 256 << 20
+    max_headers: int = 128  # fields of a header, trailers included
+    body_seconds: float = 10.0  # from the header to the end of the body,
+    body_bytes_per_second: int = 64 << 10  # and one second more for as many bytes that have come
+    max_bodies_bytes: int = 256 << 20  # of all open requests together, as far as they have come
+    # After an answer that did not wait for the body: closing at once would reset the connection,
+    # and the answer might be lost.  What comes is dropped.
     linger_seconds: float = 5.0
     linger_bytes: int = 64 << 20
 

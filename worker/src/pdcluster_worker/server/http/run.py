@@ -41,25 +41,6 @@ _LAST_SECONDS = 0.1
 """From the order to end to the last accept: closing resets what still waits for one."""
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._stop_requested = asyncio.Event()
-
-    def end(self) -> None:
-        self.should_exit = True
-        self._stop_requested.set()
-
-    async def main_loop(self) -> None:
-        """Run until `end`; the Date header, for which uvicorn's loop looks, is `raw_http`'s."""
-        await self._stop_requested.wait()
-        await asyncio.sleep(_LAST_SECONDS)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Answering(Protocol):
     """A connection of whatever protocol; see `HttpConnection`."""
 
@@ -74,16 +55,27 @@ Front = Callable[[type[HttpConnection]], type[asyncio.Protocol]]
 """Returns the protocol of new connections, which may hand them to one of this type."""
 
 
-class HttpServer:
-    def __init__(self, server: _Server, bound: socket.socket) -> None:
-        self._server = server
+class HttpServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, bound: socket.socket) -> None:
+        super().__init__(config)
+        self._stop_requested = asyncio.Event()
         host, self.port = bound.getsockname()[:2]
         self._unsent = UnackedResponses(host, self.port)
-        self.finished = asyncio.create_task(server.serve(sockets=[bound]))
+        self.finished = asyncio.create_task(self.serve(sockets=[bound]))
+
+    async def main_loop(self) -> None:
+        """Run until `refuse`; the Date header, for which uvicorn's loop looks, is `raw_http`'s."""
+        await self._stop_requested.wait()
+        await asyncio.sleep(_LAST_SECONDS)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
     def refuse(self) -> None:
         """Accept no more, and close each connection when its open request ends; returns at once."""
-        self._server.end()
+        self.should_exit = True
+        self._stop_requested.set()
 
     @property
     def num_answering(self) -> int:
@@ -95,7 +87,7 @@ class HttpServer:
         return await self._unsent.connections() | answering
 
     def _answering(self) -> list[Answering]:
-        connections = cast(set[Answering], self._server.server_state.connections)
+        connections = cast(set[Answering], self.server_state.connections)
         return [connection for connection in connections if connection.is_answering]
 
     async def has_finished(self, timeout_seconds: float) -> bool:
@@ -104,9 +96,9 @@ class HttpServer:
         return bool(done)
 
     async def close(self) -> None:
-        self._server.end()
+        self.refuse()
         while not self.finished.done():
-            for connection in list(self._server.server_state.connections):
+            for connection in list(self.server_state.connections):
                 connection.transport.abort()
             await asyncio.wait({self.finished}, timeout=_POLL_SECONDS)
 
@@ -141,7 +133,7 @@ async def serve(
         server_header=False,
         backlog=_BACKLOG,
     )
-    return HttpServer(_Server(config), bound)
+    return HttpServer(config, bound)
 
 
 def _bind(host: str, port: int) -> socket.socket:
