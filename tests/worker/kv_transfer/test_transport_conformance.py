@@ -206,7 +206,7 @@ VERIFIED, OTHER = bytes(16), bytes([1]) * 16
 
 
 def test_verified_epoch_has_a_checksum_and_others_have_none(make_pair: MakePair) -> None:
-    """Where engine.verifyTransfers is off."""
+    """With engine.verifyTransfers off."""
     prefill, decode = make_pair(verify=False)
     for epoch, target, verify in ((VERIFIED, 3, True), (OTHER, 4, False)):
         decode.transport.open(epoch, [target], verify=verify)

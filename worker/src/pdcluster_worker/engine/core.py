@@ -80,8 +80,13 @@ class EngineCore:
         self._outbox: list[EngineOutput] = []
         self._stalled = False  # the last schedule was empty and nothing has happened since
         self._reporter = Reporter(
-            *(self._scheduler, self._receiver, self._sender, self._grammar_queue),
-            *(delayer, self._in_flight.num_failed, clock),
+            scheduler=self._scheduler,
+            receiver=self._receiver,
+            sender=self._sender,
+            grammar_queue=self._grammar_queue,
+            delayer=delayer,
+            failed_rows=self._in_flight.num_failed,
+            clock=clock,
         )
         self._speculation: Speculation | None = None
         if drafter is not None:

@@ -152,6 +152,7 @@ def token_message(
 class Reporter:
     def __init__(
         self,
+        *,
         scheduler: Scheduler,
         receiver: Receiver,
         sender: Sender,
