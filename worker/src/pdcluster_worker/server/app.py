@@ -87,8 +87,12 @@ def create_app(
         *message_routes(serving, reader),
         *response_routes(serving, reader),
     ]
-    traces = traces or RecentTraces()
-    return _application(routes, backend, metrics, policy, clock, tenant_of, limits, traces)
+    return _application(
+        *(routes, backend, metrics, policy, clock),
+        tenant_of=tenant_of,
+        limits=limits,
+        traces=traces or RecentTraces(),
+    )
 
 
 def create_prefill_app(
@@ -110,8 +114,12 @@ def create_prefill_app(
 
     paths = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_PATH, RESPONSES)
     routes = [Route(path, refuse, methods=["POST"]) for path in paths]
-    limits, traces = limits or _limits_by(policy), traces or RecentTraces()
-    return _application(routes, worker, metrics, policy, clock, tenant_of, limits, traces)
+    return _application(
+        *(routes, worker, metrics, policy, clock),
+        tenant_of=tenant_of,
+        limits=limits or _limits_by(policy),
+        traces=traces or RecentTraces(),
+    )
 
 
 def _limits_by(policy: Callable[[], PolicyConfig]) -> LimitsNow:
@@ -124,6 +132,7 @@ def _application(
     metrics: Metrics,
     policy: Callable[[], PolicyConfig],
     clock: Callable[[], float],
+    *,
     tenant_of: TenantOfKey,
     limits: LimitsNow,
     traces: RecentTraces,

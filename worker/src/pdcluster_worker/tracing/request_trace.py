@@ -26,7 +26,7 @@ LIFETIME = (
 """Events of every request in their order; a local prefill has no migration."""
 
 MAX_EVENTS = 128
-"""Of one request: a choice has some ten or twenty, and a client may ask for a thousand choices."""
+"""Most of one request: a choice has ten or twenty, and a client may ask for a thousand choices."""
 
 KEPT = 2048
 """Traces: some minutes of a busy ingress, in about 4 MiB; 128 MiB where clients ask for many

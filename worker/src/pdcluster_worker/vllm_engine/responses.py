@@ -152,9 +152,9 @@ class TokenStream:
             if reason is None or not made:
                 raise VllmError(f"the engine ended the request: {choice.finish_reason}")
             by = choice.stop_reason
-            is_asked = isinstance(by, int) and by in self._spec.sampling.stop_token_ids
+            is_requested = isinstance(by, int) and by in self._spec.sampling.stop_token_ids
             self._last = msgspec.structs.replace(
-                made.pop(), finish_reason=reason, stop_reason=by if is_asked else None
+                made.pop(), finish_reason=reason, stop_reason=by if is_requested else None
             )
         return made
 
