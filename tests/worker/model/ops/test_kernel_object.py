@@ -53,34 +53,39 @@ def test_a_cpu_without_a_levels_flags_gets_a_lower_one():
     assert found.level == "plain"
 
 
-def test_an_asked_level_that_the_cpu_lacks_is_refused_with_what_is_missing():
-    found = load_kernels("amx", LEVELS["amx"] - {"amx_tile"})
-    assert found == NoKernels(
-        "PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile: unset it for the best level that "
-        "the CPU runs"
-    )
+@pytest.mark.parametrize(
+    ("requested", "flags", "reason"),
+    [
+        (
+            "amx",
+            LEVELS["amx"] - {"amx_tile"},
+            "PDCLUSTER_KERNELS is amx, but this CPU has no amx_tile: unset it for the best level "
+            "that the CPU runs",
+        ),
+        ("off", cpu_flags(), "PDCLUSTER_KERNELS is off: unset it for the compiled kernels"),
+        (
+            "",
+            LEVELS["plain"] - {"ssse3"},
+            "this CPU has no ssse3, or /proc/cpuinfo does not say so: use one of x86-64-v2 or "
+            "newer",
+        ),
+    ],
+)
+def test_kernels_that_cannot_be_are_refused_with_what_is_missing(requested, flags, reason):
+    if not (requested or LEVELS["plain"]):
+        pytest.skip("such a CPU needs no flags")
+    assert load_kernels(requested, flags) == NoKernels(reason)
 
 
-def test_kernels_can_be_turned_off():
-    assert load_kernels("off", cpu_flags()) == NoKernels(
-        "PDCLUSTER_KERNELS is off: unset it for the compiled kernels"
-    )
-
-
-def test_a_level_that_does_not_exist_is_refused_with_those_that_do(monkeypatch):
+@pytest.mark.parametrize("cache", [CACHE, mock.Mock(is_cuda=True)], ids=["cpu", "cuda"])
+def test_a_level_that_does_not_exist_is_refused_with_those_that_do(monkeypatch, cache):
     monkeypatch.setenv("PDCLUSTER_KERNELS", "sse9")
     with pytest.raises(ConfigError) as refused:
-        make_operations(CACHE, SHAPE, LIMITS, invariant=False)
+        make_operations(cache, SHAPE, LIMITS, invariant=False)
     assert str(refused.value) == (
         "environment variable PDCLUSTER_KERNELS is 'sse9': set it to off or one of amx, "
         "avx512_bf16, avx512, avx2, plain, or unset it for the best one"
     )
-
-
-def test_a_level_that_does_not_exist_is_refused_on_a_gpu_too(monkeypatch):
-    monkeypatch.setenv("PDCLUSTER_KERNELS", "sse9")
-    with pytest.raises(ConfigError, match="PDCLUSTER_KERNELS is 'sse9': set it to off or one of"):
-        make_operations(mock.Mock(is_cuda=True), SHAPE, LIMITS, invariant=False)
 
 
 def test_without_objects_there_is_a_reason(tmp_path):
@@ -147,23 +152,6 @@ def test_refused_tiles_name_the_variable_where_it_asked_for_them(
     )
 
 
-def test_an_object_of_another_version_is_refused(tmp_path):
-    other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
-    (tmp_path / "plain.so").symlink_to(other)
-    found = load_kernels("plain", cpu_flags(), tmp_path)
-    assert found == NoKernels(
-        "kernels plain.so are of another version of the worker: install it again"
-    )
-
-
-@pytest.mark.skipif(not LEVELS["plain"], reason="such a CPU needs no flags")
-def test_a_cpu_without_the_least_instructions_says_which_it_lacks(tmp_path):
-    found = load_kernels("", LEVELS["plain"] - {"ssse3"}, tmp_path)
-    assert found == NoKernels(
-        "this CPU has no ssse3, or /proc/cpuinfo does not say so: use one of x86-64-v2 or newer"
-    )
-
-
 def test_without_libgomp_there_are_no_kernels_and_the_fix_is_named(monkeypatch):
     if not (FOLDER / "plain.so").exists():
         pytest.skip("the worker was installed without kernels")
@@ -204,7 +192,7 @@ def test_freed_memory_is_kept_where_malloc_can(monkeypatch):
     assert not keep_freed_memory()
 
 
-def test_an_object_that_was_compiled_from_other_sources_is_refused(tmp_path):
+def test_an_object_of_other_sources_or_of_another_version_is_refused(tmp_path):
     if not (FOLDER / "plain.so").exists():
         pytest.skip("the worker was installed without kernels")
     shutil.copy(FOLDER / "plain.so", tmp_path)
@@ -214,10 +202,13 @@ def test_an_object_that_was_compiled_from_other_sources_is_refused(tmp_path):
 
     with (tmp_path / "kernels.c").open("a") as file:
         file.write("/* a change */\n")
-    found = load_kernels.__wrapped__("plain", cpu_flags(), tmp_path)
-    assert found == NoKernels(
-        "kernels plain.so are of another version of the worker: install it again"
-    )
+    again = NoKernels("kernels plain.so are of another version of the worker: install it again")
+    assert load_kernels.__wrapped__("plain", cpu_flags(), tmp_path) == again
+
+    other = next(Path(torch.__file__).parent.glob("lib/libc10.so"))
+    (tmp_path / "plain.so").unlink()
+    (tmp_path / "plain.so").symlink_to(other)
+    assert load_kernels.__wrapped__("plain", cpu_flags(), tmp_path) == again
 
 
 def test_kernels_that_are_loaded_twice_free_a_thread_s_memory_once():

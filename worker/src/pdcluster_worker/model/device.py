@@ -80,23 +80,27 @@ def _untested(gpu: str, num_ranks: int) -> str:
 
 
 def _refusal(facts: MachineFacts) -> str | None:
-    """Reason that CUDA cannot be used, and the fix."""
-    if facts.built is None:
-        return "torch of this image is built without CUDA: use the worker image's cuda variant"
-    if facts.fault is not None and _OLD_DRIVER in facts.fault:
-        old = f"the node's driver is too old for CUDA {facts.built} of this image"
-        return f"{old}: update the driver"
-    if facts.fault is not None or not facts.gpu:
-        fix = "check the node's driver and device plugin, and that the pod requests an accelerator"
-        return f"no CUDA device is visible: {fix}"
-    if not facts.triton:
-        return (
-            "Triton, which makes the kernels, is not in this image: use the worker image's cuda "
-            "variant"
-        )
-    if not facts.compiler:
-        return (
-            "no C compiler is in this image, without which Triton runs no kernel: use the worker "
-            "image's cuda variant, or install gcc and libc6-dev"
-        )
-    return None
+    """Reason that CUDA cannot be used, and the fix: the first that holds."""
+    variant = "use the worker image's cuda variant"
+    refusals = (
+        (facts.built is None, f"torch of this image is built without CUDA: {variant}"),
+        (
+            _OLD_DRIVER in (facts.fault or ""),
+            f"the node's driver is too old for CUDA {facts.built} of this image: update the driver",
+        ),
+        (
+            facts.fault is not None or not facts.gpu,
+            "no CUDA device is visible: check the node's driver and device plugin, and that the "
+            "pod requests an accelerator",
+        ),
+        (
+            not facts.triton,
+            f"Triton, which makes the kernels, is not in this image: {variant}",
+        ),
+        (
+            not facts.compiler,
+            "no C compiler is in this image, without which Triton runs no kernel: "
+            f"{variant}, or install gcc and libc6-dev",
+        ),
+    )
+    return next((text for holds, text in refusals if holds), None)

@@ -126,8 +126,6 @@ class KVCache(CacheSizes):
 
 
 class DeviceKVCache(CacheSizes):
-    """On a device."""
-
     def __init__(
         self, geometry: KVGeometry, num_blocks: int, device: torch.device, first_head: int = 0
     ) -> None:

@@ -85,7 +85,6 @@ class PromptLogprobs:
         return Sample(outcome.token_id, outcome.logprob, outcome.top_logprobs, figures)
 
     def forget(self, request_id: str) -> None:
-        """Unknown ids are a no-op."""
         self._kept.pop(request_id, None)
 
     def _keep(self, logits: Tensor, places: Sequence[PromptRow | None]) -> None:

@@ -164,7 +164,6 @@ class Runner:
             step.logits.set_exception(e)
 
     def _forward(self, step: PreparedStep) -> tuple[Tensor, float]:
-        """Logits, and the seconds that they took."""
         started = time.monotonic()
         self.threads.take()
         with torch.inference_mode():

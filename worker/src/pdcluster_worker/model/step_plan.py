@@ -53,7 +53,7 @@ def row_sizes(max_tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step that a device must be ready for."""
+    """The largest step that a device must be ready for; rows and sequences are padded."""
 
     max_tokens: int
     max_sequences: int
@@ -73,12 +73,10 @@ class StepLimits:
 
     @property
     def rows(self) -> int:
-        """Rows of the largest step, padded."""
         return padded_rows(max(self.max_tokens, self.max_sequences, self.max_decode_rows))
 
     @property
     def sequences(self) -> int:
-        """Sequences of the largest decode step, padded."""
         return padded_rows(max(self.max_sequences, self.max_decode_rows))
 
     @property
@@ -174,7 +172,6 @@ class StepPlanner:
         self._free = list(range(sequences))
 
     def plan(self, batch: Batch) -> StepPlan:
-        """Rows are in the batch's order."""
         items, size = batch.items, self._size
         token_ids, positions, slots = self._rows
         table_rows = self._entries_of(items)
@@ -201,7 +198,6 @@ class StepPlanner:
         return self._finish(items, table_rows, firsts, row, padded)
 
     def forget(self, request_id: str) -> None:
-        """Unknown ids are a no-op."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self._free.append(entry.row)

@@ -94,7 +94,6 @@ class RankProcesses:
         self._send(wire.STEP + self._slots.write(plan, slot))
 
     def warm_up(self, num_rows: int) -> None:
-        """Answers are read by `wait`."""
         self._send(wire.WARM_UP + num_rows.to_bytes(4, "big"))
 
     def wait(self, num_answers: int = 1) -> None:

@@ -180,7 +180,6 @@ class PenaltyState:
         self._counts: dict[str, TokenCounts] = {}
 
     def counts(self, request: EngineRequest) -> TokenCounts:
-        """Up-to-date counts of this request."""
         counts = self._counts.get(request.request_id)
         if counts is None or not counts.is_prefix_of(request):
             is_prompt_seen = request.sampling.repetition_penalty != 1.0
@@ -190,7 +189,6 @@ class PenaltyState:
         return counts
 
     def forget(self, request_id: str) -> None:
-        """Unknown ids are a no-op."""
         self._counts.pop(request_id, None)
 
     def edits(self, requests: Sequence[SamplePlace]) -> tuple[LogitsEdits, dict[int, RequestError]]:

@@ -146,7 +146,6 @@ class Sampler:
         return [errors[row] if row in errors else samples[row] for row in range(len(requests))]
 
     def forget(self, request_id: str) -> None:
-        """Unknown ids are a no-op."""
         self._penalties.forget(request_id)
 
     def _error(self, logits: Tensor, request: SamplePlace, status: int) -> RequestError:
