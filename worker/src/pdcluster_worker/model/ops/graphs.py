@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ def pad_decodes(plan: StepPlan) -> StepPlan:
         firsts=torch.cat((plan.firsts, every_row[plan.num_tokens :].int())),
         lengths=torch.cat((plan.lengths, torch.ones(more, dtype=torch.int32))),
         contexts=torch.cat((plan.contexts, torch.zeros(more, dtype=torch.int32))),
-        table_rows=torch.cat((plan.table_rows, plan.table_rows[:1].expand(more))),
+        table_rows=torch.cat((plan.table_rows, torch.zeros(more, dtype=torch.int32))),
         sample_at=every_row,
     )
 
@@ -75,30 +75,11 @@ def graph_for(plan: StepPlan, captured: Collection[int]) -> int | None:
 
 def example_plan(size: int, longest: int) -> StepPlan:
     """A plan of padding rows only: nothing is stored or read."""
-    rows = torch.arange(size)
-    zeros, narrow = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int32)
-    return StepPlan(
-        num_tokens=size,
-        num_decodes=size,
-        longest=longest,
-        token_ids=zeros,
-        positions=zeros,
-        slots=torch.full((size,), NO_SLOT),
-        firsts=rows.int(),
-        lengths=torch.ones_like(narrow),
-        contexts=narrow,
-        table_rows=narrow,
-        tables=torch.zeros(1, longest, dtype=torch.int32),
-        sample_at=rows,
+    rows, none = torch.zeros(size, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+    slots, tables = torch.full_like(rows, NO_SLOT), torch.zeros(1, longest, dtype=torch.int32)
+    return pad_decodes(
+        StepPlan(0, 0, longest, rows, rows, slots, none, none, none, none, tables, rows)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """logits: [size, vocab_size], overwritten by each replay."""
-
-    graph: Any
-    logits: Tensor
 
 
 class Graphs:
@@ -112,7 +93,8 @@ class Graphs:
         self._copy = copy
         self._forward = forward
         self._longest = longest
-        self._captured: dict[int, _Captured] = {}
+        # logits: [size, vocab_size], overwritten by each replay
+        self._captured: dict[int, tuple[Any, Tensor]] = {}
 
     @torch.inference_mode()
     def capture(self, max_sequences: int) -> None:
@@ -128,7 +110,7 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=side):
                 logits = self._forward(plan)
-            self._captured[size] = _Captured(graph, logits)
+            self._captured[size] = graph, logits
         logger.info("captured decode graphs sizes=%s", ",".join(map(str, sorted(self._captured))))
 
     def logits(self, plan: StepPlan) -> Tensor:
@@ -138,8 +120,8 @@ class Graphs:
             self._begin(plan)
             return self._forward(self._copy.place(plan))
         self._copy.place(pad_decodes(plan))
-        captured = self._captured[size]
-        captured.graph.replay()
+        graph, logits = self._captured[size]
+        graph.replay()
         if len(plan.sample_at) == size:
-            return captured.logits
-        return captured.logits[plan.sample_at.to(captured.logits.device)]
+            return logits
+        return logits[plan.sample_at.to(logits.device)]

@@ -1,11 +1,16 @@
-"""The prompts that torch attends to.  What it computes is compared in test_cuda_operations."""
+"""Tile sizes, and the prompts that torch attends to.
+
+What both compute is compared in test_cuda_operations.
+"""
 
 import pytest
 import torch
 
 from pdcluster_worker.model.decoder_loader import make_operations
 from pdcluster_worker.model.ops import paged_attention
+from pdcluster_worker.model.ops.operations import AttentionShape
 from pdcluster_worker.model.ops.paged_attention import (
+    MAX_SPLITS,
     AttentionSizes,
     TorchAttention,
     make_attention,
@@ -15,6 +20,34 @@ from tests.worker.model.ops import paged_steps as cases
 
 MIXED = cases.Case("mixed", ((12, 1), (3, 1), (40, 25), (2, 2), (9, 9)), padding=4)
 LIMITS = StepLimits(max_tokens=64, max_sequences=20, longest=100, block_size=16)
+
+
+SMALL, LARGE = AttentionShape(9, 3, 64, 0.125), AttentionShape(64, 2, 256, 0.0625)
+
+
+def test_group_fills_a_product_of_tensor_cores() -> None:
+    assert AttentionSizes.of(SMALL, torch.bfloat16, 2048).decode_rows == 16
+    assert AttentionSizes.of(LARGE, torch.bfloat16, 2048).decode_rows == 32
+
+
+def test_wide_heads_take_fewer_keys_at_a_time() -> None:
+    assert AttentionSizes.of(SMALL, torch.bfloat16, 2048).key_block == 64
+    assert AttentionSizes.of(LARGE, torch.bfloat16, 2048).key_block == 32
+    assert AttentionSizes.of(LARGE, torch.float32, 2048).key_block == 16
+
+
+@pytest.mark.parametrize(
+    ("longest", "doublings", "max_splits"),
+    [(8, 0, 1), (2048, 0, 8), (8193, 1, 32), (131072, 4, 32)],
+)
+def test_a_longer_limit_adds_sizes_and_changes_none(
+    longest: int, doublings: int, max_splits: int
+) -> None:
+    sizes = AttentionSizes.of(SMALL, torch.bfloat16, longest)
+
+    assert (sizes.split_keys, sizes.doublings, sizes.max_splits) == (256, doublings, max_splits)
+    assert max_splits <= MAX_SPLITS
+    assert (sizes.split_keys << sizes.doublings) * sizes.max_splits >= longest
 
 
 def test_long_prompts_are_noted_and_no_chunk_after_a_context(
