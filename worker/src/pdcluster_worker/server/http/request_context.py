@@ -93,14 +93,23 @@ class RequestContextMiddleware:
         if scope["method"] != "POST" or not may_generate(scope["path"]):
             await self._answer(scope, receive, send, context)
             return
-        trace_context.receive(headers.items())
+        parent, state = trace_context.HEADER, trace_context.STATE_HEADER
+        trace_context.enter(headers.get(parent, ""), headers.get(state, ""))  # the first of several
+        shows = headers.get(ROUTE_HEADER, "").lower() not in _NO
         with self._traces.of(context.request_id, role="ingress") as trace:
-            requested = headers.get(ROUTE_HEADER, "").lower() not in _NO
-            await self._answer(scope, receive, _noting(send, trace, shows=requested), context)
+            await self._answer(scope, receive, send, context, trace, shows=shows)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        context: RequestContext,
+        trace: RequestTrace | None = None,
+        *,
+        shows: bool = False,
     ) -> None:
+        """shows: the route that the trace tells."""
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -113,6 +122,10 @@ class RequestContextMiddleware:
                     headers["request-id"] = context.request_id
                 if self._draining():
                     headers["connection"] = "close"
+                if trace is not None:
+                    add_event("answered", status=message["status"])
+                    if shows:
+                        headers[ROUTE_HEADER] = route_of(trace)
             await send(message)
 
         try:
@@ -132,14 +145,3 @@ class RequestContextMiddleware:
                 code="internal_error",
             )
             await response_for(error, scope)(scope, receive, send_with_id)
-
-
-def _noting(send: Send, trace: RequestTrace, *, shows: bool) -> Send:
-    async def send_noted(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            add_event("answered", status=message["status"])
-            if shows:
-                MutableHeaders(scope=message)[ROUTE_HEADER] = route_of(trace)
-        await send(message)
-
-    return send_noted
