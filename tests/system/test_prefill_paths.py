@@ -175,27 +175,16 @@ def test_full_prefix_hit_with_forced_remote_moves_one_block(pair, prompts, refer
     )
 
 
-def test_max_tokens_one_moves_no_kv(pair, prompts, reference):
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_first_token_that_is_the_last_moves_no_kv(pair, prompts, reference, reason):
     prompt = prompts(50)
+    (first,) = reference.greedy(prompt, 1)
     before = pair.decode.metrics()
 
-    answer = pair.decode.client.complete(prompt, "remote", max_tokens=1)
+    end = {"max_tokens": 1} if reason == "length" else {"stop_token_ids": [first]}
+    answer = pair.decode.client.complete(prompt, "remote", **end)
 
-    assert (answer.prefill, answer.choices[0].finish_reason) == ("remote", "length")
-    reference.check(prompt, answer.tokens)
-    pair.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
-    pair.cluster.wait_settled()
-    assert pair.decode.growth(before, "kv_transfer_bytes_total", direction="received") == 0
-
-
-def test_first_token_that_stops_moves_no_kv(pair, prompts, reference):
-    prompt = prompts(50)
-    (stop,) = reference.greedy(prompt, 1)
-    before = pair.decode.metrics()
-
-    answer = pair.decode.client.complete(prompt, "remote", stop_token_ids=[stop])
-
-    assert (answer.prefill, answer.choices[0].finish_reason) == ("remote", "stop")
+    assert (answer.prefill, answer.choices[0].finish_reason) == ("remote", reason)
     assert answer.usage["completion_tokens"] == 1
     pair.decode.wait_growth(before, "remote_prefill_total", 1, outcome="ok")
     pair.cluster.wait_settled()

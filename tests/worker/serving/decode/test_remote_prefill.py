@@ -162,9 +162,7 @@ async def test_request_notes_a_prefill_that_failed_and_what_followed(dispatcher,
 async def test_remote_prefill_failure_before_the_first_token_falls_back_to_local(
     dispatcher, engine, peer, worker
 ):
-    worker.policy = type(worker.policy)(
-        offload=type(worker.policy.offload)(prefill_length_threshold=0)
-    )
+    worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=0))
     peer.replies = [PeerError("gone")]
     tokens = await collect(dispatcher, "auto")
 
@@ -350,51 +348,38 @@ def prompt_of(num_tokens: int) -> RequestSpec:
     return RequestSpec("other", [1] * num_tokens, SamplingParams(max_tokens=1, seed=1))
 
 
-async def test_decoding_refuses_beyond_the_queue_bound(dispatcher, engine, worker):
-    engine.answer = lambda _: ()
-    worker.policy = type(worker.policy)(
-        admission=type(worker.policy.admission)(max_queued_requests=1)
-    )
-    dispatcher.admit([prompt_of(10)])
-    waiting = asyncio.create_task(collect(dispatcher, "local"))
-    while not engine.inputs:
-        await asyncio.sleep(0)
-    with pytest.raises(RequestError, match="maxQueuedRequests is 1") as caught:
-        dispatcher.admit([prompt_of(10)])
-
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
-        503,
-        "queue_full",
-        1,
-    )
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def test_decoding_refuses_beyond_the_bound_in_tokens(dispatcher, engine, worker):
+@pytest.mark.parametrize(
+    ("bound", "fits", "refused", "message"),
+    [
+        ({"max_queued_requests": 1}, None, 10, "maxQueuedRequests is 1"),
+        (
+            {"max_queued_tokens": 25},
+            15,
+            16,
+            r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)",
+        ),
+    ],
+    ids=["requests", "tokens"],
+)
+async def test_decoding_refuses_beyond_the_bounds_of_the_queue(
+    dispatcher, engine, worker, bound, fits, refused, message
+):
     """[V8]: before the engine gets it, and until those that wait have their first token."""
     engine.answer = lambda _: ()
-    worker.policy = type(worker.policy)(admission=AdmissionSpec(max_queued_tokens=25))
-    dispatcher.admit([prompt_of(1000)])  # no prompt waits
+    worker.policy = PolicyConfig(admission=AdmissionSpec(**bound))
+    dispatcher.admit([prompt_of(1000)])  # nothing waits
     waiting = asyncio.create_task(collect(dispatcher, "local"))
-    while not engine.inputs:
-        await asyncio.sleep(0)
-    dispatcher.admit([prompt_of(15)])
-    with pytest.raises(
-        RequestError,
-        match=r"10 prompt tokens wait here, and 16 more are over .*maxQueuedTokens \(25\)",
-    ) as caught:
-        dispatcher.admit([prompt_of(16)])
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (
-        503,
-        "queue_full",
-        1,
-    )
+    await until(lambda: engine.inputs)
+    if fits is not None:
+        dispatcher.admit([prompt_of(fits)])
+    with pytest.raises(RequestError, match=message) as caught:
+        dispatcher.admit([prompt_of(refused)])
+    error = caught.value
+    assert (error.status, error.code, error.retry_after_seconds) == (503, "queue_full", 1)
     assert len(engine.inputs) == 1
 
     engine.say(Tokens([Token("r", 7)]))
-    while dispatcher._admission.num_waiting:
-        await asyncio.sleep(0)
+    await until(lambda: not dispatcher._admission.num_waiting)
     dispatcher.admit([prompt_of(1000)])
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -563,12 +548,12 @@ async def test_slo_feedback_moves_the_threshold_by_what_requests_took(worker):
     offloading = OffloadDecider(worker, list, list)
     feedback = SloFeedback()
     for side in ("local", "remote") * 4:
-        pace = RequestTimer(feedback, TtftEstimates(), "r", 100, clock)
-        pace.sent(side)
+        timer = RequestTimer(feedback, TtftEstimates(), "r", 100, clock)
+        timer.sent(side)
         clock.advance(10.0 if side == "local" else 0.01)
-        pace.token(Generated(Token("r", 1), side))
+        timer.token(Generated(Token("r", 1), side))
         clock.advance(0.02)
-        pace.token(Generated(Token("r", 2, finish_reason="length")))
+        timer.token(Generated(Token("r", 2, finish_reason="length")))
     policy = PolicyConfig(offload=OffloadPolicy(policy="sloFeedback")).offload
 
     assert feedback.threshold(policy.slo_feedback, 256, clock()) == round(256 / STEP)

@@ -6,6 +6,7 @@ import pytest
 from pdcluster_worker.messages.engine import EngineStats
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
+from pdcluster_worker.testing import FakeClock
 
 STATS = EngineStats(
     num_running=2,
@@ -40,26 +41,26 @@ STATS = EngineStats(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def engine(metrics: Metrics, clock: FakeClock) -> EngineMetrics:
+    return EngineMetrics(metrics, clock)
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"pdcluster_{name}", labels)
 
 
-def test_counters_move_by_the_difference(clock):
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
+def test_counters_move_by_the_difference(metrics, engine):
     engine.update(STATS)
     engine.update(
         msgspec.structs.replace(STATS, generation_tokens=35, bytes_sent=1500, num_steps=12)
@@ -73,9 +74,8 @@ def test_counters_move_by_the_difference(clock):
     assert sample(metrics, "engine_steps_total") == 12
 
 
-def test_steps_and_gauges_are_taken_as_they_are(clock):
-    metrics = Metrics()
-    EngineMetrics(metrics, clock).update(STATS)
+def test_steps_and_gauges_are_taken_as_they_are(metrics, engine):
+    engine.update(STATS)
 
     assert sample(metrics, "engine_step_seconds_count", kind="decode") == 2
     assert sample(metrics, "engine_step_seconds_sum", kind="prefill") == pytest.approx(0.2)
@@ -85,9 +85,7 @@ def test_steps_and_gauges_are_taken_as_they_are(clock):
     assert sample(metrics, "fences_overdue") == 1
 
 
-def test_drafts_are_counted_by_position_and_by_what_a_step_gave(clock):
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
+def test_drafts_are_counted_by_position_and_by_what_a_step_gave(metrics, engine):
     engine.update(msgspec.structs.replace(STATS, drafted=[4, 2], accepted=[3, 1]))
     engine.update(msgspec.structs.replace(STATS, drafted=[9, 6, 1], accepted=[5, 2, 1]))
 
@@ -108,10 +106,8 @@ def test_drafts_are_counted_by_position_and_by_what_a_step_gave(clock):
     assert sample(metrics, "spec_decode_emitted_tokens_count") == 10
 
 
-def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
+def test_batches_are_counted_by_requests_and_by_kind_of_token(metrics, engine):
     """A kind that a step has none of is not observed."""
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
     engine.update(STATS)
     engine.update(msgspec.structs.replace(STATS, batches=[(1, 8, 0, 0)], evictions=9))
 
@@ -126,9 +122,7 @@ def test_batches_are_counted_by_requests_and_by_kind_of_token(clock):
     assert sample(metrics, "prefix_cache_evictions_total") == 9
 
 
-def test_phases_and_failed_rows_move_by_the_difference(clock):
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
+def test_phases_and_failed_rows_move_by_the_difference(metrics, engine):
     engine.update(STATS)
     rows = {"not_finite": 3, "raised": 1}
     engine.update(msgspec.structs.replace(STATS, forward_seconds=0.9, failed_rows=rows))
@@ -143,58 +137,45 @@ def test_phases_and_failed_rows_move_by_the_difference(clock):
     assert sample(metrics, "engine_failed_rows_total", reason="no_token_left") == 0
 
 
-def test_usage_of_an_engine_without_blocks_is_zero(clock):
-    metrics = Metrics()
-    EngineMetrics(metrics, clock).update(msgspec.structs.replace(STATS, blocks={}))
+def test_usage_of_an_engine_without_blocks_is_zero(metrics, engine):
+    engine.update(msgspec.structs.replace(STATS, blocks={}))
 
     assert sample(metrics, "kv_cache_usage_ratio") == 0
 
 
-def test_busy_ratio_is_over_the_last_seconds(clock):
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
-    ratios = []
+def test_busy_ratio_is_over_the_last_seconds(metrics, engine, clock):
+    ratios = [sample(metrics, "engine_busy_ratio")]
     for seconds, busy in ((2.0, 1.0), (3.0, 4.0), (5.0, 4.0), (60.0, 4.0), (0.1, 4.1)):
-        clock.now += seconds
+        clock.advance(seconds)
         engine.update(msgspec.structs.replace(STATS, busy_seconds=busy))
         ratios.append(sample(metrics, "engine_busy_ratio"))
 
-    assert ratios == pytest.approx([0.5, 0.8, 0.0, 0.0, 0.02])
+    assert ratios == pytest.approx([0.0, 0.5, 0.8, 0.0, 0.0, 0.02])
 
 
-def test_busy_ratio_falls_while_an_idle_engine_sends_nothing(clock):
-    metrics = Metrics()
-    engine = EngineMetrics(metrics, clock)
-    clock.now += 5
+def test_busy_ratio_falls_while_an_idle_engine_sends_nothing(metrics, engine, clock):
+    clock.advance(5.0)
     engine.update(msgspec.structs.replace(STATS, busy_seconds=5.0))
     full = sample(metrics, "engine_busy_ratio")
-    clock.now += 6
+    clock.advance(6.0)
 
     assert (full, sample(metrics, "engine_busy_ratio")) == (1.0, 0.0)
 
 
-def test_busy_ratio_before_any_report_is_zero(clock):
-    metrics = Metrics()
-    EngineMetrics(metrics, clock)
-
-    assert sample(metrics, "engine_busy_ratio") == 0
-
-
-def test_constraints_are_counted_by_kind_and_their_compiles_timed():
-    metrics = Metrics()
-    engine_metrics = EngineMetrics(metrics, Clock())
+def test_constraints_are_counted_by_kind_and_their_compiles_timed(metrics, engine):
     report = {"constraint_requests": [("regex", 2), ("choice", 1)], "constraint_hits": 1}
-    engine_metrics.update(
+    engine.update(
         msgspec.structs.replace(
             STATS, **report, constraint_compiles=[("compiled", 0.3), ("failed", 20.0)]
         )
     )
-    engine_metrics.update(msgspec.structs.replace(STATS, **report))
+    engine.update(msgspec.structs.replace(STATS, **report))
 
-    value = metrics.registry.get_sample_value
-    assert value("pdcluster_structured_requests_total", {"kind": "regex"}) == 4
-    assert value("pdcluster_structured_requests_total", {"kind": "choice"}) == 2
-    assert value("pdcluster_structured_requests_total", {"kind": "json_schema"}) == 0
-    assert value("pdcluster_grammar_cache_hits_total") == 2
-    assert value("pdcluster_grammar_compile_seconds_count", {"outcome": "compiled"}) == 1
-    assert value("pdcluster_grammar_compile_seconds_sum", {"outcome": "failed"}) == 20.0
+    requests = [
+        sample(metrics, "structured_requests_total", kind=kind)
+        for kind in ("regex", "choice", "json_schema")
+    ]
+    assert requests == [4, 2, 0]
+    assert sample(metrics, "grammar_cache_hits_total") == 2
+    assert sample(metrics, "grammar_compile_seconds_count", outcome="compiled") == 1
+    assert sample(metrics, "grammar_compile_seconds_sum", outcome="failed") == 20.0

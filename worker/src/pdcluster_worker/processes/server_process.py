@@ -40,7 +40,7 @@ from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.engines.group import Child, EngineGroup
 from pdcluster_worker.serving.engines.headless_listener import HeadlessListener
 from pdcluster_worker.serving.engines.metrics import EngineMetrics
-from pdcluster_worker.serving.worker_context import Occupancy, WorkerContext
+from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
 from pdcluster_worker.system.native_dtype import DType, dtype_of_device, log_speed
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
@@ -139,12 +139,12 @@ class ServerProcess:
         self._metrics.engine_dtype_info.labels(dtype, str(is_native).lower()).set(1)
         return dtype
 
-    def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> Occupancy:
+    def _occupancy(self, gpu: Callable[[], GpuUse | None] | None) -> tuple[float, float]:
         """By the GPU's driver, else by the engines' steps."""
         use = gpu() if gpu is not None else None
         if use is None or use.busy is None:
-            return Occupancy(self._engine_metrics.busy_ratio())
-        return Occupancy(use.busy, use.memory_busy)
+            return self._engine_metrics.busy_ratio(), 0.0
+        return use.busy, use.memory_busy
 
     async def _live(
         self, group: EngineGroup, backend: WorkerBackend, http: HttpServer, stop: asyncio.Event

@@ -31,14 +31,6 @@ REPORT_SECONDS = 1.0
 """Seconds between two reports of our load to peers (docs/architecture.md, 'Discovery')."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Shares of time, 0 to 1, that compute and GPU memory are busy; 0 = unknown."""
-
-    busy_ratio: float = 0.0
-    memory_bandwidth_ratio: float = 0.0
-
-
 NO_DECODE_WORKER_SECONDS = 2
 """Delay before a client of a router may try again: about as long as discovery and handshake of a
 returning worker take.
@@ -74,7 +66,8 @@ class WorkerContext:
     on_engines: Callable[[], None] = lambda: None  # called when an engine begins to serve or stops
     # Where long prompts of this decode worker were prefilled.
     share: RemoteRatio = field(default_factory=RemoteRatio)
-    occupancy: Callable[[], Occupancy] = lambda: Occupancy()  # how busy it is, as its load says
+    # Shares of time, 0 to 1, that compute and GPU memory are busy; 0 = unknown.
+    occupancy: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
     # How fast KV moves to this decode worker.
     pair_rates: LinkRates = field(default_factory=LinkRates)
     # How fast each prefill worker computes, in tokens.
@@ -94,8 +87,8 @@ class WorkerContext:
     engine_id: str = field(init=False)
     estimation: Estimation = field(init=False)  # of waiting times, see `serving.estimation`
     _facts: EngineReady | None = field(init=False)
-    _changes: "set[asyncio.Queue[BlockEvents]]" = field(default_factory=set)
-    _listeners: set[asyncio.Event] = field(default_factory=set)
+    # Of each peer that listens: set at a change of state, and cache changes since its last report.
+    _listeners: dict[asyncio.Event, list[BlockEvents]] = field(default_factory=dict)
     _block_waiters: "dict[str, tuple[Engine, int, asyncio.Future[None]]]" = field(
         default_factory=dict
     )
@@ -236,7 +229,7 @@ class WorkerContext:
     def load(self) -> WorkerLoad:
         state = self.state if self.engines.problem is None else "stalled"
         total_blocks = sum(engine.facts.num_blocks for engine in self.engines)
-        occupancy = self.occupancy()
+        busy_ratio, memory_ratio = self.occupancy()
         reported = [
             engine.client.stats for engine in self.engines if engine.client.stats is not None
         ]
@@ -260,25 +253,22 @@ class WorkerContext:
             longest_step_seconds=max(
                 engine.stall_watch.longest_step_seconds for engine in self.engines
             ),
-            busy_ratio=occupancy.busy_ratio,
-            memory_bandwidth_ratio=occupancy.memory_bandwidth_ratio,
+            busy_ratio=busy_ratio,
+            memory_bandwidth_ratio=memory_ratio,
         )
 
     async def reports(self) -> AsyncGenerator[Report, None]:
         """A snapshot, then load and cache changes each second and state change."""
-        changes: asyncio.Queue[BlockEvents] = asyncio.Queue()
         announced = asyncio.Event()
-        self._changes.add(changes)
-        self._listeners.add(announced)
+        self._listeners[announced] = []
         try:
             yield Report(load=self.load(), stored=tuple(self.engines.hashes()), snapshot=True)
             while True:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(announced.wait(), REPORT_SECONDS)
                 announced.clear()
-                stored, removed, is_whole = merge(
-                    [changes.get_nowait() for _ in range(changes.qsize())]
-                )
+                changes, self._listeners[announced] = self._listeners[announced], []
+                stored, removed, is_whole = merge(changes)
                 yield Report(
                     load=self.load(),
                     stored=tuple(stored),
@@ -286,8 +276,7 @@ class WorkerContext:
                     snapshot=is_whole,
                 )
         finally:
-            self._changes.discard(changes)
-            self._listeners.discard(announced)
+            del self._listeners[announced]
 
     def _waiting_for_blocks(self) -> tuple[int, int]:
         """Requests and tokens that wait for this worker, not for prefill."""
@@ -326,8 +315,8 @@ class WorkerContext:
         return load.credit_queue_requests, load.credit_queue_tokens
 
     def _on_blocks(self, _: Engine, events: BlockEvents) -> None:
-        for changes in self._changes:
-            changes.put_nowait(events)
+        for changes in self._listeners.values():
+            changes.append(events)
 
     def _on_stats(self, engine: Engine, stats: EngineStats) -> None:
         for its_engine, needed, future in self._block_waiters.values():
