@@ -184,7 +184,7 @@ def test_a_part_of_a_gpu_says_its_memory_and_not_its_work():
         ("No devices were found\n", "nvidia-smi: No devices were found"),
         ("a\nb", "nvidia-smi: a b"),
         ("NVIDIA B200, [N/A], 9, 1, 1", "nvidia-smi: NVIDIA B200, [N/A], 9, 1, 1"),
-        (f"{TWO}Unable to determine the device handle", "Unable to determine"),
+        (f"{TWO_GPUS}Unable to determine the device handle", "Unable to determine"),
     ],
 )
 def test_what_is_no_report_is_the_reason(text, reason):

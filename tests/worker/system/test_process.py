@@ -29,7 +29,7 @@ def can_be_first() -> bool:
     return subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not can_be_first(), reason="needs root and PID namespaces")
+as_first = pytest.mark.skipif(not can_be_first(), reason="needs root and PID namespaces")
 
 
 @contextmanager
@@ -65,6 +65,7 @@ def opened_by_a_reader(pipe: Path) -> int | None:
         raise
 
 
+@as_first
 def test_worker_that_reads_its_files_ends_with_143(tmp_path):
     """Its engine file is a pipe without a writer: a slow volume would hold it up likewise."""
     engine = tmp_path / "engine"
@@ -78,6 +79,7 @@ def test_worker_that_reads_its_files_ends_with_143(tmp_path):
         os.close(writer)
 
 
+@as_first
 def test_download_ends_with_143_and_keeps_what_has_come(tmp_path):
     target = tmp_path / "models" / "tiny"
     with HubServer(make_tiny_model("llama", tmp_path / "repository")) as hub:
@@ -111,19 +113,18 @@ def set_limit(files: int) -> None:
     resource.setrlimit(LIMIT, (files, resource.getrlimit(LIMIT)[1]))
 
 
-def test_connections_leave_files_for_other_ends():
-    set_limit(1024)
-    assert (fitting(2048), fitting(100)) == (768, 100)
-
-
-def test_a_relayed_request_has_several_files():
-    set_limit(1024)
-    assert fitting(2048, files_each=FILES_OF_RELAYED) == 256
-
-
-def test_a_limit_below_the_other_ends_leaves_one():
-    set_limit(200)
-    assert fitting(2048, files_each=FILES_OF_RELAYED) == 1
+@pytest.mark.parametrize(
+    ("limit", "most", "files_each", "fits"),
+    [
+        (1024, 2048, 1, 768),  # the others are left for peers, etcd, the model
+        (1024, 100, 1, 100),
+        (1024, 2048, FILES_OF_RELAYED, 256),
+        (200, 2048, FILES_OF_RELAYED, 1),
+    ],
+)
+def test_connections_leave_files_for_others(limit, most, files_each, fits):
+    set_limit(limit)
+    assert fitting(most, files_each=files_each) == fits
 
 
 def test_the_limit_is_raised_and_never_lowered():
