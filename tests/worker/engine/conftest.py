@@ -80,6 +80,11 @@ class EngineRig:
         """Ids of them."""
         return [token.token_id for token in self.tokens(request_id)]
 
+    def serve(self, request):
+        """Run one request to its end."""
+        self.handle(m.Submit(request))
+        self.run()
+
     def submit(self, prompts, **options):
         """Give prompts by request id at once, and take one step."""
         return self.handle(*(m.Submit(make_spec(*item, **options)) for item in prompts.items()))

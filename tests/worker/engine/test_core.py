@@ -62,8 +62,7 @@ def test_abort_of_a_request_that_is_sent_waits_for_the_transport(pair, spec, siz
 def test_abort_of_unknown_and_finished_requests_is_a_no_op(engine, spec):
     """[V12]."""
     rig = engine()
-    rig.handle(m.Submit(spec("a")))
-    rig.run()
+    rig.serve(spec("a"))
     before = rig.blocks
     rig.handle(m.Abort("a"), m.Abort("never"))
     assert rig.blocks == before
@@ -109,8 +108,7 @@ def test_a_moved_request_goes_on_where_it_was(engine, spec):
     """
     rig = engine()
     expected = rig.runner.reference(PROMPT, 6)
-    rig.handle(m.Submit(spec("a", PROMPT, output=expected[:2], max_tokens=6)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, output=expected[:2], max_tokens=6))
     assert rig.token_ids("a") == expected[2:]
     assert rig.tokens("a")[-1].finish_reason == "length"
 
@@ -169,8 +167,7 @@ def test_statistics_split_a_mixed_step_by_its_tokens(engine, spec):
 def test_statistics_are_sent_ten_times_a_second_and_when_idle(engine, spec):
     rig = engine()
     rig.runner.on_execute = lambda: rig.clock.advance(0.03)
-    rig.handle(m.Submit(spec("a", [1], max_tokens=10)))
-    rig.run()
+    rig.serve(spec("a", [1], max_tokens=10))
     assert len(rig.of(m.EngineStats)) == 3  # after 0.12 s, 0.24 s, and at the end after 0.30 s
     assert rig.stats.num_running == 0
     assert rig.step() == []

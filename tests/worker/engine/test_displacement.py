@@ -29,8 +29,7 @@ def test_a_seat_goes_to_the_higher_priority(engine, spec, policy, low, high, exp
     rig.handle(m.Submit(spec("l", [1, 2], max_tokens=6, priority=low)))
     rig.step()
     rig.clock.advance(1)
-    rig.handle(m.Submit(spec("h", [3, 4, 5], max_tokens=3, priority=high)))
-    rig.run()
+    rig.serve(spec("h", [3, 4, 5], max_tokens=3, priority=high))
 
     ran = [request_id for batch in rig.runner.executed for request_id, _ in batch]
     assert (
@@ -49,8 +48,7 @@ def test_blocks_are_taken_from_the_lowest_and_as_many_as_needed(engine, spec):
         m.Submit(spec("a", range(6), max_tokens=2, priority=1)),
         m.Submit(spec("b", range(20, 26), max_tokens=2, priority=2)),
     )
-    rig.handle(m.Submit(spec("h", range(40, 53), max_tokens=2)))
-    rig.run()
+    rig.serve(spec("h", range(40, 53), max_tokens=2))
 
     for request_id, prompt in (("a", range(6)), ("b", range(20, 26)), ("h", range(40, 53))):
         assert rig.token_ids(request_id) == rig.runner.reference(list(prompt), 2)
@@ -66,8 +64,7 @@ def test_nothing_is_taken_where_it_would_not_be_enough(engine, spec):
         m.Submit(spec("equal", range(10), max_tokens=3)),
         m.Submit(spec("low", range(20, 22), max_tokens=3, priority=1)),
     )
-    rig.handle(m.Submit(spec("h", range(40, 54), max_tokens=2)))
-    rig.run()
+    rig.serve(spec("h", range(40, 54), max_tokens=2))
 
     assert preempted(rig) == 0
     assert rig.token_ids("h") == rig.runner.reference(list(range(40, 54)), 2)
@@ -76,8 +73,7 @@ def test_nothing_is_taken_where_it_would_not_be_enough(engine, spec):
 def test_a_prompt_that_never_fits_displaces_no_request(engine, spec):
     rig = engine(num_blocks=4, max_model_len=64, scheduler=PREEMPTIVE)
     rig.handle(m.Submit(spec("low", [1, 2], max_tokens=4, priority=1)))
-    rig.handle(m.Submit(spec("h", range(40), max_tokens=2)))
-    rig.run()
+    rig.serve(spec("h", range(40), max_tokens=2))
 
     assert preempted(rig) == 0
     assert rig.token_ids("low") == rig.runner.reference([1, 2], 4)

@@ -75,8 +75,7 @@ def test_a_batch_that_works_clears_the_count_of_failed_ones(engine, spec):
         rig.runner.failing = {f"{name}{number}": RuntimeError("x") for name in "ab"}
         rig.handle(*(m.Submit(spec(request_id)) for request_id in rig.runner.failing))
         if number % 2:
-            rig.handle(m.Submit(spec("good", [9])))
-            rig.run()
+            rig.serve(spec("good", [9]))
     assert len(rig.of(m.RequestFailed)) == 12
 
 
@@ -123,8 +122,7 @@ def test_failed_rows_are_counted_by_their_reason(engine, spec):
     }
     rig.handle(*(m.Submit(spec(request_id)) for request_id in ("a", *rig.runner.failing_rows)))
     rig.runner.failing = {"raises": ValueError("x")}
-    rig.handle(m.Submit(spec("raises")))
-    rig.run()
+    rig.serve(spec("raises"))
     assert rig.stats.failed_rows == {"not_finite": 2, "no_token_left": 1, "raised": 1}
 
 

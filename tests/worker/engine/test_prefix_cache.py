@@ -57,8 +57,7 @@ def test_a_repeated_prompt_hits_all_but_the_block_of_its_last_token(engine, spec
     rig = engine()
     prompt = list(range(8))
     for request_id in "ab":
-        rig.handle(m.Submit(spec(request_id, prompt)))
-        rig.run()
+        rig.serve(spec(request_id, prompt))
     assert rig.tokens("a")[0].cached_tokens == 0
     assert rig.tokens("b")[0].cached_tokens == 4
     assert rig.token_ids("a") == rig.token_ids("b") == rig.runner.reference(prompt, 3)
@@ -68,8 +67,7 @@ def test_a_repeated_prompt_hits_all_but_the_block_of_its_last_token(engine, spec
 def test_output_blocks_are_cached_too(engine, spec):
     """A follow-up that sends prompt and answer again reuses the blocks of both."""
     rig = engine()
-    rig.handle(m.Submit(spec("a", [1, 2, 3], max_tokens=7)))
-    rig.run()
+    rig.serve(spec("a", [1, 2, 3], max_tokens=7))
     rig.handle(m.Submit(spec("b", [1, 2, 3, *rig.token_ids("a")])))
     assert rig.tokens("b")[0].cached_tokens == 8
 
@@ -77,8 +75,7 @@ def test_output_blocks_are_cached_too(engine, spec):
 def test_without_prefix_caching_nothing_is_hashed_or_hit(engine, spec):
     rig = engine(prefix_caching=False)
     for request_id in "ab":
-        rig.handle(m.Submit(spec(request_id, list(range(8)))))
-        rig.run()
+        rig.serve(spec(request_id, list(range(8))))
     assert rig.tokens("b")[0].cached_tokens == 0
     assert rig.of(m.BlockEvents) == []
     assert rig.blocks == {"free": 16}

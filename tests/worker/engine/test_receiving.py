@@ -116,8 +116,7 @@ def test_failed_receive_without_a_first_token_starts_from_the_prompt(pair, spec)
 def test_remote_prefill_counts_its_prompt_once_over_both_workers(pair, spec):
     both = pair()
     both.start(spec("a", PROMPT, max_tokens=4))
-    both.prefill.handle(m.Submit(spec("own", range(30, 33), max_tokens=1)))
-    both.prefill.run()
+    both.prefill.serve(spec("own", range(30, 33), max_tokens=1))
     assert both.decode.stats.prompt_tokens == len(PROMPT)
     assert both.prefill.stats.prompt_tokens == 3
     assert both.prefill.stats.prefill_tokens == len(PROMPT) + 3

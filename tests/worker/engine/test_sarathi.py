@@ -220,8 +220,7 @@ def test_a4_chunks_shrink_with_the_length_that_is_behind_them(sarathi, spec):
     chunks = ChunkSchedule(low=8, high=24, stages=3, max_tokens=60)
     own = SchedulerSettings(name="sarathi", chunk_schedule=chunks)
     rig = sarathi(own, max_batched_tokens=32)
-    rig.handle(m.Submit(spec("a", [3] * 60, max_tokens=1)))
-    rig.run()
+    rig.serve(spec("a", [3] * 60, max_tokens=1))
     assert rig.runner.executed == [[("a", size)] for size in (24, 16, 8, 8, 4)]
 
 
@@ -230,8 +229,7 @@ def test_the_next_budget_follows_the_time_of_the_last_step(sarathi, spec):
     own = SchedulerSettings(name="sarathi", tbt_slo_seconds=0.040)
     rig = sarathi(own, max_batched_tokens=64, num_blocks=64, max_model_len=256)
     rig.runner.on_write = lambda block: rig.clock.advance(0.002)
-    rig.handle(m.Submit(spec("a", [4] * 130, max_tokens=1)))
-    rig.run()
+    rig.serve(spec("a", [4] * 130, max_tokens=1))
     sizes = [count for batch in rig.runner.executed for _, count in batch]
     assert sizes == [64, 32, 18, 16]
 
@@ -280,8 +278,7 @@ def test_prompts_go_on_however_slow_the_decodes_are(sarathi, spec):
     rig.handle(m.Submit(spec("a", [1], max_tokens=30)))
     for _ in range(6):
         rig.step()
-    rig.handle(m.Submit(spec("b", range(20), max_tokens=1)))
-    rig.run()
+    rig.serve(spec("b", range(20), max_tokens=1))
     assert [count for batch in rig.runner.executed for name, count in batch if name == "b"] == [
         4
     ] * 5

@@ -9,8 +9,7 @@ from pdcluster_worker.messages.engine_settings import SchedulerSettings
 def test_prefill_is_cut_into_chunks_of_the_budget(engine, spec):
     """[V2]: 20 tokens under a budget of 8."""
     rig = engine(max_batched_tokens=8)
-    rig.handle(m.Submit(spec("a", list(range(20)), max_tokens=2)))
-    rig.run()
+    rig.serve(spec("a", list(range(20)), max_tokens=2))
     assert rig.runner.executed == [[("a", 8)], [("a", 8)], [("a", 4)], [("a", 1)]]
     assert rig.token_ids("a") == rig.runner.reference(list(range(20)), 2)
 
@@ -146,13 +145,11 @@ def test_a_prompt_larger_than_the_pool_fails_alone(engine, spec):
 def test_a_request_that_outgrows_the_pool_fails_alone_after_what_it_could_say(engine, spec):
     """It neither stops the engine, nor preempts another, nor loops without end."""
     rig = engine(num_blocks=4, max_sequences=2)
-    rig.handle(m.Submit(spec("grows", range(14), max_tokens=20)))
-    rig.run()
+    rig.serve(spec("grows", range(14), max_tokens=20))
     # 14 + 3 tokens: the 17th has no slot
     assert rig.token_ids("grows") == rig.runner.reference(list(range(14)), 3)
     assert [failure.request_id for failure in rig.of(m.RequestFailed)] == ["grows"]
-    rig.handle(m.Submit(spec("b", [1])))
-    rig.run()
+    rig.serve(spec("b", [1]))
     assert rig.token_ids("b") == rig.runner.reference([1], 3)
     assert rig.stats.preemptions == 0
 

@@ -90,8 +90,7 @@ def test_source_blocks_are_held_until_each_is_acknowledged(pair, spec):
 
 def test_own_prefix_hits_are_written_too_before_anything_is_computed(pair, spec):
     both = pair(prefill={"max_batched_tokens": 8})
-    both.prefill.handle(m.Submit(spec("before", PROMPT, max_tokens=1)))
-    both.prefill.run()
+    both.prefill.serve(spec("before", PROMPT, max_tokens=1))
     both.prefill.runner.on_execute = lambda: queued.append(
         len(both.prefill.transport.queued_blocks())
     )

@@ -35,8 +35,7 @@ def test_blocks_that_left_the_window_are_free_and_null_in_the_table(engine, spec
 def test_prompt_larger_than_the_pool_runs_where_its_window_fits(engine, spec):
     """[V7]: admission asks for the largest chunk and the window before it."""
     rig = engine(num_blocks=4, **WINDOW)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=20)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=20))
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 20)
     assert rig.stats.preemptions == 0
 
@@ -78,14 +77,12 @@ def test_hit_needs_the_blocks_of_the_last_window_only():
 def test_prompt_is_found_again_by_its_last_window(engine, spec):
     """[V15]: and its first blocks may be gone."""
     rig = engine(**WINDOW)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=1)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=1))
     pool = rig.core.pool
     taken = pool.allocate(pool.counts()["free"] + 4)  # the four that were given back first
     assert pool.prefix_cache.match(block_hashes(PROMPT, 4), 9) == []
     pool.release(taken)
-    rig.handle(m.Submit(spec("b", PROMPT, max_tokens=3)))
-    rig.run()
+    rig.serve(spec("b", PROMPT, max_tokens=3))
     assert rig.tokens("b")[0].cached_tokens == 36
     assert rig.token_ids("b") == rig.runner.reference(PROMPT, 3)
 
@@ -128,8 +125,7 @@ def test_transfer_moves_the_last_window_only(pair, spec, length):
 
 def test_transfer_after_a_hit_in_the_window_moves_what_is_missing(pair, spec):
     both = pair(decode=WINDOW, prefill=WINDOW)
-    both.decode.handle(m.Submit(spec("b", PROMPT[:37], max_tokens=1)))
-    both.decode.run()
+    both.decode.serve(spec("b", PROMPT[:37], max_tokens=1))
     ready = both.start(spec("a", PROMPT, max_tokens=3))
     assert (ready.cached_tokens, len(ready.block_ids)) == (36, 1)
     assert both.decode.core._requests["a"].num_cached_tokens == 36

@@ -73,8 +73,7 @@ def sizes_of(rig, request_id="a"):
 
 def test_right_drafts_make_several_tokens_a_step_v30(speculating, spec):
     rig = speculating()
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=9))
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 9)
     assert sizes_of(rig) == [10, 4, 4]  # 1 token, then 4 and 4
     assert rig.tokens("a")[-1].finish_reason == "length"
@@ -113,8 +112,7 @@ def test_drafts_end_where_the_request_must(speculating, spec):
     assert sizes_of(rig) == [10, 2]
     assert sizes_of(rig, "b") == [5, 1]
     rig = speculating(max_model_len=13)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=99)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=99))
     assert len(rig.tokens("a")) == 3
     assert sizes_of(rig) == [10, 2]
 
@@ -124,8 +122,7 @@ def test_stop_token_inside_an_accepted_run_ends_it(index, speculating, engine, s
     expected = engine().runner.reference(PROMPT, 9)
     for ends in ({"eos_token_ids": [expected[index]]}, {"stop_token_ids": [expected[index]]}):
         rig = speculating()
-        rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9, **ends)))
-        rig.run()
+        rig.serve(spec("a", PROMPT, max_tokens=9, **ends))
         assert rig.token_ids("a") == expected[: index + 1]
         last = rig.tokens("a")[-1]
         assert last.finish_reason == "stop"
@@ -137,8 +134,7 @@ def test_ignored_end_and_min_tokens_are_passed_inside_a_run(speculating, engine,
     expected = engine().runner.reference(PROMPT, 9)
     for more in ({"ignore_eos": True}, {"min_tokens": 5}):
         rig = speculating()
-        rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9, eos_token_ids=[expected[2]], **more)))
-        rig.run()
+        rig.serve(spec("a", PROMPT, max_tokens=9, eos_token_ids=[expected[2]], **more))
         assert rig.token_ids("a") == expected
 
 
@@ -153,8 +149,7 @@ def test_blocks_of_wrong_drafts_are_given_back_and_have_no_hash(speculating, eng
         rig.step()
         held.append(rig.blocks.get("in_use", 0))
     plain = engine()
-    plain.handle(m.Submit(spec("a", PROMPT, max_tokens=8)))
-    plain.run()
+    plain.serve(spec("a", PROMPT, max_tokens=8))
     hashes = [
         {stored for events in each.of(m.BlockEvents) for stored in events.stored}
         for each in (rig, plain)
@@ -180,8 +175,7 @@ def test_drafts_take_no_block_that_a_request_would_lose(speculating, spec):
 def test_drafts_have_the_budget_that_is_left(speculating, spec):
     rig = speculating(max_batched_tokens=12)
     rig.handle(m.Submit(spec("a", PROMPT, max_tokens=12)))
-    rig.handle(m.Submit(spec("b", range(50, 70), max_tokens=2)))
-    rig.run()
+    rig.serve(spec("b", range(50, 70), max_tokens=2))
     batches = [dict(batch) for batch in rig.runner.executed]
     assert batches[:3] == [{"a": 10}, {"a": 1, "b": 11}, {"a": 3, "b": 9}]
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 12)
@@ -235,12 +229,10 @@ def test_step_ahead_waits_for_a_step_with_drafts_and_for_one_that_may_have_some_
     speculating, spec
 ):
     rig = speculating(depth=2)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=9))
     assert sizes_of(rig) == [10, 4, 4]
     rig = speculating(depth=2, follows=False)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=9)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=9))
     assert sizes_of(rig) == [10, *[1] * 8]
     assert rig.token_ids("a") == rig.runner.reference(PROMPT, 9)
 

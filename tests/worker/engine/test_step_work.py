@@ -5,8 +5,7 @@ from pdcluster_worker.messages import engine as m
 
 def test_batches_tell_requests_and_tokens_by_kind(engine, spec):
     rig = engine(max_batched_tokens=8)
-    rig.handle(m.Submit(spec("a", list(range(12)), max_tokens=3)))
-    rig.run()
+    rig.serve(spec("a", list(range(12)), max_tokens=3))
     batches = [batch for stats in rig.of(m.EngineStats) for batch in stats.batches]
     assert batches == [(1, 8, 0, 0), (1, 4, 0, 0), (1, 0, 1, 0), (1, 0, 1, 0)]
 
@@ -54,6 +53,5 @@ def test_evictions_count_cached_blocks_that_were_taken(engine, spec):
     """[V16]."""
     rig = engine(num_blocks=3)
     for start in (0, 100, 200):
-        rig.handle(m.Submit(spec(f"r{start}", list(range(start, start + 9)), max_tokens=1)))
-        rig.run()
+        rig.serve(spec(f"r{start}", list(range(start, start + 9)), max_tokens=1))
     assert rig.stats.evictions == 4

@@ -79,8 +79,7 @@ def test_only_known_tokens_are_hashed_and_as_many_as_without(ahead, engine, spec
     hashes = []
     for build in (engine, ahead):
         rig = build()
-        rig.handle(m.Submit(spec("a", PROMPT, max_tokens=8)))
-        rig.run()
+        rig.serve(spec("a", PROMPT, max_tokens=8))
         hashes.append({stored for events in rig.of(m.BlockEvents) for stored in events.stored})
     assert hashes[0] == hashes[1]
     assert len(hashes[0]) == 4  # 10 + 8 - 1 computed tokens
@@ -174,8 +173,7 @@ def test_held_back_prompts_come_out_right(ahead, spec):
 def test_steps_that_overlap_share_no_second(ahead, spec):
     rig = ahead()
     rig.runner.on_execute = lambda: rig.clock.advance(1.0)
-    rig.handle(m.Submit(spec("a", PROMPT, max_tokens=3)))
-    rig.run()
+    rig.serve(spec("a", PROMPT, max_tokens=3))
     assert (rig.stats.num_steps, rig.stats.busy_seconds, rig.stats.overhead_seconds) == (
         3,
         3.0,
