@@ -223,15 +223,10 @@ def echoed_rows(
     names: TokenNames,
 ) -> list[Row]:
     """Rows of a prompt, whose first token has no figures.  count: top tokens of each."""
-    first: Row = (names.shown(token_ids[0]), None, None, offsets[0])
-    others = zip(token_ids[1:], figures, offsets[1:], strict=True)
-    return [
-        first,
-        *(
-            _row(token_id, one.logprob, one.top_logprobs[:count], offset, names)
-            for token_id, one, offset in others
-        ),
-    ]
+    rows: list[Row] = [(names.shown(token_ids[0]), None, None, offsets[0])]
+    for token_id, one, offset in zip(token_ids[1:], figures, offsets[1:], strict=True):
+        rows.append(_row(token_id, one.logprob, one.top_logprobs[:count], offset, names))
+    return rows
 
 
 def _row(

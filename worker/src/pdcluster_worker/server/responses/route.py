@@ -143,10 +143,7 @@ class ResponseStore:
 
     def _missing(self, response_id: str, param: str | None) -> RequestError:
         name = f"response {quoted(response_id)}"
-        prefix = "resp_"
-        worker = response_id.removeprefix(prefix)[:_WORKER_DIGITS]
-        is_elsewhere = response_id.startswith(prefix) and worker != self._worker
-        if is_elsewhere:
+        if response_id.startswith("resp_") and not response_id.startswith(self.new_id("")):
             why = (
                 "was made by another worker, or before a restart: responses are kept in the "
                 "memory of the worker that made them; send the whole conversation as input, or "
@@ -159,9 +156,8 @@ class ResponseStore:
             )
         if param is None:
             return RequestError(f"{name} {why}", status=404, code="response_not_found")
-        return RequestError(
-            f"{param}: {name} {why}", param=param, code="previous_response_not_found"
-        )
+        message, code = f"{param}: {name} {why}", "previous_response_not_found"
+        return RequestError(message, param=param, code=code)
 
 
 PATH = "/v1/responses"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pdcluster_schema.routing import DecodePolicy, DecodeScoreSpec
 from pdcluster_worker.errors import RequestError, field_error
@@ -40,15 +40,13 @@ RouteWeight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 _KV_AWARE = ("overlap_credit", "prefill_load_scale", "prefill_decay", "active_request_weight")
 
 
-class RouteFields(BaseModel):
+class RouteFields(Body, extra="forbid"):
     """`pdcluster.route`, for tests: a worker, a policy or weights for one request in place of the
     policy's.
 
     worker: the pod that must run it.  policy: by which the worker is chosen.
     temperature and the weights of kvAware: as in spec.routing.decodeScore; null = the policy's.
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     worker: PodName | None = None
     policy: DecodePolicy | None = None
@@ -72,19 +70,12 @@ def check_route(route: RouteFields | None, policy: DecodeScoreSpec) -> None:
 def hints_of(session: str | None, route: RouteFields | None, policy: DecodeScoreSpec) -> RouteHints:
     if route is None:
         return RouteHints(session=session) if session else NO_HINTS
-    given = {
-        name: value
-        for name, value in route.model_dump(exclude={"worker"}).items()
-        if value is not None
-    }
+    given = route.model_dump(exclude={"worker"}, exclude_none=True)
     weights = {name: given.pop(name) for name in _KV_AWARE if name in given}
-    score = (
-        policy.model_copy(
-            update={"kv_aware": policy.kv_aware.model_copy(update={**weights}), **given}
-        )
-        if given or weights
-        else None
-    )
+    score = None
+    if given or weights:
+        kv_aware = policy.kv_aware.model_copy(update=weights)
+        score = policy.model_copy(update={"kv_aware": kv_aware, **given})
     return RouteHints(session or "", route.worker or "", score)
 
 
