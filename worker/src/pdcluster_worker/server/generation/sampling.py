@@ -92,29 +92,29 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000.0
 
 
-def _max_tokens(wanted: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
+def _max_tokens(request: SamplingRequest, prompt: list[int], limits: ModelLimits) -> int:
     num_prompt, most = len(prompt), limits.max_model_len
-    name, asked, space = wanted.prompt_param, wanted.max_tokens, most - num_prompt
+    name, max_tokens, space = request.prompt_param, request.max_tokens, most - num_prompt
     if space < 1:
-        param, asked = name, None
+        param, max_tokens = name, None
         cause = f"your {name} resulted in {num_prompt} tokens"
         fix = f"shorten {name} to at most {most - 1}"
-    elif asked is None:
-        most_default = wanted.default_max_tokens
+    elif max_tokens is None:
+        most_default = request.default_max_tokens
         return space if most_default is None else min(most_default, space)
-    elif asked > space:
-        param = wanted.max_tokens_param
-        parts = f"{num_prompt} in the {name}, {asked} in the completion"
-        cause = f"you requested {num_prompt + asked} tokens ({parts})"
+    elif max_tokens > space:
+        param = request.max_tokens_param
+        parts = f"{num_prompt} in the {name}, {max_tokens} in the completion"
+        cause = f"you requested {num_prompt + max_tokens} tokens ({parts})"
         fix = f"{param} can be at most {space}"
     else:
-        return asked
+        return max_tokens
     note = f" ({limits.length_note})" if limits.length_note else ""
     message = (
         f"This model's maximum context length is {most} tokens. However, {cause}: {fix}{note}."
     )
     raise ContextLengthError(
-        message, param=param, num_prompt=num_prompt, max_tokens=asked, most=most
+        message, param=param, num_prompt=num_prompt, max_tokens=max_tokens, most=most
     )
 
 
