@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pdcluster_api.apiserver.client import ApiClient
@@ -115,10 +114,8 @@ class Leadership:
 
     def _may_take(self, live: Body) -> bool:
         self._observe(live)
-        return _holder(live) in (
-            "",
-            self.identity,
-        ) or self.clock() - self._seen_at >= self._lease_seconds(live)
+        is_free = _holder(live) in ("", self.identity)
+        return is_free or self.clock() - self._seen_at >= self._lease_seconds(live)
 
     def _observe(self, live: Body) -> None:
         observed = (live["metadata"]["resourceVersion"], _holder(live))
@@ -127,9 +124,8 @@ class Leadership:
 
     def _lease_seconds(self, live: Body) -> float:
         """Lease time of the current holder; a candidate with other settings must keep to it."""
-        return max(
-            self.times.lease, float((live.get("spec") or {}).get("leaseDurationSeconds") or 0)
-        )
+        seconds = (live.get("spec") or {}).get("leaseDurationSeconds")
+        return max(self.times.lease, float(seconds or 0))
 
     def _is_anothers(self) -> bool:
         return self._seen[1] not in ("", self.identity)
@@ -161,7 +157,6 @@ def _holder(live: Mapping[str, Any]) -> str:
     return str((live.get("spec") or {}).get("holderIdentity") or "")
 
 
-logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
@@ -194,17 +189,11 @@ class LeaseThread:
         except BaseException:
             await self._stop()
             raise
-        self._leadership = Leadership(
-            self._client, self.namespace, self.name, self.identity, self.times
-        )
+        names = self.namespace, self.name, self.identity
+        self._leadership = Leadership(self._client, *names, self.times)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._run(self._client.close())
         await self._stop()
 

@@ -69,11 +69,8 @@ class ClientLimits:
     def delay(self, num_tries: int, retry_after: float | None) -> float:
         """Seconds to wait after so many tries; with jitter, so that waiting callers spread out."""
         backoff = Backoff(self.first_delay_seconds, self.max_delay_seconds)
-        seconds = (
-            backoff.after(num_tries)
-            if retry_after is None
-            else min(self.max_delay_seconds, retry_after)
-        )
+        requested = backoff.after(num_tries) if retry_after is None else retry_after
+        seconds = min(self.max_delay_seconds, requested)
         return seconds * random.uniform(1.0, 1.25)
 
 

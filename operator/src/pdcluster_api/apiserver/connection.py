@@ -183,11 +183,9 @@ async def connect(
         return ApiConnection(configuration, proxies=proxies)
     # all that its reader raises of a wrong file
     except (ConfigException, YAMLError, OSError, ValueError, TypeError, KeyError) as e:
-        source = (
-            "not in a pod with a ServiceAccount"
-            if kubeconfig is None
-            else f"kubeconfig {kubeconfig} cannot be used"
-        )
+        source = f"kubeconfig {kubeconfig} cannot be used"
+        if kubeconfig is None:
+            source = "not in a pod with a ServiceAccount"
         raise StartError(
             f"{source}: {e}; set KUBECONFIG to a working file, or run in a pod", exit_code=2
         ) from e

@@ -47,11 +47,7 @@ class Kind:
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
         """URL path of one object, of all of a namespace, or (namespace None) of all."""
-        root = (
-            f"/api/{self.api_version}"
-            if "/" not in self.api_version
-            else f"/apis/{self.api_version}"
-        )
+        root = f"/{'apis' if '/' in self.api_version else 'api'}/{self.api_version}"
         place = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
 

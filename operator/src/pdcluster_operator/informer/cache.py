@@ -283,10 +283,7 @@ def _identity_of(kind: str, body: Mapping[str, Any], owner: Key, uid: str | None
     return {
         "apiVersion": body["apiVersion"],
         "kind": kind,
-        "metadata": {
-            **_only(metadata, _IDENTITY),
-            "ownerReferences": owners[:MAX_OWNERS],
-        },
+        "metadata": {**_only(metadata, _IDENTITY), "ownerReferences": owners[:MAX_OWNERS]},
     }
 
 

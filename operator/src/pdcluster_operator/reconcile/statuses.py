@@ -123,8 +123,6 @@ async def write_status(
         return None
 
 
-logger = logging.getLogger(__name__)
-
 PERIOD_SECONDS = 600.0
 MAX_REMEMBERED = 4096
 MAX_NOTE_BYTES = 1024  # the API server refuses a longer one

@@ -3,20 +3,28 @@ of our own: nearly all lines are buckets, skipped by name. One wrong line refuse
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
+from typing import Annotated, Literal, get_type_hints
 
 from pdcluster_api.errors import OperatorError
 
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _SHOWN_BYTES = 40
 
-# Most that is believed.  Beyond 2**53 a float no longer counts by one, so differences of a counter
-# would be lost.
-_REQUESTS = 1e9
-_TOKENS = 1e12
-_TIME = 1e11
-_COUNTED = 2.0**53
+
+@dataclass(frozen=True)
+class _Metric:
+    """most: that is believed"""
+
+    most: float
+    kind: Literal["gauge", "counter", "start"] = "gauge"
+
+
+_REQUESTS, _TOKENS, _RATIO = _Metric(1e9), _Metric(1e12), _Metric(1.0)
+# beyond 2**53 a float no longer counts by one, so differences of a counter would be lost
+_COUNTED, _SECONDS = _Metric(2.0**53, "counter"), _Metric(1e11, "counter")
 
 
 class PageError(OperatorError):
@@ -32,49 +40,36 @@ class MetricsPage:
     that older workers do not have is optional.
     """
 
-    num_requests_running: float
-    num_requests_waiting: float
-    prefill_queue_requests: float
-    prefill_queue_tokens: float
-    kv_cache_usage_ratio: float
-    engine_busy_ratio: float
-    prompt_tokens_total: float
-    prefill_tokens_total: float
-    prefill_seconds_total: float
-    generation_tokens_total: float
-    time_to_first_token_seconds_count: float
-    time_to_first_token_seconds_sum: float
-    time_per_output_token_seconds_count: float
-    time_per_output_token_seconds_sum: float
+    num_requests_running: Annotated[float, _REQUESTS]
+    num_requests_waiting: Annotated[float, _REQUESTS]
+    prefill_queue_requests: Annotated[float, _REQUESTS]
+    prefill_queue_tokens: Annotated[float, _TOKENS]
+    kv_cache_usage_ratio: Annotated[float, _RATIO]
+    engine_busy_ratio: Annotated[float, _RATIO]
+    prompt_tokens_total: Annotated[float, _COUNTED]
+    prefill_tokens_total: Annotated[float, _COUNTED]
+    prefill_seconds_total: Annotated[float, _SECONDS]
+    generation_tokens_total: Annotated[float, _COUNTED]
+    time_to_first_token_seconds_count: Annotated[float, _COUNTED]
+    time_to_first_token_seconds_sum: Annotated[float, _COUNTED]
+    time_per_output_token_seconds_count: Annotated[float, _COUNTED]
+    time_per_output_token_seconds_sum: Annotated[float, _COUNTED]
     # mean of the worker's GPUs; None = it has none, or their driver does not say
-    gpu_utilization_ratio: float | None = None
+    gpu_utilization_ratio: Annotated[float | None, _RATIO] = None
     # the worker's start in Unix seconds; None = it does not report it
-    prompt_tokens_created: float | None = None
+    prompt_tokens_created: Annotated[float | None, _Metric(1e11, "start")] = None
     at: float = 0.0  # when it was read, in seconds of a clock that never jumps
 
 
-# Field of MetricsPage (a metric's name without its prefix) -> the most that is believed.
-_MOST = {
-    "num_requests_running": _REQUESTS,
-    "num_requests_waiting": _REQUESTS,
-    "prefill_queue_requests": _REQUESTS,
-    "prefill_queue_tokens": _TOKENS,
-    "kv_cache_usage_ratio": 1.0,
-    "engine_busy_ratio": 1.0,
-    "prompt_tokens_total": _COUNTED,
-    "prefill_tokens_total": _COUNTED,
-    "prefill_seconds_total": _TIME,
-    "generation_tokens_total": _COUNTED,
-    "time_to_first_token_seconds_count": _COUNTED,
-    "time_to_first_token_seconds_sum": _COUNTED,
-    "time_per_output_token_seconds_count": _COUNTED,
-    "time_per_output_token_seconds_sum": _COUNTED,
-    "gpu_utilization_ratio": 1.0,
-    "prompt_tokens_created": _TIME,
+# By the field of MetricsPage: the metric's name without its prefix
+METRICS: Mapping[str, _Metric] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(MetricsPage, include_extras=True).items()
+    if name != "at"
 }
-_OPTIONAL = ("gpu_utilization_ratio", "prompt_tokens_created")
+_REQUIRED = [field.name for field in fields(MetricsPage) if field.default is MISSING]
 _PREFIX = "pdcluster_"
-_KNOWN = {f"{_PREFIX}{name}".encode(): (name, most) for name, most in _MOST.items()}
+_KNOWN = {f"{_PREFIX}{name}".encode(): (name, metric.most) for name, metric in METRICS.items()}
 
 
 def parse_page(body: bytes) -> MetricsPage:
@@ -97,13 +92,10 @@ def parse_page(body: bytes) -> MetricsPage:
         if field in numbers:
             raise PageError(f"{name.decode()} stands there twice")
         numbers[field] = _number(name.decode(), text, most)
-    missing = [
-        f"{_PREFIX}{name}" for name in _MOST if name not in numbers and name not in _OPTIONAL
-    ]
+    missing = [f"{_PREFIX}{name}" for name in _REQUIRED if name not in numbers]
     if missing:
-        raise PageError(
-            f"it lacks {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        )
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PageError(f"it lacks {missing[0]}{others}")
     return MetricsPage(**numbers)
 
 

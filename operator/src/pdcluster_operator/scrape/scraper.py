@@ -196,9 +196,8 @@ class Scraper:
     async def _page_or_miss(self, address: str) -> MetricsPage | Miss:
         url = _metrics_url(address)
         if url is None:
-            return Miss(
-                Reason.ADDRESS, f"{address!r} is no host:port (an IPv6 host stands in brackets)"
-            )
+            message = f"{address!r} is no host:port (an IPv6 host stands in brackets)"
+            return Miss(Reason.ADDRESS, message)
         try:
             body = await self._fetch(url)
             return body if isinstance(body, Miss) else parse_page(body)
@@ -209,24 +208,22 @@ class Scraper:
         except aiohttp.ClientConnectorError as e:
             return Miss(Reason.CONNECT, f"no connection to {address}: {e.strerror}")
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            return Miss(
-                Reason.BROKEN, f"the connection broke or did not speak HTTP: {_error_text(e)}"
-            )
+            # one short line: an error of HTTP's parser shows what a stranger sent
+            cause = one_line(str(e), _MAX_REASON) or type(e).__name__
+            return Miss(Reason.BROKEN, f"the connection broke or did not speak HTTP: {cause}")
 
     async def _fetch(self, url: URL) -> bytes | Miss:
         """The body.  Raises what aiohttp raises, and TimeoutError."""
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                return Miss(
-                    Reason.STATUS, f"it answered with status {response.status} instead of 200"
-                )
+                message = f"it answered with status {response.status} instead of 200"
+                return Miss(Reason.STATUS, message)
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > self._limits.page_bytes:
-                    return Miss(
-                        Reason.TOO_LARGE, f"its page has more than {self._limits.page_bytes} bytes"
-                    )
+                    message = f"its page has more than {self._limits.page_bytes} bytes"
+                    return Miss(Reason.TOO_LARGE, message)
             return bytes(body)
 
 
@@ -237,11 +234,6 @@ def _metrics_url(address: str) -> URL | None:
     except ValueError:
         return None
     return url if f"{url.host_subcomponent}:{url.explicit_port}" == address.lower() else None
-
-
-def _error_text(error: Exception) -> str:
-    """One short line: an error of HTTP's parser shows what a stranger sent, over several lines."""
-    return one_line(str(error), _MAX_REASON) or type(error).__name__
 
 
 async def scrape_round(

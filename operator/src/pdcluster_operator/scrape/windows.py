@@ -4,26 +4,21 @@ keeps its last numbers until it is stale; a restart, or another address, begins 
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from pdcluster_api.plan.autoscale.values import PoolSample, WorkerSample
-from pdcluster_operator.scrape.page import ClusterKey, MetricsPage, Miss, ScrapeResult, ScrapeTarget
+from pdcluster_operator.scrape.page import (
+    METRICS,
+    ClusterKey,
+    MetricsPage,
+    Miss,
+    ScrapeResult,
+    ScrapeTarget,
+)
 from pdcluster_schema.workload import PoolKey
 
-_GAUGES = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "prefill_queue_requests",
-    "prefill_queue_tokens",
-    "kv_cache_usage_ratio",
-    "engine_busy_ratio",
-    "gpu_utilization_ratio",
-)
-_COUNTERS = tuple(
-    field.name
-    for field in fields(MetricsPage)
-    if field.name not in (*_GAUGES, "prompt_tokens_created", "at")
-)
+_GAUGES = [name for name, metric in METRICS.items() if metric.kind == "gauge"]
+_COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
 
 
 def worker_sample(pod: str, now: MetricsPage, before: MetricsPage | None) -> WorkerSample:

@@ -106,9 +106,8 @@ def is_missing_dependency(action: Action, error: ClusterError) -> bool:
     """True for a failed action that leaves pods without what they need.  An object that is ours,
     and could not be changed, is there all the same.
     """
-    return action.kind in NEEDED and (
-        action.verb is Verb.CREATE or isinstance(error, NameTakenError)
-    )
+    is_absent = action.verb is Verb.CREATE or isinstance(error, NameTakenError)
+    return action.kind in NEEDED and is_absent
 
 
 def naming_dependents(failure: WriteFailure) -> WriteFailure:
@@ -119,16 +118,12 @@ def blocked_failure(action: Action, missing: Iterable[MissingDependency]) -> Wri
     """Failure of a StatefulSet whose pods would use a missing object; None = go on."""
     if action.kind not in MAKE_PODS or action.verb is Verb.DELETE:
         return None
-    found = next(
-        (each for each in missing if _uses(action.desired["spec"]["template"], each.action)), None
-    )
-    return (
-        None
-        if found is None
-        else WriteFailure(
-            str(action), found.cause.reason, f"waits for {found.cause.object}", waits=True
-        )
-    )
+    template = action.desired["spec"]["template"]
+    for each in missing:
+        if _uses(template, each.action):
+            waits = f"waits for {each.cause.object}"
+            return WriteFailure(str(action), each.cause.reason, waits, waits=True)
+    return None
 
 
 def _uses(template: Mapping[str, Any], action: Action) -> bool:
@@ -137,9 +132,8 @@ def _uses(template: Mapping[str, Any], action: Action) -> bool:
         return bool(pod.get("serviceAccountName") == action.name)
     if action.kind is SECRET:
         return action.name in _secrets(pod)
-    return _selects(
-        action.desired["spec"]["podSelector"], (template.get("metadata") or {}).get("labels") or {}
-    )
+    marks = (template.get("metadata") or {}).get("labels") or {}
+    return _selects(action.desired["spec"]["podSelector"], marks)
 
 
 def _secrets(pod: Mapping[str, Any]) -> set[str]:
