@@ -101,9 +101,11 @@ def read_record(entry: Any) -> ScalingDecision | None:
     """Read what `write_record` wrote; None = another program wrote it."""
     try:
         sizes = entry["replicas"]
+        # the API server drops a value that is null
+        inputs = [{"value": None, **each} for each in entry["inputs"]]
         return ScalingDecision(
             {(str(each["role"]), str(each["pool"])): int(each["replicas"]) for each in sizes},
-            _INPUTS.validate_python(entry["inputs"]),
+            _INPUTS.validate_python(inputs),
             _STEPS.validate_python(entry["steps"]),
             tuple(Problem(each["reason"], each["message"]) for each in entry["problems"]),
             datetime.fromisoformat(entry["at"]).astimezone(UTC),

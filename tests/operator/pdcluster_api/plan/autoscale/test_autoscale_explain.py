@@ -74,6 +74,18 @@ def test_a_record_is_read_as_it_was_written():
     assert read_record(entry) == record
 
 
+def test_a_record_is_read_though_the_api_server_drops_an_unknown_value():
+    unknown = DecisionInput("prefill", "ttft", None, 8.0)
+    entry = write_record(ScalingDecision({}, (unknown,), at=AT))
+    stored = {**entry, "inputs": [{**each} for each in entry["inputs"]]}
+    for each in stored["inputs"]:
+        each.pop("value", None)
+
+    found = read_record(stored)
+    assert found is not None
+    assert found.inputs == (unknown,)
+
+
 def test_times_are_written_in_utc_and_whole_seconds():
     local = AT.astimezone(timezone(timedelta(hours=9))).replace(microsecond=7)
 
