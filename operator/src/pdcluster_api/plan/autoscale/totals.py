@@ -3,7 +3,6 @@
 counts.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -77,16 +76,22 @@ _RATES = (
 )
 
 
-def _sum_known(one: float | None, other: float | None) -> float | None:
-    known = [value for value in (one, other) if value is not None]
+def _sum_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
+def _joined(values: Sequence[list[tuple[float, float]]]) -> list[tuple[float, float]]:
+    return [pair for pairs in values for pair in pairs]
+
+
 # How a field of several pools together is made; the others are added
-_MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
+_MERGED: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "peak_utilization": max,
     "peak_kv_cache_usage": max,
-    "has_gpu": operator.or_,
+    "has_gpu": any,
+    "time_to_first_token": _joined,
+    "time_per_output_token": _joined,
     **dict.fromkeys(_RATES, _sum_known),
 }
 
@@ -244,12 +249,11 @@ def _known(value: float | None) -> float | None:
 
 
 def together(parts: Iterable[Totals]) -> Totals:
-    whole = Totals()
-    for part in parts:
-        for name in (each.name for each in fields(Totals)):
-            merged = _MERGED.get(name, operator.add)(getattr(whole, name), getattr(part, name))
-            setattr(whole, name, merged)
-    return whole
+    every = [Totals(), *parts]
+    names = [each.name for each in fields(Totals)]
+    return Totals(
+        **{name: _MERGED.get(name, sum)([getattr(part, name) for part in every]) for name in names}
+    )
 
 
 def mean_latency(pairs: Sequence[tuple[float, float]]) -> float | None:
