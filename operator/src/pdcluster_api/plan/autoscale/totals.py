@@ -239,8 +239,9 @@ def _add(totals: Totals, worker: WorkerSample, num_rounds: int) -> None:
 
 def _add_rates(totals: Totals, workers: Sequence[WorkerSample]) -> None:
     for name in _RATES:
-        values = (_known(getattr(worker, name)) for worker in workers)
-        known = [value for value in values if value is not None]
+        known = [
+            value for worker in workers if (value := _known(getattr(worker, name))) is not None
+        ]
         setattr(totals, name, sum(known) if known else None)
 
 

@@ -34,7 +34,7 @@ from tests.operator.pdcluster_api.plan.autoscale.worlds import (
 from tests.operator.pdcluster_api.plan.clusters import NOW as TODAY
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, plan_all, running
 
-MAX_STEPS = 300_000
+MAX_STEPS = 310_000
 """Calls of one decision over twelve pools with a band, a total and limits by type, all of which are
 searched.
 """
