@@ -30,18 +30,16 @@ GPU = (
     "spec.accelerators"
 )
 CUDA = (
-    "engine.device: cuda needs an accelerator, and gpu of a pool is cpu: give the pool another "
-    "gpu, or leave engine.device out"
+    "is cuda, which needs an accelerator, and gpu of a pool is cpu: give the pool another gpu, or "
+    "leave engine.device out"
 )
 INVARIANT = (
-    "engine.batchInvariant is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set "
-    "engine.device: cpu"
+    "is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"
 )
 BIG = {"name": "big", "gpu": "B200", "replicas": 1}
 ROOM = (
-    "engine.maxBatchedTokens must be at least engine.maxSequences, since a step computes a token "
-    "of each sequence:"
-    " raise the one or lower the other"
+    "must be at least maxSequences, since a step computes a token of each sequence: raise "
+    "maxBatchedTokens or lower maxSequences"
 )
 EXCHANGED = (
     "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot be "
@@ -173,8 +171,8 @@ def router_rules() -> list[Rule]:
             at(own, {"pools": [BIG]}),
         ),
         Rule(
-            "spec.routing",
-            "relaying is for routers, and there are none: give roles.router, or leave "
+            "spec.routing.relaying",
+            "routing.relaying is for routers, and there are none: give roles.router, or leave "
             "routing.relaying out",
             both(there, at("spec.routing", {"relaying": {"enabled": True}})),
             at("spec.routing", {"relaying": {"enabled": True}}),
@@ -229,8 +227,8 @@ def role_rules(role: str) -> list[Rule]:
             named(room + 1),
         ),
         Rule(
-            own,
-            ROOM,
+            f"{own}.engine.maxBatchedTokens",
+            f"roles.{role}.engine.maxBatchedTokens {ROOM}",
             both(
                 only(role),
                 at("spec.engine.maxSequences", 512),
@@ -244,8 +242,8 @@ def role_rules(role: str) -> list[Rule]:
             ),
         ),
         Rule(
-            own,
-            ROOM,
+            f"{own}.engine.maxBatchedTokens",
+            f"roles.{role}.engine.maxBatchedTokens {ROOM}",
             both(
                 only(role), at(f"{own}.pools.0.gpu", "B200"), at(f"{own}.engine.maxSequences", 8192)
             ),
@@ -256,14 +254,14 @@ def role_rules(role: str) -> list[Rule]:
         *(Rule(*case) for case in scheduling_cases(role, only(role))),
         *(Rule(*case) for case in role_cases(role, only(role))),
         Rule(
-            own,
-            CUDA,
+            f"{own}.engine.device",
+            f"roles.{role}.engine.device {CUDA}",
             both(only(role), at(f"{own}.engine", {"device": "cuda"}), at(f"{own}.pools", [BIG])),
             both(only(role), at("spec.engine", {"device": "cuda"}), on_cpu),
         ),
         Rule(
-            own,
-            INVARIANT,
+            f"{own}.engine.batchInvariant",
+            f"roles.{role}.engine.batchInvariant {INVARIANT}",
             both(
                 only(role),
                 at("spec.engine", {"batchInvariant": True, "device": "cpu"}),
@@ -358,7 +356,10 @@ ETCD_RULES: list[Rule] = [
 ]
 
 AUTOSCALE = "spec.autoscale"
-CEILING = "On needs a ceiling: give maxReplicas to every pool, or set autoscale.budget.total"
+CEILING = (
+    "autoscale.mode is On, which needs maxReplicas in each pool: give maxReplicas to every pool, "
+    "or set autoscale.budget.total"
+)
 TYPES = (
     "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
     "spec.accelerators"
@@ -389,7 +390,8 @@ AUTOSCALE_RULES: list[Rule] = [
     *(
         Rule(
             f"spec.routing.{part}",
-            "mixed workers prefill what they decode, and no prefill is routed: remove it",
+            f"routing.{part} means nothing beside mixed workers, which prefill what they decode: "
+            "remove it",
             at(f"spec.routing.{part}", {}),
             both(only("mixed"), at(f"spec.routing.{part}", {})),
         )
@@ -508,9 +510,9 @@ RULES: list[Rule] = [
     name_rule("spec.service.endpointPicker.name"),
     *(
         Rule(
-            f"spec.roles.{role}",
-            "engine.numBlocks must be at least engine.dataParallelSize, whose engines share them: "
-            "raise the one or lower the other",
+            f"spec.roles.{role}.engine.numBlocks",
+            f"roles.{role}.engine.numBlocks must be at least dataParallelSize, whose engines share "
+            "them: raise numBlocks or lower dataParallelSize",
             both(
                 only(role), at(f"spec.roles.{role}.engine", {"numBlocks": 4, "dataParallelSize": 4})
             ),

@@ -16,48 +16,55 @@ def scheduling_cases(role: str, only: Change) -> list[Case]:
     """Those of one role.  only: makes an object that has it."""
     own = f"spec.roles.{role}"
 
-    def case(message: str, right: dict[str, Any], wrong: dict[str, Any]) -> Case:
+    def case(field: str, text: str, right: dict[str, Any], wrong: dict[str, Any]) -> Case:
         return (
-            own,
-            message,
+            f"{own}.engine.{field}",
+            f"roles.{role}.engine.{field} {text}",
             both(only, at("spec.engine", right)),
             both(only, at("spec.engine", wrong)),
         )
 
     return [
         case(
-            "engine.tbtSloMilliseconds and engine.chunkSchedule are for engine.scheduler: sarathi: "
-            "leave them out, or set that",
+            "tbtSloMilliseconds",
+            "is for scheduler: sarathi: leave it out, or set scheduler: sarathi",
             {"scheduler": "sarathi", "tbtSloMilliseconds": 50},
             {"tbtSloMilliseconds": 50},
         ),
         case(
-            "engine.chunkedPrefill: false is for engine.scheduler: continuous: leave it out",
+            "chunkSchedule",
+            "is for scheduler: sarathi: leave it out, or set scheduler: sarathi",
+            {"scheduler": "sarathi", "chunkSchedule": CHUNKS},
+            {"chunkSchedule": CHUNKS},
+        ),
+        case(
+            "chunkedPrefill",
+            "false is for scheduler: continuous: leave it out",
             {"chunkedPrefill": False},
             {"chunkedPrefill": False, "scheduler": "simple-chunking"},
         ),
         case(
-            "engine.longPrefillTokenThreshold caps the chunks of engine.scheduler: continuous, and "
-            "no prompt is cut so here: leave it out",
+            "longPrefillTokenThreshold",
+            "caps the chunks of scheduler: continuous, and no prompt is cut so here: leave it out",
             {"longPrefillTokenThreshold": 8},
             {"longPrefillTokenThreshold": 8, "scheduler": "sarathi"},
         ),
         case(
-            "engine.maxBatchedTokens must be at least engine.maxModelLen, since a step computes a "
-            "whole prompt:"
-            " raise the one or lower the other",
+            "maxBatchedTokens",
+            "must be at least maxModelLen, since a step computes a whole prompt: raise "
+            "maxBatchedTokens or lower maxModelLen",
             {"scheduler": "orca", "maxModelLen": 256},
             {"scheduler": "orca", "maxModelLen": 257},
         ),
         case(
-            "engine.longPrefillTokenThreshold must be at most engine.maxModelLen: lower it or "
-            "leave it out",
+            "longPrefillTokenThreshold",
+            "must be at most maxModelLen: lower it or leave it out",
             {"longPrefillTokenThreshold": 8, "maxModelLen": 8},
             {"longPrefillTokenThreshold": 9, "maxModelLen": 8},
         ),
         case(
-            "engine.chunkSchedule.high must be at most engine.maxBatchedTokens: lower the one or "
-            "raise the other",
+            "chunkSchedule.high",
+            "must be at most maxBatchedTokens: lower high or raise maxBatchedTokens",
             {"scheduler": "sarathi", "chunkSchedule": CHUNKS},
             {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"high": 257}},
         ),
@@ -84,10 +91,9 @@ OBJECT_CASES: list[Case] = [
         at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 257}}),
     ),
     (
-        "spec.qos",
-        "no engine goes by priorities, since engine.schedulingPolicy is fcfs: leave "
-        "qos.allowClientPriority out, "
-        "or set schedulingPolicy: priority",
+        "spec.qos.allowClientPriority",
+        "qos.allowClientPriority counts for no engine, since schedulingPolicy is fcfs: leave it "
+        "out, or set engine.schedulingPolicy: priority",
         both(
             at("spec.roles.decode.engine", {"schedulingPolicy": "fcfs"}),
             at("spec.qos.allowClientPriority", True),
@@ -95,7 +101,7 @@ OBJECT_CASES: list[Case] = [
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
     ),
     (
-        "spec.qos",
+        "spec.qos.tenants",
         "qos.tenants is for API keys, and no key is asked for: give service.apiKeySecret, or leave "
         "qos.tenants out",
         both(

@@ -42,6 +42,8 @@ class Example(SpecSection):
     only: Part | None = None
     engine: EngineSpec = EngineSpec()
 
+    RULES = (Cel("self.name !=\n  'x'", "not x", ".name"),)
+
 
 class ExampleStatus(TypedDict, total=False):
     """Its status."""
@@ -61,8 +63,7 @@ PART = {
 
 
 def test_a_section_is_a_structural_schema() -> None:
-    rule = Cel("self.name !=\n  'x'", "not x", ".name")
-    made = SchemaMaker({Example: (rule,)}).section(Example)
+    made = SchemaMaker().section(Example)
     fields = made["properties"]
 
     assert made | {"properties": {}} == {
@@ -103,7 +104,7 @@ def test_a_section_is_a_structural_schema() -> None:
 
 
 def test_a_status_is_a_structural_schema() -> None:
-    assert SchemaMaker({}).section(ExampleStatus) == {
+    assert SchemaMaker().section(ExampleStatus) == {
         "type": "object",
         "description": "Its status.",
         "required": ["at"],

@@ -163,7 +163,6 @@ BAD = [
         "spec.routing.relaying",
         {"enabled": True},
         "is for routers, and there are none; give roles.router, or leave routing.relaying out",
-        field="spec.routing",
     ),
     InvalidObject(
         without("spec.roles.decode"),
@@ -207,9 +206,9 @@ BAD = [
     wrong(
         "spec.roles.decode.engine",
         {"device": "cuda"},
-        "is cpu, and engine.device: cuda needs an accelerator; give the pool another gpu, or leave",
-        fault_at="spec.roles.decode.pools[0].gpu",
-        field="spec.roles.decode",
+        "is cuda, which needs an accelerator, and gpu of a pool is cpu; give the pool "
+        "another gpu, or leave engine.device out",
+        fault_at="spec.roles.decode.engine.device",
     ),
     wrong(
         "spec.accelerators",
@@ -307,7 +306,6 @@ BAD = [
         {"numBlocks": 4, "dataParallelSize": 5},
         "must be at least dataParallelSize (5), whose engines share them, not 4; raise numBlocks",
         fault_at="spec.roles.prefill.engine.numBlocks",
-        field="spec.roles.prefill",
     ),
     InvalidObject(
         at(f"{POOL}.gpusPerReplica", 2),
@@ -337,9 +335,10 @@ BAD = [
             at("spec.roles.prefill.engine", {"tensorParallelSize": 2}),
             at("spec.roles.decode.engine", {"tensorParallelSize": 3}),
         ),
-        "spec.roles.decode.engine.tensorParallelSize: KV heads move between roles in whole slices, "
-        "but tensorParallelSize is 2 for prefill",
-        "spec.roles",
+        "spec.roles.decode.engine.tensorParallelSize: must divide that of prefill or be a "
+        "multiple of it, since KV heads move between roles in whole slices, not 3 beside "
+        "2; correct tensorParallelSize of one of them",
+        "spec.roles.decode.engine.tensorParallelSize",
     ),
     InvalidObject(
         at(f"{POOL}.replicas", -1),
@@ -497,16 +496,15 @@ BAD = [
             at("spec.roles", {"mixed": {"pools": [CPU]}}),
             at("spec.autoscale.prefill", {"queueUp": 9}),
         ),
-        "spec.autoscale.prefill: there is no prefill beside mixed workers; remove it, they go by "
-        "the thresholds of autoscale.decode",
+        "spec.autoscale.prefill: means nothing beside mixed workers, which are one role; "
+        "remove it, they go by the thresholds of autoscale.decode",
         "spec.autoscale.prefill",
     ),
     InvalidObject(
         both(
             at("spec.roles", {"mixed": {"pools": [CPU]}}), at("spec.autoscale.ratio", {"min": 0.5})
         ),
-        "spec.autoscale.ratio: mixed workers are one role, which has no ratio to another; "
-        "remove it",
+        "spec.autoscale.ratio: means nothing beside mixed workers, which are one role; remove it",
         "spec.autoscale.ratio",
     ),
     wrong(
@@ -521,8 +519,8 @@ BAD = [
             at("spec.roles", {"mixed": {"pools": [CPU]}}),
             at("spec.routing.offload", {"prefillQueueMax": 9}),
         ),
-        "spec.routing.offload: mixed workers prefill what they decode, and no prefill is routed; "
-        "remove it",
+        "spec.routing.offload: means nothing beside mixed workers, which prefill what "
+        "they decode; remove it",
         "spec.routing.offload",
     ),
     InvalidObject(
@@ -530,8 +528,9 @@ BAD = [
             at("spec.roles.prefill.pools.0.maxReplicas", 4),
             at("spec.autoscale", {"mode": "On", "budget": {"perGpu": {"cpu": 8}}}),
         ),
-        "spec.autoscale.mode: On needs a ceiling, and pool cpu of role decode has no maxReplicas;"
-        " give maxReplicas to every pool, or set autoscale.budget.total",
+        "spec.autoscale.mode: is On, which needs maxReplicas in each pool, not pool "
+        "decode/cpu without it; give maxReplicas to every pool, or set "
+        "autoscale.budget.total",
         "spec.autoscale.mode",
     ),
     wrong(
@@ -561,44 +560,40 @@ BAD = [
     wrong(
         "spec.roles.decode.engine",
         {"blockSize": 32},
-        "KV blocks move between roles, but blockSize is 16 for prefill and 32 for decode; "
-        "give both",
+        "must be that of prefill, since KV blocks move between roles, not 32 beside 16; "
+        "correct blockSize of one of them",
         fault_at="spec.roles.decode.engine.blockSize",
-        field="spec.roles",
     ),
     wrong(
         "spec.roles.prefill.engine",
         {"batchInvariant": True},
-        "a remote prefill must give the same bits as a local one, but one role is batch-invariant",
+        "must be that of prefill, since a remote prefill gives the same bits as a local "
+        "one, not False beside True; correct batchInvariant of one of them",
         fault_at="spec.roles.decode.engine.batchInvariant",
-        field="spec.roles",
     ),
     InvalidObject(
         both(at("spec.engine.batchInvariant", True), at("spec.roles.decode.pools.0.gpu", "H100")),
         "spec.roles.decode.engine.batchInvariant: is for CPUs so far, and gpu of a pool is not "
         "cpu; leave it out, or set engine.device",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.batchInvariant",
     ),
     wrong(
         "spec.roles.decode.engine",
         {"maxSequences": 512},
         "must be at least maxSequences (512), since a step computes",
         fault_at="spec.roles.decode.engine.maxBatchedTokens",
-        field="spec.roles.decode",
     ),
     wrong(
         "spec.engine",
         {"prefillDelayer": {"maxDelayPasses": 3}},
         "is for prefill and mixed workers, and this holds for decode; set it in roles.prefill",
         fault_at="spec.roles.decode.engine.prefillDelayer",
-        field="spec.roles.decode",
     ),
     wrong(
         "spec.engine",
         {"speculation": {}},
         "is for decode and mixed workers, and this holds for prefill; set it in roles.decode",
         fault_at="spec.roles.prefill.engine.speculation",
-        field="spec.roles.prefill",
     ),
     wrong(
         "spec.roles.decode.engine",
@@ -730,7 +725,6 @@ BAD = [
         {"alice": {"priority": "low"}},
         "is for API keys, and no key is asked for; give service.apiKeySecret, or leave "
         "qos.tenants out",
-        field="spec.qos",
     ),
     wrong(
         "spec.qos.estimation.rejectUnmeetable",
@@ -804,7 +798,8 @@ BAD = [
             at("spec.roles", {"mixed": {"pools": [CPU]}}),
             at("spec.placement", {"minTransferGBps": 1.5}),
         ),
-        "spec.placement.minTransferGBps: mixed workers move no KV between pools; remove it",
+        "spec.placement.minTransferGBps: means nothing beside mixed workers, which move "
+        "no KV between pools; remove it",
         "spec.placement.minTransferGBps",
     ),
     wrong("spec.networkPolicy.enabled", 1, "must be true or false, not 1; write true or false"),

@@ -30,15 +30,15 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
     ),
     (
         at("spec.roles.prefill.engine", {"tbtSloMilliseconds": 50}),
-        "spec.roles.prefill.engine.tbtSloMilliseconds: is for scheduler sarathi, not continuous; "
-        "leave it out, or set",
-        "spec.roles.prefill",
+        "spec.roles.prefill.engine.tbtSloMilliseconds: is for scheduler: sarathi, not "
+        "continuous; leave it out, or set scheduler: sarathi",
+        "spec.roles.prefill.engine.tbtSloMilliseconds",
     ),
     (
         at("spec.roles.decode.engine", {"chunkSchedule": CHUNKS}),
-        "spec.roles.decode.engine.chunkSchedule: is for scheduler sarathi, not continuous; leave "
-        "it out, or set",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.chunkSchedule: is for scheduler: sarathi, not "
+        "continuous; leave it out, or set scheduler: sarathi",
+        "spec.roles.decode.engine.chunkSchedule",
     ),
     (
         at("spec.engine", {"scheduler": "sarathi", "chunkSchedule": CHUNKS | {"low": 129}}),
@@ -58,42 +58,44 @@ WRONG_SCHEDULING: list[tuple[Change, str, str]] = [
         ),
         "spec.roles.decode.engine.chunkSchedule.high: must be at most maxBatchedTokens (256); "
         "lower high or raise",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.chunkSchedule.high",
     ),
     (
         at("spec.roles.decode.engine", {"scheduler": "orca", "maxModelLen": 257}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (257), since a "
-        "step computes a whole prompt; raise",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (257), "
+        "since a step computes a whole prompt, not 256; raise maxBatchedTokens or lower "
+        "maxModelLen",
+        "spec.roles.decode.engine.maxBatchedTokens",
     ),
     (
         at("spec.roles.decode.engine", {"chunkedPrefill": False, "maxModelLen": 300}),
-        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (300), since a "
-        "step computes a whole prompt; raise",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.maxBatchedTokens: must be at least maxModelLen (300), "
+        "since a step computes a whole prompt, not 256; raise maxBatchedTokens or lower "
+        "maxModelLen",
+        "spec.roles.decode.engine.maxBatchedTokens",
     ),
     (
         at("spec.roles.decode.engine", {"chunkedPrefill": False, "scheduler": "sarathi"}),
-        "spec.roles.decode.engine.chunkedPrefill: false is for scheduler continuous, not sarathi; "
-        "leave it out",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.chunkedPrefill: false is for scheduler: continuous, not "
+        "sarathi; leave it out",
+        "spec.roles.decode.engine.chunkedPrefill",
     ),
     (
         at("spec.roles.decode.engine", {"longPrefillTokenThreshold": 9, "scheduler": "sarathi"}),
-        "spec.roles.decode.engine.longPrefillTokenThreshold: caps the chunks of scheduler "
-        "continuous, and no prompt is cut so here",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.longPrefillTokenThreshold: caps the chunks of "
+        "scheduler: continuous, and no prompt is cut so here; leave it out",
+        "spec.roles.decode.engine.longPrefillTokenThreshold",
     ),
     (
         at("spec.roles.decode.engine", {"longPrefillTokenThreshold": 101, "maxModelLen": 100}),
-        "spec.roles.decode.engine.longPrefillTokenThreshold: must be at most maxModelLen (100); "
-        "lower it or leave it out",
-        "spec.roles.decode",
+        "spec.roles.decode.engine.longPrefillTokenThreshold: must be at most maxModelLen "
+        "(100), not 101; lower it or leave it out",
+        "spec.roles.decode.engine.longPrefillTokenThreshold",
     ),
     (
         both(at("spec.engine.schedulingPolicy", "fcfs"), at("spec.qos.allowClientPriority", True)),
-        "spec.qos.allowClientPriority: no engine goes by priorities, since schedulingPolicy is "
-        "fcfs; leave it out, or set",
-        "spec.qos",
+        "spec.qos.allowClientPriority: counts for no engine, since schedulingPolicy is "
+        "fcfs; leave it out, or set engine.schedulingPolicy: priority",
+        "spec.qos.allowClientPriority",
     ),
 ]

@@ -1,11 +1,13 @@
 """Rules of one role's engine: its scheduling, its ranks and its type."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
-from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
+from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
 
@@ -89,72 +91,209 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
             yield EngineFault(field, "is not for vllm, which has no such setting", fix)
 
 
-def scheduling_fault(engine: EngineSpec) -> EngineFault | None:
-    """The first fault of one role's engine; a stock engine schedules as it will."""
-    if engine.type != "pdcluster":
-        return None
-    return (
-        _budget_too_small(engine)
-        or _of_another_scheduler(engine)
-        or _wrong_size(engine)
-        or _too_few_blocks(engine)
+_DEFAULTS = {str(field.alias): field.default for field in EngineSpec.model_fields.values()}
+
+
+def given(field: str, of: str = "role") -> str:
+    """CEL of a field of the engine, of the role or else of the spec."""
+    return f"{of}.?engine.?{field}.or(self.?engine.?{field})"
+
+
+def value_or_default(field: str, of: str = "role") -> str:
+    """CEL of the same with its default."""
+    default = _DEFAULTS[field]
+    text = f"'{default}'" if isinstance(default, str) else str(default).lower()
+    return f"{given(field, of)}.orValue({text})"
+
+
+def _size(field: str, role: str, on_accelerator: int) -> str:
+    """A size that has another default on an accelerator."""
+    is_cpu = f"{value_or_default('device')} == 'cpu'"
+    on_cpu = f"{is_cpu} || self.roles.{role}.pools.exists(p, p.gpu == 'cpu')"
+    return f"{given(field)}.orValue({on_cpu} ? {_DEFAULTS[field]} : {on_accelerator})"
+
+
+def engine_rule(
+    role: str,
+    field: str,
+    cel: str,
+    holds: Callable[[Any, set[str]], bool],
+    text: tuple[str, str],
+    *,
+    found: Callable[[Any], object] | None = None,
+) -> Rule:
+    """A rule of a role's engine, of ours alone; a stock engine schedules as it will.
+
+    cel:   of `role`.
+    holds: of the engine and the types of accelerator of its pools.
+    text:  reason and fix.  found: of the engine.
+    """
+
+    def gpus(spec: Any) -> set[str]:
+        declared = spec.roles.computing().get(role)
+        return set() if declared is None else {pool.gpu for pool in declared.pools}
+
+    def engine(spec: Any) -> EngineSpec:
+        sized: EngineSpec = spec.engine_of(role).sized_for(*gpus(spec))
+        return sized
+
+    def holds_in(spec: Any) -> bool:
+        if not gpus(spec) or spec.engine.type == VLLM:
+            return True
+        return holds(engine(spec), gpus(spec))
+
+    return Rule(
+        cel=f"[?self.roles.?{role}].all(role, {cel})",
+        holds=holds_in,
+        reason=text[0],
+        fix=text[1],
+        at=f"roles.{role}.engine.{field}",
+        found=None if found is None else lambda spec: found(engine(spec)),
+        values=engine,
     )
 
 
-def _budget_too_small(engine: EngineSpec) -> EngineFault | None:
-    if engine.max_batched_tokens >= engine.max_sequences:
-        return None
-    reason = (
-        f"must be at least maxSequences ({engine.max_sequences}), since a step computes a token "
-        "of each sequence"
-    )
-    fix = "raise maxBatchedTokens or lower maxSequences"
-    return EngineFault("maxBatchedTokens", reason, fix)
+def engine_rules(role: str) -> Iterator[Rule]:
+    """Fields of an engine that do not fit together, or not with the pools.
+
+    The worker checks sizes once more when it has loaded the model: only then the length of its
+    context is known.
+    """
+    yield from _scheduler_rules(role)
+    yield from _size_rules(role)
+    yield from _device_rules(role)
 
 
-def _too_few_blocks(engine: EngineSpec) -> EngineFault | None:
-    if engine.num_blocks is None or engine.num_blocks >= engine.data_parallel_size:
-        return None
-    reason = (
-        f"must be at least dataParallelSize ({engine.data_parallel_size}), whose engines share "
-        f"them, not {engine.num_blocks}"
-    )
-    return EngineFault("numBlocks", reason, "raise numBlocks or lower dataParallelSize")
-
-
-def _of_another_scheduler(engine: EngineSpec) -> EngineFault | None:
-    own = engine.scheduler
-    for field, given in (
-        ("tbtSloMilliseconds", engine.tbt_slo_milliseconds),
-        ("chunkSchedule", engine.chunk_schedule),
+def _scheduler_rules(role: str) -> Iterator[Rule]:
+    scheduler, is_chunked = value_or_default("scheduler"), value_or_default("chunkedPrefill")
+    threshold, high = value_or_default("longPrefillTokenThreshold"), given("chunkSchedule.?high")
+    for field, attribute, found in (
+        ("tbtSloMilliseconds", "tbt_slo_milliseconds", given("tbtSloMilliseconds")),
+        ("chunkSchedule", "chunk_schedule", high),
     ):
-        if given is not None and own != "sarathi":
-            reason = f"is for scheduler sarathi, not {own}"
-            return EngineFault(field, reason, "leave it out, or set scheduler: sarathi")
-    if not engine.chunked_prefill and own != "continuous":
-        reason = f"false is for scheduler continuous, not {own}"
-        return EngineFault("chunkedPrefill", reason, "leave it out")
-    if engine.long_prefill_token_threshold and (own != "continuous" or not engine.chunked_prefill):
-        reason = "caps the chunks of scheduler continuous, and no prompt is cut so here"
-        return EngineFault("longPrefillTokenThreshold", reason, "leave it out")
-    return None
-
-
-def _wrong_size(engine: EngineSpec) -> EngineFault | None:
-    budget, length = engine.max_batched_tokens, engine.max_model_len
-    is_whole = not engine.chunked_prefill or engine.scheduler in WHOLE_PROMPT_SCHEDULERS
-    if is_whole and length is not None and budget < length:
-        reason = f"must be at least maxModelLen ({length}), since a step computes a whole prompt"
-        return EngineFault(
-            "maxBatchedTokens", reason, "raise maxBatchedTokens or lower maxModelLen"
+        yield engine_rule(
+            role,
+            field,
+            f"!{found}.hasValue() || {scheduler} == 'sarathi'",
+            partial(_is_of_sarathi, attribute),
+            ("is for scheduler: sarathi", "leave it out, or set scheduler: sarathi"),
+            found=lambda engine: engine.scheduler,
         )
-    if length is not None and engine.long_prefill_token_threshold > length:
-        reason = f"must be at most maxModelLen ({length})"
-        return EngineFault("longPrefillTokenThreshold", reason, "lower it or leave it out")
-    if engine.chunk_schedule is not None and engine.chunk_schedule.high > budget:
-        reason = f"must be at most maxBatchedTokens ({budget})"
-        return EngineFault("chunkSchedule.high", reason, "lower high or raise maxBatchedTokens")
-    return None
+    yield engine_rule(
+        role,
+        "chunkedPrefill",
+        f"{is_chunked} || {scheduler} == 'continuous'",
+        lambda engine, _: engine.chunked_prefill or engine.scheduler == "continuous",
+        ("false is for scheduler: continuous", "leave it out"),
+        found=lambda engine: engine.scheduler,
+    )
+    yield engine_rule(
+        role,
+        "longPrefillTokenThreshold",
+        f"{threshold} == 0 || {scheduler} == 'continuous' && {is_chunked}",
+        lambda engine, _: (
+            not engine.long_prefill_token_threshold
+            or (engine.scheduler == "continuous" and engine.chunked_prefill)
+        ),
+        ("caps the chunks of scheduler: continuous, and no prompt is cut so here", "leave it out"),
+    )
+
+
+def _size_rules(role: str) -> Iterator[Rule]:
+    tokens = _size("maxBatchedTokens", role, ACCELERATOR_TOKENS)
+    # requests fit by default into a step of any size on an accelerator
+    sequences = _size("maxSequences", role, 1)
+    scheduler, is_chunked = value_or_default("scheduler"), value_or_default("chunkedPrefill")
+    whole = ", ".join(f"'{name}'" for name in WHOLE_PROMPT_SCHEDULERS)
+    threshold, high = value_or_default("longPrefillTokenThreshold"), given("chunkSchedule.?high")
+    yield engine_rule(
+        role,
+        "maxBatchedTokens",
+        f"{tokens} >= {sequences} || self.?engine.?type.orValue('pdcluster') != 'pdcluster'",
+        lambda engine, _: engine.max_batched_tokens >= engine.max_sequences,
+        (
+            "must be at least {maxSequences}, since a step computes a token of each sequence",
+            "raise maxBatchedTokens or lower maxSequences",
+        ),
+    )
+    yield engine_rule(
+        role,
+        "maxBatchedTokens",
+        f"!({scheduler} in [{whole}]) && {is_chunked} || "
+        f"{tokens} >= {given('maxModelLen')}.orValue(1)",
+        lambda engine, _: (
+            (engine.chunked_prefill and engine.scheduler not in WHOLE_PROMPT_SCHEDULERS)
+            or engine.max_batched_tokens >= (engine.max_model_len or 1)
+        ),
+        (
+            "must be at least {maxModelLen}, since a step computes a whole prompt",
+            "raise maxBatchedTokens or lower maxModelLen",
+        ),
+    )
+    yield engine_rule(
+        role,
+        "longPrefillTokenThreshold",
+        f"[{threshold}].all(tokens, tokens == 0 || "
+        f"tokens <= {given('maxModelLen')}.orValue(tokens))",
+        lambda engine, _: (
+            engine.max_model_len is None
+            or engine.long_prefill_token_threshold <= engine.max_model_len
+        ),
+        ("must be at most {maxModelLen}", "lower it or leave it out"),
+    )
+    yield engine_rule(
+        role,
+        "chunkSchedule.high",
+        f"{high}.optMap(tokens, tokens <= {tokens}).orValue(true)",
+        lambda engine, _: (
+            engine.chunk_schedule is None or engine.chunk_schedule.high <= engine.max_batched_tokens
+        ),
+        ("must be at most {maxBatchedTokens}", "lower high or raise maxBatchedTokens"),
+    )
+
+
+def _is_of_sarathi(attribute: str, engine: EngineSpec, gpus: set[str]) -> bool:
+    return getattr(engine, attribute) is None or engine.scheduler == "sarathi"
+
+
+def _device_rules(role: str) -> Iterator[Rule]:
+    device, pools = value_or_default("device"), f"self.roles.{role}.pools"
+    yield engine_rule(
+        role,
+        "numBlocks",
+        f"{given('numBlocks')}.optMap(blocks, blocks >= {value_or_default('dataParallelSize')})"
+        ".orValue(true)",
+        lambda engine, _: (
+            engine.num_blocks is None or engine.num_blocks >= engine.data_parallel_size
+        ),
+        (
+            "must be at least {dataParallelSize}, whose engines share them",
+            "raise numBlocks or lower dataParallelSize",
+        ),
+    )
+    yield engine_rule(
+        role,
+        "batchInvariant",
+        f"!{value_or_default('batchInvariant')} || {device} == 'cpu' || "
+        f"{pools}.all(p, p.gpu == 'cpu')",
+        lambda engine, gpus: (
+            not engine.batch_invariant or engine.device == "cpu" or gpus == {NO_ACCELERATOR}
+        ),
+        (
+            "is for CPUs so far, and gpu of a pool is not cpu",
+            "leave it out, or set engine.device: cpu",
+        ),
+    )
+    yield engine_rule(
+        role,
+        "device",
+        f"{device} != 'cuda' || {pools}.all(p, p.gpu != 'cpu')",
+        lambda engine, gpus: engine.device != "cuda" or NO_ACCELERATOR not in gpus,
+        (
+            "is cuda, which needs an accelerator, and gpu of a pool is cpu",
+            "give the pool another gpu, or leave engine.device out",
+        ),
+    )
 
 
 _PRECISION_OF: Final[dict[str, Precision]] = {

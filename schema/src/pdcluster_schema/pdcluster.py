@@ -7,15 +7,14 @@ checks again.
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic.alias_generators import to_camel
 
-from pdcluster_schema.accelerators import NO_ACCELERATOR, Accelerator, accelerators
+from pdcluster_schema.accelerators import Accelerator, accelerators
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import engine_faults, gpus_per_replica, misfit, scheduling_fault
+from pdcluster_schema.engine_rules import engine_faults, gpus_per_replica, misfit
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.qos import QosSpec
-from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, PREFILL_PARTS, RoutingSpec
+from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
     MAX_ACCELERATORS,
@@ -29,6 +28,7 @@ from pdcluster_schema.sections import (
     RolloutSpec,
 )
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
+from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
 from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
 
@@ -62,6 +62,8 @@ class PDClusterSpec(SpecSection):
     claims and the runtime class of accelerators in that of spec leave routers out. At most 32 KiB
     as JSON each, and the whole spec 128 KiB.
     """
+
+    RULES = tuple(spec_rules())
 
     @model_validator(mode="after")
     def _gpu_known(self) -> Self:
@@ -113,94 +115,6 @@ class PDClusterSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _autoscaler_has_a_ceiling(self) -> Self:
-        """A gauge that is stuck must not ask for machines without end."""
-        if self.autoscale.mode != "On" or self.autoscale.budget.total is not None:
-            return self
-        for role, declared in self.roles.computing().items():
-            for pool in declared.pools:
-                if pool.max_replicas is None:
-                    reason = (
-                        f"On needs a ceiling, and pool {pool.name} of role {role} has no "
-                        "maxReplicas"
-                    )
-                    fix = "give maxReplicas to every pool, or set autoscale.budget.total"
-                    raise rule(reason, fix, at="autoscale.mode")
-        return self
-
-    @model_validator(mode="after")
-    def _mixed_is_one_role(self) -> Self:
-        """Lines of prefill, a ratio and routing of prefills would look as if they held."""
-        given = self.autoscale.model_fields_set if self.roles.mixed is not None else set()
-        if "prefill" in given:
-            fix = "remove it, they go by the thresholds of autoscale.decode"
-            raise rule("there is no prefill beside mixed workers", fix, at="autoscale.prefill")
-        if "ratio" in given:
-            raise rule(
-                "mixed workers are one role, which has no ratio to another",
-                "remove it",
-                at="autoscale.ratio",
-            )
-        if self.roles.mixed is not None and self.placement and self.placement.min_transfer_gbps:
-            reason = "mixed workers move no KV between pools"
-            raise rule(reason, "remove it", at="placement.minTransferGBps")
-        found = [name for name in PREFILL_PARTS if name in self.routing.model_fields_set]
-        if self.roles.mixed is not None and found:
-            reason = "mixed workers prefill what they decode, and no prefill is routed"
-            raise rule(reason, "remove it", at=f"routing.{to_camel(found[0])}")
-        return self
-
-    @model_validator(mode="after")
-    def _relaying_has_routers(self) -> Self:
-        if self.routing.relaying.enabled and self.roles.router is None:
-            raise rule(
-                "is for routers, and there are none",
-                "give roles.router, or leave routing.relaying out",
-                at="routing.relaying",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kv_compatible(self) -> Self:
-        sizes = {name: self.engine_of(name).block_size for name in self.roles.computing()}
-        if len(set(sizes.values())) > 1:
-            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
-            raise rule(
-                f"KV blocks move between roles, but blockSize is {found}",
-                "give both roles the same",
-                at="roles.decode.engine.blockSize",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _invariant_everywhere(self) -> Self:
-        if len({self.engine_of(name).batch_invariant for name in self.roles.computing()}) > 1:
-            reason = (
-                "a remote prefill must give the same bits as a local one, but one role is "
-                "batch-invariant and one is not"
-            )
-            raise rule(reason, "give both roles the same", at="roles.decode.engine.batchInvariant")
-        return self
-
-    @model_validator(mode="after")
-    def _invariant_on_cpus(self) -> Self:
-        for name, role in self.roles.computing().items():
-            engine = self.engine_of(name)
-            if (
-                not engine.batch_invariant
-                or engine.device == "cpu"
-                or all(pool.gpu == NO_ACCELERATOR for pool in role.pools)
-            ):
-                continue
-            reason = "is for CPUs so far, and gpu of a pool is not cpu"
-            raise rule(
-                reason,
-                "leave it out, or set engine.device: cpu",
-                at=f"roles.{name}.engine.batchInvariant",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _engine_has_its_own_fields(self) -> Self:
         """A field of the other type of engine would look as if it held."""
         sections = {"engine": self.engine} | {
@@ -215,82 +129,7 @@ class PDClusterSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _schedules_as_it_can(self) -> Self:
-        for name, role in self.roles.computing().items():
-            engine = self.engine_of(name).sized_for(*(pool.gpu for pool in role.pools))
-            if (fault := scheduling_fault(engine)) is not None:
-                raise rule(fault.reason, fault.fix, at=f"roles.{name}.engine.{fault.field}")
-        return self
-
-    @model_validator(mode="after")
-    def _priorities_count(self) -> Self:
-        policies = {self.engine_of(name).scheduling_policy for name in self.roles.computing()}
-        if self.qos.allow_client_priority and policies == {"fcfs"}:
-            reason = "no engine goes by priorities, since schedulingPolicy is fcfs"
-            fix = "leave it out, or set engine.schedulingPolicy: priority"
-            raise rule(reason, fix, at="qos.allowClientPriority")
-        return self
-
-    @model_validator(mode="after")
-    def _tenants_have_keys(self) -> Self:
-        if self.qos.tenants and self.service.api_key_secret is None:
-            fix = "give service.apiKeySecret, or leave qos.tenants out"
-            raise rule("is for API keys, and no key is asked for", fix, at="qos.tenants")
-        return self
-
-    @model_validator(mode="after")
-    def _delayer_has_prompts_to_delay(self) -> Self:
-        if (
-            self.roles.decode is None
-            or (delayer := self.engine_of("decode").prefill_delayer) is None
-            or not delayer.enabled
-        ):
-            return self
-        fix = "set it in roles.prefill.engine, or enabled: false for decode"
-        raise rule(
-            "is for prefill and mixed workers, and this holds for decode",
-            fix,
-            at="roles.decode.engine.prefillDelayer",
-        )
-
-    @model_validator(mode="after")
-    def _drafts_have_decodes(self) -> Self:
-        if (
-            self.roles.prefill is None
-            or (own := self.engine_of("prefill").speculation) is None
-            or own.method == "Off"
-        ):
-            return self
-        fix = 'set it in roles.decode.engine, or method: "Off" for prefill'
-        raise rule(
-            "is for decode and mixed workers, and this holds for prefill",
-            fix,
-            at="roles.prefill.engine.speculation",
-        )
-
-    @model_validator(mode="after")
-    def _cuda_has_an_accelerator(self) -> Self:
-        for name, role in self.roles.computing().items():
-            for index, pool in enumerate(role.pools):
-                if self.engine_of(name).device == "cuda" and pool.gpu == NO_ACCELERATOR:
-                    raise rule(
-                        "is cpu, and engine.device: cuda needs an accelerator",
-                        "give the pool another gpu, or leave engine.device out",
-                        at=f"roles.{name}.pools[{index}].gpu",
-                    )
-        return self
-
-    @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
-        sizes = {name: self.engine_of(name).tensor_parallel_size for name in self.roles.computing()}
-        if max(sizes.values()) % min(sizes.values()):
-            found = " and ".join(f"{size} for {name}" for name, size in sizes.items())
-            reason = (
-                f"KV heads move between roles in whole slices, but tensorParallelSize is {found}"
-            )
-            raise rule(
-                reason, "let one divide the other", at="roles.decode.engine.tensorParallelSize"
-            )
         for name, role in self.roles.computing().items():
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem

@@ -41,6 +41,7 @@ class Rule:
 
     reason, fix: follow the path `at`; a field in braces is named with its value where it is known.
     found:       the value that is wrong; None = that of the field `at`, beside others in braces.
+    values:      the section whose fields are in braces; None = the one that has the rule.
     """
 
     cel: str
@@ -49,6 +50,7 @@ class Rule:
     fix: str
     at: str = ""
     found: Callable[[Any], object] | None = None
+    values: "Callable[[Any], SpecSection] | None" = None
 
     def schema(self) -> dict[str, str]:
         """The rule as `x-kubernetes-validations` has it."""
@@ -59,12 +61,14 @@ class Rule:
     def check(self, section: "SpecSection") -> None:
         if self.holds(section):
             return
-        values = {to_camel(name): plain(value) for name, value in section}
+        named = section if self.values is None else self.values(section)
+        values = {to_camel(name): plain(value) for name, value in named}
+        field = self.at.rpartition(".")[2]
         reason = re.sub(r"\{(\w+)\}", lambda found: f"{found[1]} ({values[found[1]]})", self.reason)
         if self.found is not None:
             reason += f", not {self.found(section)}"
-        elif reason != self.reason and self.at in values:
-            reason += f", not {values[self.at]}"
+        elif reason != self.reason and field in values:
+            reason += f", not {values[field]}"
         raise rule(reason, self.fix, at=self.at)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdcluster_schema.crd.openapi import Schema, SchemaMaker
-from pdcluster_schema.crd.spec_rules import object_rules, spec_rules
 from pdcluster_schema.labels import GROUP
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.section import Cel
+from pdcluster_schema.spec_rules import object_rules
 from pdcluster_schema.status import ClusterStatus, PoolScalerSpec, PoolScalerStatus
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -50,7 +50,7 @@ _SCALER_RULE = Cel(
 
 def pdcluster_crd() -> Schema:
     """The CRD of PDCluster."""
-    maker = SchemaMaker({PDClusterSpec: tuple(spec_rules())})
+    maker = SchemaMaker()
     # not seen yet: kstatus would take an object without a status for ready
     status = {**maker.section(ClusterStatus), "default": {"observedGeneration": -1}}
     name = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}}
@@ -72,8 +72,9 @@ def pdcluster_crd() -> Schema:
 
 def pool_scaler_crd() -> Schema:
     """The CRD of PDPoolScaler."""
-    maker = SchemaMaker({PoolScalerSpec: (_SCALER_RULE,)})
-    spec, status = maker.section(PoolScalerSpec), maker.section(PoolScalerStatus)
+    maker = SchemaMaker()
+    spec = {**maker.section(PoolScalerSpec), "x-kubernetes-validations": [_SCALER_RULE.schema()]}
+    status = maker.section(PoolScalerStatus)
     schema = {
         "type": "object",
         "description": "The number of workers of one pool of a PDCluster, as a scale subresource.",

@@ -5,7 +5,7 @@ A description is the docstring below a field, else that of its section.
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
@@ -25,20 +25,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.section import Cel, Crd, plain
+from pdcluster_schema.section import Crd, plain
 
 Schema = dict[str, Any]
-Rules = Mapping[type, tuple[Cel, ...]]
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _LENGTHS = {"string": "Length", "array": "Items", "object": "Properties"}
 
 
 class SchemaMaker:
-    """Makes schemas of sections.  rules: of the sections, which have their fields alone."""
+    """Makes schemas of sections."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self) -> None:
         self._made: dict[tuple[type, bool], Schema] = {}
 
     def section(self, kind: type, *, has_defaults: bool = True) -> Schema:
@@ -58,7 +56,7 @@ class SchemaMaker:
         schema: Schema = {"type": "object", "description": " ".join((kind.__doc__ or "").split())}
         if required := [field.name for field in fields if field.is_required]:
             schema["required"] = required
-        if rules := self._rules.get(kind, getattr(kind, "RULES", ())):
+        if rules := getattr(kind, "RULES", ()):
             schema["x-kubernetes-validations"] = [each.schema() for each in rules]
         schema["properties"] = {
             field.name: self._field(field, has_defaults=has_defaults) for field in fields

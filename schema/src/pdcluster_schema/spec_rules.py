@@ -1,0 +1,347 @@
+"""Rules over several sections of a PDCluster.
+
+The API server checks all rules at each write, of a status too, and each field that a rule reads
+costs it a copy of the schemas of all fields beside that one.  So a rule reads a role or an engine
+once, as the only one of a list or as none (`[?self.roles.?prefill].all(role, ...)`), and first
+what mostly
+decides.  No list holds an optional section itself (`[self.?engine]`): a null below it would no
+longer mean that the field is left out.  Rules that speak of an old value hold for changes only.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from pydantic.alias_generators import to_camel, to_snake
+
+from pdcluster_schema.accelerators import accelerators
+from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
+from pdcluster_schema.ports import MAX_RANKS
+from pdcluster_schema.routing import PREFILL_PARTS
+from pdcluster_schema.section import Cel, Rule
+from pdcluster_schema.sections import COMPUTING, ROLES
+from pdcluster_schema.values import is_label
+from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY
+from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+
+_KNOWN = sorted(accelerators(), key=lambda name: (name.islower(), name))
+_TYPES = f"{', '.join(_KNOWN[:-1])} and {_KNOWN[-1]}, or be defined in spec.accelerators"
+
+
+def object_rules() -> Iterator[Cel]:
+    """Rules of the whole object: names of workloads, which a StatefulSet's name has to hold."""
+    yield is_label("self.metadata.name", ".metadata.name")
+    for role in ROLES:
+        most = MAX_WORKLOAD_NAME - len(workload_name("", role, "", "0" * REVISION_LENGTH))
+        yield Cel(
+            f"!has(self.spec.roles.{role}) || self.spec.roles.{role}.pools.all(p, "
+            f"size(self.metadata.name) + size(p.name) <= {most})",
+            f"metadata.name and the name of each {role} pool may have at most {most} characters "
+            "together: shorten one of them",
+            ".metadata.name",
+        )
+
+
+def spec_rules() -> Iterator[Cel | Rule]:
+    """Rules of the spec."""
+    yield from _accelerator_rules()
+    yield from _pair_rules()
+    yield from _rank_rules()
+    for role in COMPUTING:
+        yield from engine_rules(role)
+    yield from _one_role_rules()
+    yield from _stock_engine_rules()
+    yield from _autoscale_rules()
+    yield from _mixed_rules()
+    yield from _discovery_rules()
+
+
+def _each(text: str, joined: str = " && ") -> str:
+    """A condition of each role that computes."""
+    return joined.join(text.replace("ROLE", role) for role in COMPUTING)
+
+
+def _of_type(name: str) -> str:
+    known = ", ".join(f"'{each}'" for each in _KNOWN)
+    return f"{name} in [{known}] || (has(self.accelerators) && {name} in self.accelerators)"
+
+
+def _accelerator_rules() -> Iterator[Cel]:
+    for role in COMPUTING:
+        yield Cel(
+            f"!has(self.roles.{role}) || self.roles.{role}.pools.all(p, {_of_type('p.gpu')})",
+            f"gpu must be one of {_TYPES}",
+            f".roles.{role}.pools",
+        )
+
+
+def _both(spec: Any, field: str) -> tuple[Any, Any]:
+    """A field of both engines of a pair; the same twice where there is no pair."""
+    found = [getattr(spec.engine_of(role), field) for role in spec.roles.computing()]
+    return found[0], found[-1]
+
+
+def _pair_rules() -> Iterator[Rule]:
+    """Both ends of a transfer hold the same model and dtype, which are given once, and the same
+    kind of cache.
+    """
+    prefill, decode = "roles.prefill", "roles.decode"
+    for field, reason in (
+        ("blockSize", "must be that of prefill, since KV blocks move between roles"),
+        (
+            "batchInvariant",
+            "must be that of prefill, since a remote prefill gives the same bits as a local one",
+        ),
+    ):
+        condition = f"{value_or_default(field, prefill)} == {value_or_default(field, decode)}"
+        yield _pair_rule(field, condition, lambda one, other: one == other, reason)
+    tensor = "tensorParallelSize"
+    p, d = value_or_default(tensor, prefill), value_or_default(tensor, decode)
+    yield _pair_rule(
+        tensor,
+        f"{p} % {d} == 0 || {d} % {p} == 0",
+        lambda one, other: max(one, other) % min(one, other) == 0,
+        "must divide that of prefill or be a multiple of it, since KV heads move between roles in "
+        "whole slices",
+    )
+
+
+def _pair_rule(field: str, condition: str, holds: Callable[[Any, Any], bool], reason: str) -> Rule:
+    name, prefill, decode = to_snake(field), "roles.prefill", "roles.decode"
+    return Rule(
+        cel=f"[self.roles].all(roles, !has({prefill}) || !has({decode}) || "
+        f"!has({prefill}.engine) && !has({decode}.engine) || {condition})",
+        holds=lambda spec: holds(*_both(spec, name)),
+        reason=reason,
+        fix=f"correct {field} of one of them",
+        at=f"{decode}.engine.{field}",
+        found=lambda spec: "{1} beside {0}".format(*_both(spec, name)),
+    )
+
+
+def _rank_rules() -> Iterator[Cel]:
+    tensor, pipeline = "tensorParallelSize", "pipelineParallelSize"
+    of_role = (
+        f"(!has(roles.ROLE) || roles.ROLE.?engine.?{tensor}.orValue(tensor) * "
+        f"roles.ROLE.?engine.?{pipeline}.orValue(pipeline) <= {MAX_RANKS})"
+    )
+    yield Cel(
+        f"[self.?engine.?{tensor}.orValue(1)].all(tensor, "
+        f"[self.?engine.?{pipeline}.orValue(1)].all(pipeline, "
+        f"[self.roles].all(roles, {_each(of_role)})))",
+        f"engine.{tensor} times engine.{pipeline} must be at most {MAX_RANKS}, the ranks of one "
+        "worker: lower one of them",
+        ".roles",
+    )
+    yield Cel(
+        _each(
+            "(!has(self.roles.ROLE) || self.roles.ROLE.pools.all(p, !has(p.gpusPerReplica) || "
+            "(p.gpu == 'cpu' ? p.gpusPerReplica == 1 : p.gpusPerReplica >= "
+            f"{value_or_default(tensor, 'self.roles.ROLE')} * "
+            f"{value_or_default(pipeline, 'self.roles.ROLE')})))"
+        ),
+        f"gpusPerReplica must be at least engine.{tensor} times engine.{pipeline}, on pools with "
+        "an accelerator: raise it, or leave it out",
+        ".roles",
+    )
+
+
+def _one_role_rules() -> Iterator[Rule]:
+    """Sections that are of use to one role, or with another section, alone."""
+    delayer = "prefillDelayer.optMap(delayer, delayer.?enabled.orValue(true))"
+    yield engine_rule(
+        "decode",
+        "prefillDelayer",
+        f"!{given(delayer)}.orValue(false)",
+        lambda engine, _: engine.prefill_delayer is None or not engine.prefill_delayer.enabled,
+        (
+            "is for prefill and mixed workers, and this holds for decode",
+            "set it in roles.prefill.engine, or enabled: false for decode",
+        ),
+    )
+    method = "speculation.optMap(speculation, speculation.?method.orValue('ngram'))"
+    yield engine_rule(
+        "prefill",
+        "speculation",
+        f"{given(method)}.orValue('Off') == 'Off'",
+        lambda engine, _: engine.speculation is None or engine.speculation.method == "Off",
+        (
+            "is for decode and mixed workers, and this holds for prefill",
+            'set it in roles.decode.engine, or method: "Off" for prefill',
+        ),
+    )
+    yield Rule(
+        cel="!(self.?routing.?relaying.?enabled.orValue(false)) || has(self.roles.router)",
+        holds=lambda spec: not spec.routing.relaying.enabled or spec.roles.router is not None,
+        reason="is for routers, and there are none",
+        fix="give roles.router, or leave routing.relaying out",
+        at="routing.relaying",
+    )
+    yield Rule(
+        cel="size(self.?qos.?tenants.orValue({})) == 0 || self.?service.?apiKeySecret.hasValue()",
+        holds=lambda spec: not spec.qos.tenants or spec.service.api_key_secret is not None,
+        reason="is for API keys, and no key is asked for",
+        fix="give service.apiKeySecret, or leave qos.tenants out",
+        at="qos.tenants",
+    )
+    policy = value_or_default("schedulingPolicy", "self.roles.ROLE")
+    yield Rule(
+        cel="!self.?qos.?allowClientPriority.orValue(false) || "
+        + _each(f"has(self.roles.ROLE) && {policy} != 'fcfs'", " || "),
+        holds=lambda spec: (
+            not spec.qos.allow_client_priority
+            or any(
+                spec.engine_of(role).scheduling_policy != "fcfs" for role in spec.roles.computing()
+            )
+        ),
+        reason="counts for no engine, since schedulingPolicy is fcfs",
+        fix="leave it out, or set engine.schedulingPolicy: priority",
+        at="qos.allowClientPriority",
+    )
+
+
+def _stock_engine_rules() -> Iterator[Cel]:
+    """A field of the other type of engine would look as if it held."""
+    kind = "engine.?type.orValue('pdcluster')"
+    sections = [("self.?engine", ".engine", kind)]
+    sections += [
+        (f"self.roles.?{role}.?engine", f".roles.{role}", f"self.?{kind}") for role in COMPUTING
+    ]
+    ours, stock = (
+        " || ".join(f"engine.?{field}.hasValue()" for field in fields)
+        for fields in (PDCLUSTER_ONLY, VLLM_ONLY)
+    )
+    for engine, path, type_of in sections:
+        yield Cel(
+            f"[?{engine}].all(engine, {type_of} == 'pdcluster' || !({ours}))",
+            f"engine.type: vllm has none of {', '.join(PDCLUSTER_ONLY)}: leave them out, or give "
+            "vLLM's own flags in engine.args, and more replicas in place of dataParallelSize",
+            path,
+        )
+        yield Cel(
+            f"[?{engine}].all(engine, !({stock}) || {type_of} != 'pdcluster')",
+            f"engine.{', '.join(VLLM_ONLY[:-1])} and {VLLM_ONLY[-1]} are for a stock engine: leave "
+            "them out, or set engine.type: vllm",
+            path,
+        )
+    image = "(!has(self.roles.ROLE) || self.roles.ROLE.?engine.?image.hasValue())"
+    yield Cel(
+        f"self.?{kind} == 'pdcluster' || self.?engine.?image.hasValue() || {_each(image)}",
+        "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
+        "vllm/vllm-openai:v0.32.0",
+        ".engine",
+    )
+
+
+def _autoscale_rules() -> Iterator[Cel | Rule]:
+    """A schedule or a limit that speaks of nothing would look as if it held."""
+    pool = (
+        "(s.role == 'ROLE' && has(self.roles.ROLE) && "
+        "self.roles.ROLE.pools.exists(p, p.name == s.pool))"
+    )
+    yield Cel(
+        "!has(self.autoscale) || !has(self.autoscale.schedules) || "
+        f"self.autoscale.schedules.all(s, {_each(pool, ' || ')})",
+        "role and pool must name one of spec.roles' pools: correct the name, or remove the "
+        "schedule",
+        ".autoscale.schedules",
+    )
+    budget = "!has(self.autoscale) || !has(self.autoscale.budget) || "
+    for guard, field in ((budget, "budget.perGpu"), ("!has(self.autoscale) || ", "cost")):
+        yield Cel(
+            f"{guard}!has(self.autoscale.{field}) || "
+            f"self.autoscale.{field}.all(g, {_of_type('g')})",
+            f"each type must be one of {_TYPES}",
+            f".autoscale.{field}",
+        )
+    # a gauge that is stuck must not ask for machines without end
+    limited = "(!has(self.roles.ROLE) || self.roles.ROLE.pools.all(p, has(p.maxReplicas)))"
+    yield Rule(
+        cel="!has(self.autoscale) || self.autoscale.mode != 'On' || (has(self.autoscale.budget) && "
+        f"has(self.autoscale.budget.total)) || ({_each(limited)})",
+        holds=lambda spec: (
+            spec.autoscale.mode != "On"
+            or spec.autoscale.budget.total is not None
+            or not _unlimited(spec)
+        ),
+        reason="is On, which needs maxReplicas in each pool",
+        fix="give maxReplicas to every pool, or set autoscale.budget.total",
+        at="autoscale.mode",
+        found=lambda spec: f"pool {_unlimited(spec)[0]} without it",
+    )
+
+
+def _unlimited(spec: Any) -> list[str]:
+    """Pools whose workers compute, without maxReplicas."""
+    return [
+        f"{role}/{pool.name}"
+        for role, declared in spec.roles.computing().items()
+        for pool in declared.pools
+        if pool.max_replicas is None
+    ]
+
+
+def _mixed_rules() -> Iterator[Rule]:
+    """Lines of prefill, a ratio and routing of prefills would look as if they held."""
+    unrouted = "means nothing beside mixed workers, which prefill what they decode"
+    for section, name, reason, fix in (
+        *(("routing", name, unrouted, "remove it") for name in PREFILL_PARTS),
+        (
+            "placement",
+            "min_transfer_gbps",
+            "means nothing beside mixed workers, which move no KV between pools",
+            "remove it",
+        ),
+        (
+            "autoscale",
+            "prefill",
+            "means nothing beside mixed workers, which are one role",
+            "remove it, they go by the thresholds of autoscale.decode",
+        ),
+        (
+            "autoscale",
+            "ratio",
+            "means nothing beside mixed workers, which are one role",
+            "remove it",
+        ),
+    ):
+        path = f"{section}.{'minTransferGBps' if section == 'placement' else to_camel(name)}"
+        yield Rule(
+            cel=f"!has(self.roles.mixed) || !has(self.{section}) || !has(self.{path})",
+            holds=partial(_is_left_out, section, name),
+            reason=reason,
+            fix=fix,
+            at=path,
+        )
+
+
+def _is_left_out(section: str, name: str, spec: Any) -> bool:
+    """Return whether a field is not given beside mixed workers."""
+    given = getattr(spec, section)
+    return spec.roles.mixed is None or given is None or name not in given.model_fields_set
+
+
+def _discovery_rules() -> Iterator[Cel]:
+    endpoints = "(size({}.?discovery.?etcd.?endpoints.orValue([])) > 0)"
+    yield Cel(
+        f"{endpoints.format('self')} == {endpoints.format('oldSelf')}",
+        "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot "
+        "be exchanged for each other: make a new PDCluster",
+        ".discovery",
+    )
+    replicas = "{}.?discovery.?etcd.?replicas.orValue(1)"
+    yield Cel(
+        f"{replicas.format('self')} == {replicas.format('oldSelf')}",
+        "discovery.etcd.replicas cannot change: make a new PDCluster",
+        ".discovery",
+    )
+    storage = "has({0}.discovery) && has({0}.discovery.etcd) && has({0}.discovery.etcd.storage)"
+    now, before = "self.discovery.etcd.storage", "oldSelf.discovery.etcd.storage"
+    yield Cel(
+        f"!({storage.format('self')}) ? !({storage.format('oldSelf')}) : "
+        f"{storage.format('oldSelf')} && {now}.size == {before}.size && "
+        f"(has({now}.className) ? {now}.className : '') == "
+        f"(has({before}.className) ? {before}.className : '') && {now}.retain == {before}.retain",
+        "discovery.etcd.storage cannot change: make a new PDCluster",
+        ".discovery",
+    )
