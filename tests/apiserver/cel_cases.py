@@ -573,17 +573,7 @@ ACCEPTED: list[Change] = [
     at(ETCD, {"endpoints": ["169.253.169.254:80", "[fec0::1]:80"]}),
     at(f"{ETCD}.storage.size", 1 << 30),
     at(f"{AUTOSCALE}.ratio", {"min": 0.5, "max": 0.5}),
-    *(
-        at(f"{AUTOSCALE}.{field}", {})
-        for field, message in (
-            (
-                "prefill",
-                "there is no prefill beside mixed workers: remove it, they go by the thresholds of "
-                "autoscale.decode",
-            ),
-            ("ratio", "mixed workers are one role, which has no ratio to another: remove it"),
-        )
-    ),
+    *(at(f"{AUTOSCALE}.{field}", {}) for field in ("prefill", "ratio")),
     at("spec.routing.offload.sloFeedback", {"minThreshold": 8, "maxThreshold": 8}),
     *(
         at("spec.routing.prefillQueue", right)
