@@ -1,4 +1,4 @@
-"""What leads to a cluster's pods, and what keeps others away: Services, the InferencePool, budgets,
+"""Access to the pods of a cluster, and its fences: Services, the InferencePool, budgets,
 scalers, NetworkPolicies (ingress only), the ServiceAccount and the TLS Secrets.
 """
 

@@ -43,7 +43,7 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Where a stock engine listens."""
+    """Listeners of a stock engine."""
 
     address: str = LOOPBACK
     http: int = 8100  # of this worker's server process alone, on loopback

@@ -101,7 +101,7 @@ def plan_status(desired: DesiredState) -> StatusPlan:
 def _disaggregation(
     desired: DesiredState, previous: Previous
 ) -> tuple[DisaggregationResult, Transfers]:
-    """What the workers report and what was verified; nothing of mixed workers."""
+    """Reports of the workers and verified transfers; nothing of mixed workers."""
     inputs, serving = desired.inputs, desired.step.serving
     spec, observed = inputs.cluster.spec, inputs.observed
     if desired.serving_role == "mixed" or PREFILL not in spec.roles.present():

@@ -1,4 +1,4 @@
-"""Where a decision begins: bounds at a time, the edge of capacity, and sizes within the budget. An
+"""Begin a decision: bounds at a time, the edge of capacity, and sizes within the budget. An
 exceeded budget takes workers away at once, below minReplicas too, but never a role's last ready
 worker.
 """

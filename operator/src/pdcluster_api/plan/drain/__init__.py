@@ -1,1 +1,1 @@
-"""How far a StatefulSet may shrink, and what a node drain must leave."""
+"""Sizes to which StatefulSets may shrink, and budgets of node drains."""

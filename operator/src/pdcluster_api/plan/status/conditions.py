@@ -94,7 +94,7 @@ class StatusInputs:
 
     @property
     def goes_on(self) -> str:
-        """What serves meanwhile, as text; empty if nothing does."""
+        """The revision that serves meanwhile, as text; empty if none does."""
         serves = self.num_answering and self.current
         return f"revision {self.current} goes on serving" if serves else ""
 
