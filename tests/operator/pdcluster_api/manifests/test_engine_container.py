@@ -12,8 +12,10 @@ import pytest
 from pdcluster_api.manifests.objects import Manifest, policy_name
 from pdcluster_api.manifests.vllm import GPU_REPORT
 from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.revision import revision_of
 from tests.operator.pdcluster_api.manifests.rendering import (
     by_name,
+    cluster_of,
     engine_of,
     pod_of,
     shared_of,
@@ -68,6 +70,37 @@ def test_engine_has_the_model_shared_memory_and_a_folder_to_write() -> None:
     assert all(each["name"] in volumes for each in mounts.values())
 
 
+def test_engine_runs_without_rights_and_without_a_home_in_its_image() -> None:
+    engine = sidecar_of()
+    env = {each["name"]: each.get("value") for each in engine["env"]}
+
+    assert engine["securityContext"] == worker_of()["securityContext"]
+    assert (env["HOME"], env["USER"]) == ("/tmp", "pdcluster")
+    # the kubelet puts a variable in where it stands before the one that names it
+    names = list(env)
+    assert names.index("POD_IP") < names.index("VLLM_NIXL_SIDE_CHANNEL_HOST")
+
+
+def test_image_is_stock_and_pulled_as_ours_is() -> None:
+    pulled = at("spec.image", {"pullPolicy": "Never", "pullSecrets": ["regcred"]})
+    pod = pod_of(vllm(), pulled)["spec"]
+    engine = by_name(pod["initContainers"])["engine"]
+
+    assert (engine["image"], engine["imagePullPolicy"]) == ("vllm/vllm-openai:v0.32.0", "Never")
+    assert pod["imagePullSecrets"] == [{"name": "regcred"}]
+
+
+def test_pod_template_reaches_the_engine_by_its_name() -> None:
+    secret = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    template = at(
+        "spec.podTemplate", {"spec": {"initContainers": [{"name": "engine", "env": [secret]}]}}
+    )
+    engine = sidecar_of(vllm(), template)
+
+    assert engine["env"][-1] == secret
+    assert engine["image"] == "vllm/vllm-openai:v0.32.0"
+
+
 def test_routers_have_no_engine() -> None:
     router = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
     pod = pod_of(vllm(), router, role="router")["spec"]
@@ -86,6 +119,24 @@ def test_engine_file_names_the_engine_and_only_what_the_server_must_know() -> No
         "blockSize": 64,
         "vllm": {},
     }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        vllm(),
+        vllm(image="vllm:2"),
+        vllm(args=["--enforce-eager"]),
+        vllm(env=[{"name": "A", "value": "1"}]),
+        vllm(command=["python3"]),
+    ],
+    ids=["type", "image", "args", "env", "command"],
+)
+def test_what_the_engine_is_made_of_is_another_revision(change: Change) -> None:
+    others = [revision_of(cluster_of(each).spec) for each in (change, lambda content: None)]
+    plain = revision_of(cluster_of(vllm()).spec)
+
+    assert len({*others, plain}) == (2 if others[0] == plain else 3)
 
 
 def test_workers_of_stock_engines_reach_each_other_at_any_port() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pdcluster_api import plan
+from pdcluster_api import manifests, plan
 from pdcluster_api.manifests.render import render_record, render_shared
 from pdcluster_operator import reconcile
 from pdcluster_schema.autoscale import AutoscaleSpec
@@ -250,6 +251,23 @@ def test_a_field_with_one_value_is_no_field() -> None:
     assert single == []
 
 
+def test_every_reason_for_a_field_is_one_that_the_planner_reads() -> None:
+    text = "".join(
+        path.read_text()
+        for room in (plan, manifests, reconcile)
+        for path in Path(room.__file__).parent.rglob("*.py")
+    )
+    names = {
+        str(field.alias): name
+        for section in sections_of(PDClusterSpec)
+        for name, field in section.model_fields.items()
+    }
+
+    assert [
+        path for path in PLANNED if not re.search(rf"\.{names[path.rpartition('.')[2]]}\b", text)
+    ] == []
+
+
 def fields_of(model: type[BaseModel]) -> Iterator[str]:
     """Names of all fields of a section and of those below it."""
     for name, field in model.model_fields.items():
@@ -266,3 +284,21 @@ def test_every_field_of_the_autoscaler_is_read_outside_of_the_api() -> None:
     )
 
     assert [name for name in fields_of(AutoscaleSpec) if not re.search(rf"\.{name}\b", text)] == []
+
+
+def test_image_is_what_the_caller_resolved() -> None:
+    cluster = cluster_of()
+    one, two = (
+        render_record(cluster, workload_of(cluster), OWNER, image) for image in ("a:1", "a:2")
+    )
+
+    assert one != two
+
+
+def test_objects_of_another_owner_differ_in_the_reference() -> None:
+    mine, theirs = (
+        render_shared(cluster_of(), owner, SITE, "0a1b2c3d")
+        for owner in (OWNER, replace(OWNER, uid="other"))
+    )
+
+    assert all(one != other for one, other in zip(mine, theirs, strict=True))
