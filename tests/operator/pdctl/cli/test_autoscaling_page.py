@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from pdcluster_api.plan.autoscale.rules import RULES
+from pdcluster_api.plan.autoscale import rules
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdctl.cli import main
 
@@ -22,7 +22,9 @@ def section(title: str) -> str:
 
 
 def test_every_rule_is_shown_in_its_order():
-    assert tuple(re.findall(r"^\| `(\w+)` \|", section("Rules, in order"), re.MULTILINE)) == RULES
+    shown = re.findall(r"^\| `(\w+)` \|", section("Rules, in order"), re.MULTILINE)
+    names = [value for name, value in vars(rules).items() if name.isupper()]
+    assert shown == [name for name in names if isinstance(name, str)]
 
 
 def test_thresholds_are_the_defaults():

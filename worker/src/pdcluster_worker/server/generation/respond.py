@@ -161,8 +161,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-logger = logging.getLogger(__name__)
-
 _SALT_DOMAIN = b"pdcluster prefix cache"
 
 
