@@ -24,7 +24,7 @@ from pdcluster_worker.tracing.request_trace import RecentTraces, RequestTrace
 logger = logging.getLogger(__name__)
 
 MAX_PENDING = 2048
-"""Journeys that wait to be made into spans; beyond them a trace is left out."""
+"""Traces that wait to be made into spans; beyond them a trace is left out."""
 
 CLOSE_SECONDS = 5.0
 
