@@ -165,7 +165,7 @@ class ApiClient:
     async def lines(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], silence_seconds: float
     ) -> AsyncIterator[bytes]:
-        """Lines of a watch, until the API server ends it; `watch.watch` makes events of them.
+        """Lines of a watch, until the API server ends it; `informer.watches` makes events of them.
 
         silence_seconds: without a line it is taken for dead after that time.
         Raises GoneError when its start is too old, UnavailableError when it breaks or is silent.

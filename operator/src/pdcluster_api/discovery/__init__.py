@@ -1,1 +1,1 @@
-"""Worker records in etcd, and the drain commands."""
+"""Worker records and drain commands in etcd, and verifications of KV transfers by gRPC."""

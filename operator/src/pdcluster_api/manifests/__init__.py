@@ -1,1 +1,1 @@
-"""Pure rendering: from a PDCluster to the objects and files that run it, one kind per module."""
+"""Pure rendering: from a PDCluster to the objects and files that run it; `render` joins them."""

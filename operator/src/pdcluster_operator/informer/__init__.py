@@ -1,1 +1,1 @@
-"""Reads of the API server: lists of every kind, and the cache that the watches keep."""
+"""Reads of the API server: lists of every kind, watches of children, and their cache."""

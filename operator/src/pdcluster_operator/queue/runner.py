@@ -1,5 +1,6 @@
-"""The queue runner: works on a bounded number of keys at once until stopped. While a reconcile
-writes, or is short, none is begun beside it (docs/design/overlapping-reconciles.md).
+"""The queue runner: works on a bounded number of keys at once until stopped. None is begun beside a
+reconcile that writes, two at once otherwise, more beside one that takes long
+(docs/design/overlapping-reconciles.md).
 """
 
 import asyncio

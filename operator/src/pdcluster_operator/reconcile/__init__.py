@@ -1,1 +1,1 @@
-"""Reconcile one PDCluster: look, plan, act, report."""
+"""Reconcile one PDCluster: observe, plan, apply, report."""

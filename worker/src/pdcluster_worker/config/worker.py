@@ -28,7 +28,7 @@ class ModelConfig(Section, frozen=True):
     name: str
     path: str
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto = one for the revision
-    # Jinja, or a name of `default_templates`
+    # Jinja, or a name of `server.text.chat_template.TEMPLATES`
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     tool_parser: ToolParserName = "auto"  # auto = by the chat template
     reasoning_parser: ReasoningParserName = "auto"

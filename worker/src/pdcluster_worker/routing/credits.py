@@ -1,7 +1,7 @@
 """Ledger of a prefill worker: credits, in tokens, granted to each peer.
 
 A claim becomes an unused grant, then work in hand.  Grants go by priority, then in turns of the
-peers (`fair_queue`); with nothing outstanding the next one is granted whatever its size.
+peers (`batching.FairQueue`); with nothing outstanding the next one is granted whatever its size.
 """
 
 from collections.abc import Callable, Iterator

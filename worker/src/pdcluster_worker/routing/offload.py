@@ -17,8 +17,8 @@ class OffloadFacts:
     decode_active: int = 0
     decode_ratio: float = 0.0  # share of this worker's KV blocks in use
     transfer_seconds: float = 0.0
-    local_seconds: float = 0.0  # measured time to first token (`ttft_estimates`)
-    remote_seconds: float = 0.0  # measured time to first token (`ttft_estimates`)
+    local_seconds: float = 0.0  # measured time to first token (`ttft.TtftEstimates`)
+    remote_seconds: float = 0.0  # measured time to first token (`ttft.TtftEstimates`)
 
     @property
     def uncached_tokens(self) -> int:

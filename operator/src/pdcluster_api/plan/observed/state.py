@@ -9,7 +9,7 @@ from pdcluster_schema.workload import PoolKey, PoolPair, WorkloadId
 
 
 class Problem(NamedTuple):
-    """An obstacle, for a condition.  reason: of `schema.conditions`."""
+    """An obstacle, for a condition.  reason: of `pdcluster_schema.conditions`."""
 
     reason: str
     message: str
@@ -205,7 +205,7 @@ class WriteFailure:
     """A request that the API server refused in the last reconcile."""
 
     object: str
-    reason: str  # of `schema.conditions`
+    reason: str  # of `pdcluster_schema.conditions`
     message: str
     waits: bool = False  # it was not even made, since another one failed
 

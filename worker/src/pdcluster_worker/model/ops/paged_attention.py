@@ -1,4 +1,6 @@
-"""Attention by Triton kernels: split-K decodes with a merge, and tiled prefill chunks."""
+"""Attention on a GPU: Triton kernels (split-K decodes with a merge, tiled prefill chunks), and
+torch for whole long prompts.
+"""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""Tokens to text and back: tokenizer, chat template, stop strings, and the parts of an answer."""
+"""Tokens to text and back: tokenizer, chat template, and the parts of an answer."""

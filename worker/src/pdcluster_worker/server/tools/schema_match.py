@@ -9,7 +9,7 @@ from urllib.parse import unquote
 MOST_STEPS = 5_000
 """For one call: a few milliseconds each thousand."""
 MOST_DEPTH = 100
-"""Deeper than `schema_check.MAX_DEPTH`, since a reference is a step of its own."""
+"""Deeper than `schemas.chat_fields.MAX_DEPTH`, since a reference is a step of its own."""
 
 Node = Mapping[str, Any]
 Comparison = Callable[[Any, Any], bool]
