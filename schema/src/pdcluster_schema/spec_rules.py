@@ -3,9 +3,9 @@
 The API server checks all rules at each write, of a status too, and each field that a rule reads
 costs it a copy of the schemas of all fields beside that one.  So a rule reads a role or an engine
 once, as the only one of a list or as none (`[?self.roles.?prefill].all(role, ...)`), and first
-what mostly
-decides.  No list holds an optional section itself (`[self.?engine]`): a null below it would no
-longer mean that the field is left out.  Rules that speak of an old value hold for changes only.
+what mostly decides.  No list holds an optional section itself (`[self.?engine]`): a null below it
+would no longer mean that the field is left out.  Rules that speak of an old value hold for changes
+only.
 """
 
 from collections.abc import Callable, Iterator
