@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 NAMED = re.compile(r"(?<![\w/])tests/[\w/]*\w(?:\.py)?")
 
 
-def test_every_folder_of_tests_is_a_room_of_the_sources():
+def test_every_folder_of_tests_is_a_room_or_a_module_of_the_sources():
     tests, sources = ROOT / "tests" / "operator", ROOT / "operator" / "src"
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
 
@@ -18,6 +18,7 @@ def test_every_folder_of_tests_is_a_room_of_the_sources():
         str(folder)
         for folder in sorted(folders)
         if not (sources / folder / "__init__.py").is_file()
+        and not (sources / f"{folder}.py").is_file()
     ] == []
 
 
