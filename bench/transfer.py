@@ -218,8 +218,8 @@ class NixlAlone:
         assert self._slot is not None
         count = BLOCKS * BLOCK_BYTES // FRAME_BYTES
         for _ in range(count):
-            fetch = self._incoming.fetch(self._place, FRAME_BYTES, self._slot)
-            while not fetch.is_done():
+            is_done = self._incoming.fetch(self._place, FRAME_BYTES, self._slot)
+            while not is_done():
                 time.sleep(20e-6)
         return count * FRAME_BYTES
 
