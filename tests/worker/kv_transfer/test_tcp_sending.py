@@ -12,7 +12,7 @@ import pytest
 from pdcluster_worker.engine.ports import BlocksSent, Fenced, SendEnded, TransferRoute
 from pdcluster_worker.kv_transfer import tcp, wire
 from pdcluster_worker.kv_transfer.tcp_link import LinkSettings
-from tests.worker.kv_transfer.conftest import read
+from tests.worker.kv_transfer.conftest import ByteMemory, read
 
 BIG = 1 << 20  # a block that with its neighbours overflows every kernel buffer between the two
 MANY = 24
@@ -330,6 +330,27 @@ def test_transfer_of_many_blocks_and_epochs_is_exact(tcp_engine):
     assert all(
         decode.memory.block(block) == prefill.memory.block(39 - block) for block in range(40)
     )
+
+
+class UnsummedMemory(ByteMemory):
+    """Gives a block to be sent, and fails when it is read again for its checksum."""
+
+    num_reads = 0
+
+    def block(self, block_id, heads=None):
+        self.num_reads += 1
+        if self.num_reads > 1:
+            raise RuntimeError("no memory for a copy")
+        return super().block(block_id, heads)
+
+
+def test_epoch_ends_where_the_checksum_of_a_sent_frame_cannot_be_made(
+    tcp_engine, receiver, write, epoch
+):
+    prefill = tcp_engine("prefill", memory=UnsummedMemory(), verify=True)
+    write(prefill, epoch, receiver, [(0, 0)])
+    receiver.accept()
+    assert prefill.wait_for(SendEnded) == [SendEnded(epoch, "no memory for a copy")]
 
 
 def test_close_with_transfers_under_way_ends_all_threads(tcp_engine, receiver, write, epoch):

@@ -234,11 +234,12 @@ class Link:
         self._progress_at = self._sent_at = self._clock()
         self._views = _skip(self._views, num_bytes)
         if not self._views and self._frame is not None:
-            frame, self._frame = self._frame, None
-            self._unacked.append((frame, self._route))
-            heads = frame.send.part.heads
+            frame, heads = self._frame, self._frame.send.part.heads
             summed_up = frame.sources if frame.send.verify else ()
+            # While it is `_frame`: where a read fails, `_abandon` releases it.
             crcs = [head_crcs(self._memory.block(each, heads), len(heads)) for each in summed_up]
+            self._unacked.append((frame, self._route))
+            self._frame = None
             self._outbox.release(frame, crcs)
         return True
 
