@@ -130,6 +130,19 @@ def test_the_line_goes_by_priority_then_deadline_then_arrival() -> None:
     assert len(queue.running) == 1
 
 
+@pytest.mark.parametrize("due", [0.0, 3.0, 7.0, inf])
+def test_the_line_ahead_is_that_of_a_new_line_after_some_have_left(due: float) -> None:
+    line = [request(prompt=10**at, group=f"{at % 2}", due=float(at)) for at in range(8)]
+    queue = RequestQueue(line)
+    queue.began(line[1])
+    for at in (1, 6, 0):
+        queue.remove(line[at])
+
+    assert queue.ahead(request(due=due)) == RequestQueue(queue).ahead(request(due=due))
+    assert queue.ahead(request()).prompt_tokens == 10_111_100
+    assert len(queue) == 5
+
+
 def test_a_group_is_forgotten_with_its_last_request() -> None:
     queue, only = RequestQueue(), request(group="86400s")
     queue.add(only)

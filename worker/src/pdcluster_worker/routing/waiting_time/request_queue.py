@@ -3,7 +3,7 @@
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 
@@ -29,12 +29,14 @@ class QueueAhead:
     prompt_tokens: int = 0
     alike: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
-    def count(self, request: QueuedRequest) -> None:
-        self.num_requests += 1
-        self.prompt_tokens += request.prompt_tokens
+    def count(self, request: QueuedRequest, sign: int = 1) -> None:
+        """sign: -1 removes it."""
+        self.num_requests += sign
+        self.prompt_tokens += sign * request.prompt_tokens
         kind = request.group, request.max_tokens.bit_length()
-        number, tokens = self.alike.get(kind, (0, 0))
-        self.alike[kind] = number + 1, tokens + request.max_tokens
+        number, tokens = self.alike.pop(kind, (0, 0))
+        if number + sign:
+            self.alike[kind] = number + sign, tokens + sign * request.max_tokens
 
 
 class RequestQueue(Collection[QueuedRequest]):
@@ -42,6 +44,7 @@ class RequestQueue(Collection[QueuedRequest]):
         self.running: dict[QueuedRequest, None] = {}
         self.by_group: Counter[str] = Counter()
         self._waiting: list[QueuedRequest] = []
+        self._totals = QueueAhead()  # of all that wait
         for request in requests:
             self.add(request)
 
@@ -51,9 +54,10 @@ class RequestQueue(Collection[QueuedRequest]):
             self.running[request] = None
         else:
             insort(self._waiting, request, key=_order)
+            self._totals.count(request)
 
     def began(self, request: QueuedRequest) -> None:
-        self._waiting.remove(request)
+        self._leave(request)
         self.running[request] = None
 
     def remove(self, request: QueuedRequest) -> None:
@@ -63,13 +67,17 @@ class RequestQueue(Collection[QueuedRequest]):
         if request in self.running:
             del self.running[request]
         else:
-            self._waiting.remove(request)
+            self._leave(request)
 
     def ahead(self, request: QueuedRequest) -> QueueAhead:
         """Totals of waiting requests that are served before a new one."""
-        found = QueueAhead()
-        for other in self._waiting[: bisect_right(self._waiting, _order(request), key=_order)]:
-            found.count(other)
+        at, totals = bisect_right(self._waiting, _order(request), key=_order), self._totals
+        found, counted, sign = QueueAhead(), self._waiting[:at], 1
+        if 2 * at > len(self._waiting):  # fewer are behind it, most often none
+            found = replace(totals, alike=dict(totals.alike))
+            counted, sign = self._waiting[at:], -1
+        for other in counted:
+            found.count(other, sign)
         return found
 
     def __iter__(self) -> Iterator[QueuedRequest]:
@@ -81,6 +89,10 @@ class RequestQueue(Collection[QueuedRequest]):
 
     def __contains__(self, request: object) -> bool:
         return request in self.running or request in self._waiting
+
+    def _leave(self, request: QueuedRequest) -> None:
+        self._waiting.remove(request)
+        self._totals.count(request, -1)
 
 
 def _order(request: QueuedRequest) -> tuple[int, float]:
