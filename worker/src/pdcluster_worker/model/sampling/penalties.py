@@ -196,6 +196,8 @@ class PenaltyState:
         edits, errors = LogitsEdits(self._vocab_size, [], [], []), dict[int, RequestError]()
         for row, request in enumerate(requests):
             sampling, banned = request.sampling, banned_tokens(request)
+            if not (banned or sampling.logit_bias or uses_penalties(sampling)):
+                continue  # as most rows of every step
             error = self._unknown_token(request, banned)
             if error is not None:
                 errors[row] = error
