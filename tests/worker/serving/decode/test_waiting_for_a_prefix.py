@@ -230,7 +230,7 @@ async def test_where_it_fails_one_of_those_that_wait_goes_and_the_others_wait_fo
 
 async def test_prompts_of_whole_blocks_do_not_go_one_after_another(dispatcher, peer):
     """One token is always left to compute, so such a prompt would be sent then too."""
-    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=8))
+    dispatcher._worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=1))
     whole = replace(spec("leader", 90), prompt=list(range(32)))
     Asked(dispatcher, whole)
     followers = [Asked(dispatcher, replace(whole, request_id=name)) for name in ("f", "g")]
