@@ -30,8 +30,8 @@ GPU = (
     "spec.accelerators"
 )
 CUDA = (
-    "is cuda, which needs an accelerator, and gpu of a pool is cpu: give the pool another gpu, or "
-    "leave engine.device out"
+    "is cuda, which needs an accelerator as gpu of each pool: give the pool another gpu, or leave "
+    "engine.device out"
 )
 INVARIANT = (
     "is for CPUs so far, and gpu of a pool is not cpu: leave it out, or set engine.device: cpu"

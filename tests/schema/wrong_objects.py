@@ -155,9 +155,10 @@ BAD = [
     ),
     wrong(
         "spec.roles.router",
-        {"pools": [{**CPU, "gpu": "H100"}]},
+        {"pools": [CPU, {**CPU, "name": "big", "gpu": "H100"}]},
         "must have gpu: cpu, since a router computes nothing, not H100; leave gpu out",
-        fault_at="spec.roles.router.pools",
+        fault_at="spec.roles.router.pools[1]",
+        field="spec.roles.router.pools",
     ),
     wrong(
         "spec.routing.relaying",
@@ -206,8 +207,8 @@ BAD = [
     wrong(
         "spec.roles.decode.engine",
         {"device": "cuda"},
-        "is cuda, which needs an accelerator, and gpu of a pool is cpu; give the pool "
-        "another gpu, or leave engine.device out",
+        "is cuda, which needs an accelerator as gpu of each pool, not cpu in pools[0]; give the "
+        "pool another gpu, or leave engine.device out",
         fault_at="spec.roles.decode.engine.device",
     ),
     wrong(
@@ -336,8 +337,8 @@ BAD = [
             at("spec.roles.decode.engine", {"tensorParallelSize": 3}),
         ),
         "spec.roles.decode.engine.tensorParallelSize: must divide that of prefill or be a "
-        "multiple of it, since KV heads move between roles in whole slices, not 3 beside "
-        "2; correct tensorParallelSize of one of them",
+        "multiple of it, since KV heads move between roles in whole slices, not 3 for "
+        "decode and 2 for prefill; correct tensorParallelSize of one of them",
         "spec.roles.decode.engine.tensorParallelSize",
     ),
     InvalidObject(
@@ -560,15 +561,15 @@ BAD = [
     wrong(
         "spec.roles.decode.engine",
         {"blockSize": 32},
-        "must be that of prefill, since KV blocks move between roles, not 32 beside 16; "
-        "correct blockSize of one of them",
+        "must be that of prefill, since KV blocks move between roles, not 32 for decode and 16 for "
+        "prefill; correct blockSize of one of them",
         fault_at="spec.roles.decode.engine.blockSize",
     ),
     wrong(
         "spec.roles.prefill.engine",
         {"batchInvariant": True},
         "must be that of prefill, since a remote prefill gives the same bits as a local "
-        "one, not False beside True; correct batchInvariant of one of them",
+        "one, not false for decode and true for prefill; correct batchInvariant of one of them",
         fault_at="spec.roles.decode.engine.batchInvariant",
     ),
     InvalidObject(
@@ -647,6 +648,12 @@ BAD = [
             "spec.routing.offload.policy",
         )
         for name in ("islBounding", "prefillLoad", "islOrLoad")
+    ),
+    InvalidObject(
+        at("spec.routing.offload.policy", 16**5000),
+        "spec.routing.offload.policy: must be 'rule', 'measured', 'score' or 'sloFeedback', not a "
+        "number of thousands of digits; change it to that",
+        None,
     ),
     wrong(
         "spec.routing.offload.prefillLoad",

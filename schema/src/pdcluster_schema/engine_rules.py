@@ -1,6 +1,7 @@
 """Rules of one role's engine: its scheduling, its ranks and its type."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -284,16 +285,22 @@ def _device_rules(role: str) -> Iterator[Rule]:
             "leave it out, or set engine.device: cpu",
         ),
     )
-    yield engine_rule(
+    cuda = engine_rule(
         role,
         "device",
         f"{device} != 'cuda' || {pools}.all(p, p.gpu != 'cpu')",
         lambda engine, gpus: engine.device != "cuda" or NO_ACCELERATOR not in gpus,
         (
-            "is cuda, which needs an accelerator, and gpu of a pool is cpu",
+            "is cuda, which needs an accelerator as gpu of each pool",
             "give the pool another gpu, or leave engine.device out",
         ),
     )
+
+    def pool_without(spec: Any) -> str:
+        gpus = [pool.gpu for pool in spec.roles.computing()[role].pools]
+        return f"{NO_ACCELERATOR} in pools[{gpus.index(NO_ACCELERATOR)}]"
+
+    yield replace(cuda, found=pool_without)
 
 
 _PRECISION_OF: Final[dict[str, Precision]] = {

@@ -41,6 +41,7 @@ class Rule:
 
     reason, fix: follow the path `at`; a field in braces is named with its value where it is known.
     found:       the value that is wrong; None = that of the field `at`, beside others in braces.
+    place:       where that is for us, below `at`, as in `[1]`; None = nowhere below it.
     values:      the section whose fields are in braces; None = the one that has the rule.
     """
 
@@ -50,6 +51,7 @@ class Rule:
     fix: str
     at: str = ""
     found: Callable[[Any], object] | None = None
+    place: Callable[[Any], str] | None = None
     values: "Callable[[Any], SpecSection] | None" = None
 
     def schema(self) -> dict[str, str]:
@@ -69,7 +71,8 @@ class Rule:
             reason += f", not {self.found(section)}"
         elif reason != self.reason and field in values:
             reason += f", not {values[field]}"
-        raise rule(reason, self.fix, at=self.at)
+        place = "" if self.place is None else self.place(section)
+        raise rule(reason, self.fix, at=f"{self.at}{place}")
 
 
 def plain(value: Any) -> Any:

@@ -270,7 +270,8 @@ class RolesSpec(SpecSection):
             reason="must have gpu: cpu, since a router computes nothing",
             fix="leave gpu out",
             at="router.pools",
-            found=lambda roles: ", ".join(pool.gpu for pool in roles.router.pools),
+            found=lambda roles: roles.router.pools[_computing_pool(roles)].gpu,
+            place=lambda roles: f"[{_computing_pool(roles)}]",
         ),
     )
 
@@ -287,6 +288,12 @@ class RolesSpec(SpecSection):
         """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
+
+
+def _computing_pool(roles: RolesSpec) -> int:
+    """Index of the first pool of routers that has an accelerator."""
+    gpus = [pool.gpu for pool in roles.router.pools] if roles.router else []
+    return next(index for index, gpu in enumerate(gpus) if gpu != NO_ACCELERATOR)
 
 
 class RolloutSpec(SpecSection):

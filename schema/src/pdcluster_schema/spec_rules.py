@@ -115,7 +115,7 @@ def _pair_rule(field: str, condition: str, holds: Callable[[Any, Any], bool], re
         reason=reason,
         fix=f"correct {field} of one of them",
         at=f"{decode}.engine.{field}",
-        found=lambda spec: "{1} beside {0}".format(*_both(spec, name)),
+        found=lambda spec: "{1} for decode and {0} for prefill".format(*_both(spec, name)).lower(),
     )
 
 
