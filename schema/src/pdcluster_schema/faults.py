@@ -152,7 +152,7 @@ def _fault(
         return Fault(f"{path}.{at}".strip(".") if at else path, context["reason"], context["fix"])
     if kind == UNKNOWN_FIELD and path in _REMOVED:
         return Fault(path, *_REMOVED[path])
-    if kind == "literal_error" and f"{path}: {found}" in _REMOVED:
+    if kind == "literal_error" and isinstance(found, str) and f"{path}: {found}" in _REMOVED:
         return Fault(path, *_REMOVED[f"{path}: {found}"])
     if kind == UNKNOWN_FIELD:
         return Fault(
