@@ -31,9 +31,11 @@ def new_certificate() -> ClientCertificate:
 
 @dataclass
 class PlayedWorker:
-    """One listener for all workers.  answers: the next ones, the last of which stays."""
+    """One listener for all workers.  answers: the next ones, the last of which stays; None = the
+    call ends well without one.
+    """
 
-    answers: list[dict[str, Any] | bytes | grpc.StatusCode]
+    answers: list[dict[str, Any] | bytes | grpc.StatusCode | None]
     port: int = 0
     requested: list[dict[str, Any]] = field(default_factory=list)
     certificate: ClientCertificate = field(default_factory=new_certificate)
@@ -41,7 +43,7 @@ class PlayedWorker:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         server, pem = grpc.aio.server(), self.certificate
-        handler = grpc.unary_unary_rpc_method_handler(self._verify)
+        handler = grpc.unary_stream_rpc_method_handler(self._verify)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(WORKER_SERVICE, {"verify": handler}),)
         )
@@ -55,9 +57,12 @@ class PlayedWorker:
         finally:
             await server.stop(None)
 
-    async def _verify(self, message: bytes, context: Any) -> bytes:
+    async def _verify(self, message: bytes, context: Any) -> None:
         self.requested.append(json.loads(message))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, grpc.StatusCode):
             await context.abort(answer, "why")
-        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        if answer is not None:
+            await context.write(
+                answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            )

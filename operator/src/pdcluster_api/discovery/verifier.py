@@ -95,18 +95,20 @@ class Verifier:
         """Verify once."""
         async with self._turns:
             try:
-                body = await _call(request)
+                answer = await _call(request)
             except grpc.aio.AioRpcError as e:
                 return NoOutcome(f"{request.pod} {_why(e)}")
         try:
             at = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-            return read_outcome(json.loads(body), request, at)
-        except (ValueError, TypeError, KeyError, OverflowError):
+            return read_outcome(json.loads(answer), request, at)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return NoOutcome(f"the answer of {request.pod} cannot be read")
 
 
-async def _call(request: VerificationRequest) -> bytes:
-    """With the certificate that its workers show each other.  Raises AioRpcError."""
+async def _call(request: VerificationRequest) -> Any:
+    """The answer, in bytes; None of a call that ended without one.  With the certificate that its
+    workers show each other.  Raises AioRpcError.
+    """
     pem = request.certificate
     credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
     call = {
@@ -116,7 +118,7 @@ async def _call(request: VerificationRequest) -> bytes:
     }
     async with grpc.aio.secure_channel(request.address, credentials, _OPTIONS) as channel:
         verify: Any = channel.unary_unary(f"/{WORKER_SERVICE}/verify")  # type: ignore[call-arg]
-        return bytes(await verify(json.dumps(call).encode(), timeout=TOTAL_SECONDS))
+        return await verify(json.dumps(call).encode(), timeout=TOTAL_SECONDS)
 
 
 def _why(error: grpc.aio.AioRpcError) -> str:

@@ -175,6 +175,8 @@ async def test_pair_that_waits_for_its_turn_keeps_no_bodies(start: Start) -> Non
         ({**PASSED, "num_bytes": -1}, "cannot be read"),
         (b"x" * 20_000, "cannot be asked: RESOURCE_EXHAUSTED: "),
         (b"{", "cannot be read"),
+        (b"[" * 16_000, "cannot be read"),
+        (None, "cannot be read"),
     ],
 )
 async def test_worker_that_gives_no_outcome_is_asked_again_with_back_off(
