@@ -50,6 +50,13 @@ def test_worker_gets_the_fields_but_those_of_the_hop() -> None:
     assert (found.length, found.closes) == (2, False)
 
 
+def test_an_empty_list_of_proxies_names_none() -> None:
+    found = RequestHead()
+    assert found.read(head(LENGTH, b"X-Forwarded-For:"), 16, None) is None
+
+    assert b"\r\nx-forwarded-for: 10.0.0.3\r\n" in found.forwarded(b"10.0.0.3")
+
+
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_every_known_path_is_relayed(path: bytes) -> None:
     request = head(LENGTH, upstream=b"POST " + path + b" HTTP/1.1")

@@ -89,7 +89,7 @@ class RequestHead:
         return b"POST %b HTTP/1.1\r\n%bx-forwarded-for: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             self.url,
             b"".join(self._fields),
-            b", ".join([*self._read.get(b"x-forwarded-for", ()), client]),
+            b", ".join(filter(None, (*self._read.get(b"x-forwarded-for", ()), client))),
             proto,
             self.length,
         )
