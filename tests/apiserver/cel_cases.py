@@ -550,6 +550,7 @@ ACCEPTED: list[Change] = [
         at("spec.roles.decode.pools.0.gpusPerReplica", 8),
     ),
     only("mixed"),
+    both(only("mixed"), at("spec.placement", {"domainLabel": "rack", "minTransferGBps": None})),
     both(only("mixed"), pools_in_all("mixed", 16)),
     at("spec.engine.kvCacheMemory", "1k"),
     at("spec.service.cors", {"allowedOrigins": ["https://a.example"], "allowCredentials": True}),

@@ -220,6 +220,10 @@ GOOD: dict[str, Change] = {
     "minimum": lambda content: None,
     "everything": FULL,
     "mixed": at("spec.roles", {"mixed": {"pools": [CPU]}}),
+    "mixed, and a floor of null": both(
+        at("spec.roles", {"mixed": {"pools": [CPU]}}),
+        at("spec.placement", {"domainLabel": "rack", "minTransferGBps": None}),
+    ),
     "two pools": at(
         "spec.roles.prefill.pools",
         [

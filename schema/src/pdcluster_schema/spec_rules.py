@@ -316,9 +316,11 @@ def _mixed_rules() -> Iterator[Rule]:
 
 
 def _is_left_out(section: str, name: str, spec: Any) -> bool:
-    """Return whether a field is not given beside mixed workers."""
+    """Return whether a field is not given beside mixed workers; null gives none."""
     given = getattr(spec, section)
-    return spec.roles.mixed is None or given is None or name not in given.model_fields_set
+    if spec.roles.mixed is None or given is None or name not in given.model_fields_set:
+        return True
+    return getattr(given, name) is None
 
 
 def _discovery_rules() -> Iterator[Cel]:
