@@ -1,13 +1,16 @@
 """Each format of a structural tag takes its own texts alone."""
 
 import json
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pdcluster_worker.messages.requests import Constraint
 from pdcluster_worker.structured_output.compiler import ConstraintCompiler
 from pdcluster_worker.structured_output.lark import FormError
+from pdcluster_worker.structured_output.structural_tags import ThinkingBudget
 from tests.worker.structured_output.schemas import takes
 
 NUMBER = {"type": "regex", "pattern": "[0-9]+"}
@@ -222,3 +225,22 @@ def test_a_tag_in_the_older_form_is_one_of_triggers(forms: ConstraintCompiler) -
 
     assert takes(forms, constraint, "x<f>1</f>y")
     assert not takes(forms, constraint, "<f>a</f>")
+
+
+def test_long_closing_text_keeps_no_mask_for_each_of_its_characters() -> None:
+    """A budget is kept with its form, for later requests."""
+    end = bytes(range(100))
+    tokens = [bytes([code]) for code in end] + 32_000 * [b"a word"]
+    budget = ThinkingBudget(b"", 1, end, tokens)
+    words = np.empty(len(tokens) // 32 + 1, dtype=np.uint32)
+    tracemalloc.start()
+    try:
+        for size in range(1, len(end)):
+            words.fill(2**32 - 1)
+            budget.bar(words, range(size))
+            assert np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0].tolist() == [
+                size
+            ]
+        assert tracemalloc.get_traced_memory()[0] < 20 * words.nbytes
+    finally:
+        tracemalloc.stop()

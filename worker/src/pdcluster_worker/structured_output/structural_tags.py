@@ -31,6 +31,9 @@ MAX_FORMATS = 5_000
 
 MAX_CHARACTER_BYTES = 4
 
+MAX_CLOSING = 16
+"""Masks that a budget keeps: each has a bit for every token, and a closing text may be long."""
+
 _ANY = "(?s:.*)"
 
 
@@ -71,6 +74,8 @@ class ThinkingBudget:
 
     def _mask(self, rest: bytes, num_words: int) -> NDArray[np.uint32]:
         if rest not in self._closing:
+            if len(self._closing) == MAX_CLOSING:
+                self._closing.clear()
             bits = np.zeros(num_words * 32, dtype=np.uint8)
             bits[
                 [
