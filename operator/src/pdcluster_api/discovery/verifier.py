@@ -117,6 +117,7 @@ async def _call(request: VerificationRequest) -> Any:
         "even_if_busy": request.even_if_busy,
     }
     async with grpc.aio.secure_channel(request.address, credentials, _OPTIONS) as channel:
+        # the annotations of grpc lack the defaults of both serializers
         verify: Any = channel.unary_unary(f"/{WORKER_SERVICE}/verify")  # type: ignore[call-arg]
         return await verify(json.dumps(call).encode(), timeout=TOTAL_SECONDS)
 

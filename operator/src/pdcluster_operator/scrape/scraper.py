@@ -208,7 +208,7 @@ class Scraper:
         except aiohttp.ClientConnectorError as e:
             return Miss(Reason.CONNECT, f"no connection to {address}: {e.strerror}")
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            # one short line: an error of HTTP's parser shows what a stranger sent
+            # one short line: an error of the HTTP parser shows what the server sent
             cause = one_line(str(e), _MAX_REASON) or type(e).__name__
             return Miss(Reason.BROKEN, f"the connection broke or did not speak HTTP: {cause}")
 
