@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_operator.queue.health import MAX_MISSES
+from pdcluster_operator.queue.resync import MAX_MISSES
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.interruptions import Interruptions
 from tests.apiserver.nodeless import Nodes

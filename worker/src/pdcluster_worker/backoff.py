@@ -4,22 +4,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from pdcluster_schema.backoff import Backoff
+
 FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
-
-
-class Backoff:
-    def __init__(self, first_seconds: float, max_seconds: float) -> None:
-        self._first = first_seconds
-        self._max = max_seconds
-        self._next = first_seconds
-
-    def next_seconds(self) -> float:
-        seconds, self._next = self._next, min(2 * self._next, self._max)
-        return seconds
-
-    def reset(self) -> None:
-        self._next = self._first
+RETRY = Backoff(first=FIRST_BACKOFF_SECONDS, most=2.0)
 
 
 class Reconnect:
@@ -27,7 +15,7 @@ class Reconnect:
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
+        self._num_failures = 0
         self._began = self._clock()
 
     def begin(self) -> None:
@@ -35,9 +23,10 @@ class Reconnect:
 
     async def pause(self, *, has_served: bool = False) -> None:
         """Wait before the next attempt, not long after a connection that has served for a while."""
-        if has_served and self._clock() - self._began > LAST_BACKOFF_SECONDS:
-            self._backoff.reset()
-        await asyncio.sleep(self._backoff.next_seconds())
+        if has_served and self._clock() - self._began > RETRY.most:
+            self._num_failures = 0
+        self._num_failures += 1
+        await asyncio.sleep(RETRY.after(self._num_failures))
 
 
 async def run_until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:

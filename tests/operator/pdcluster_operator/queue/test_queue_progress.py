@@ -1,5 +1,5 @@
 from pdcluster_api.apiserver.kinds import Key
-from pdcluster_operator.queue.health import (
+from pdcluster_operator.queue.resync import (
     MAX_MISSES,
     MAX_WAIT_SECONDS,
     MAX_WORK_SECONDS,

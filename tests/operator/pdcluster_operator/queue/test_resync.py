@@ -11,8 +11,7 @@ import pytest
 from pdcluster_api.apiserver.errors import ForbiddenError
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_operator.informer.cache import Cache, Name
-from pdcluster_operator.queue.health import QueueHealth
-from pdcluster_operator.queue.resync import Resync
+from pdcluster_operator.queue.resync import QueueHealth, Resync
 from pdcluster_operator.queue.work_queue import WorkQueue
 from tests.operator import bodies as made
 

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-from pdcluster_worker.backoff import Backoff
+from pdcluster_schema.backoff import Backoff
 from pdcluster_worker.errors import HubError
 from pdcluster_worker.fetch.hf_hub import (
     INDEX,
@@ -31,8 +31,7 @@ from pdcluster_worker.fetch.model_folder import ModelDownload, check_space
 logger = logging.getLogger(__name__)
 
 PARALLEL_FILES = 4
-FIRST_BACKOFF_SECONDS = 1.0
-LAST_BACKOFF_SECONDS = 60.0
+RETRY = Backoff(first=1.0, most=60.0)
 LOG_SECONDS = 5.0
 _READ_BYTES = 1 << 20
 
@@ -46,7 +45,6 @@ def fetch(download: ModelDownload, attempts: int) -> None:
 
 def _fetch_with_retries(download: ModelDownload, attempts: int) -> None:
     num_failures, num_bytes = 0, -1
-    backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
     while True:
         try:
             _fetch_once(download)
@@ -55,11 +53,10 @@ def _fetch_with_retries(download: ModelDownload, attempts: int) -> None:
             before, num_bytes = num_bytes, sum(map(_size, download.work.glob("*")))
             if num_bytes > before:
                 num_failures = 0
-                backoff.reset()
             num_failures += 1
             if num_failures >= attempts:
                 raise
-            delay = backoff.next_seconds()
+            delay = RETRY.after(num_failures)
             logger.warning(
                 "download failed, trying again seconds=%.0f attempt=%d of=%d reason=%s",
                 *(delay, num_failures, attempts, e),

@@ -26,12 +26,17 @@ from pdcluster_worker.messages.peers import Fault, VerificationResult, VerifyCal
 from pdcluster_worker.messages.requests import SALT_BYTES, RequestSpec, SamplingParams, Token
 from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.qos.load_shedding import PRIORITIES
-from pdcluster_worker.routing.same_tokens import first_difference, tie_of
 from pdcluster_worker.serving.decode.broker import CreditBroker
 from pdcluster_worker.serving.engines.engines import RequestHandle
 from pdcluster_worker.serving.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
+
+# largest difference of log probabilities that is a near tie: ten times the 1e-3 of promise 1, since
+# prefill and decode may be on different kinds of devices
+TIES = {"float32": 0.01}
+
+_COARSE_TIE = 0.5  # some units in the last of the 8 bits of a bfloat16 logit
 
 RUN_SECONDS = 60.0
 """For each of the two runs; a CPU that computes slowly takes some seconds."""
@@ -285,3 +290,34 @@ def _spec(prompt: Sequence[int]) -> RequestSpec:
         cache_salt=secrets.token_bytes(SALT_BYTES),
         verify_transfer=True,
     )
+
+
+def tie_of(dtype: str) -> float:
+    return TIES.get(dtype, _COARSE_TIE)
+
+
+def first_difference(
+    reference: Sequence[Token], other: Sequence[Token], tie: float
+) -> tuple[int, bool]:
+    """(number of equal leading tokens, whether the next one is a real difference).
+
+    The tokens of the reference carry `top_logprobs`.
+
+    >>> a = Token("r", 1, logprob=-0.1, top_logprobs=[(1, -0.1), (2, -0.4)])
+    >>> first_difference([a, a], [a, a], 0.1), first_difference([a, a], [a, Token("r", 2)], 0.1)
+    ((2, False), (1, True))
+    >>> first_difference([a, a], [a, Token("r", 2)], 0.5)
+    (1, False)
+    """
+    for index, (expected, found) in enumerate(zip(reference, other, strict=False)):
+        if expected.token_id != found.token_id:
+            return index, not _is_tie(expected, found.token_id, tie)
+    num_equal = min(len(reference), len(other))
+    return num_equal, len(reference) != len(other)
+
+
+def _is_tie(expected: Token, token_id: int, tie: float) -> bool:
+    others = dict(expected.top_logprobs)
+    if expected.logprob is None or token_id not in others:
+        return False
+    return expected.logprob - others[token_id] <= tie

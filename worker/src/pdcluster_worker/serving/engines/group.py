@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from pdcluster_schema.backoff import Backoff
 from pdcluster_schema.ports import MAX_ENGINES, join_address
-from pdcluster_worker.backoff import Backoff
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.serving.engines.client import EngineClient, EngineDiedError
@@ -15,8 +15,7 @@ from pdcluster_worker.system.native_dtype import DType
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS = 1.0
-LAST_PAUSE_SECONDS = 60.0
+PAUSE = Backoff(first=1.0, most=60.0)
 """Longest pause before an engine that died is started again; doubled each time that it lived
 shorter than the last pause.
 """
@@ -185,8 +184,7 @@ class EngineGroup:
 
     async def _keep(self, child: Child) -> None:
         clock = asyncio.get_running_loop().time
-        backoff = Backoff(FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS)
-        pause = backoff.next_seconds()
+        num_ends, pause = 1, PAUSE.first
         while True:
             since = clock()
             await child.gone()
@@ -194,15 +192,15 @@ class EngineGroup:
                 if not self.ended.done():
                     self.ended.set_result(child)
                 return
-            if clock() - since > pause:
-                backoff.reset()
-            pause = backoff.next_seconds()
+            num_ends = 1 if clock() - since > pause else num_ends + 1
+            pause = PAUSE.after(num_ends)
             await child.stop()
             await asyncio.sleep(pause)
             if self._is_ending:
                 return
             while (again := await self._try_again(child.rank)) is None:
-                pause = backoff.next_seconds()
+                num_ends += 1
+                pause = PAUSE.after(num_ends)
                 await asyncio.sleep(pause)
                 if self._is_ending:
                     return
