@@ -1,5 +1,6 @@
 """The section `engine` of a PDCluster spec, and of each of its roles."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -17,7 +18,9 @@ from pdcluster_schema.vllm_engine import (
     EnvSpec,
     check_argument,
     check_variables,
+    merged_variables,
 )
+from pdcluster_schema.vllm_flags import merged_arguments
 
 MAX_BANDWIDTH = 10**12
 """Most bytes per second of a limit: more than any link carries."""
@@ -129,6 +132,13 @@ class ChunkScheduleSpec(SpecSection):
     )
 
 
+_MERGED: dict[str, Callable[[Any, Any], object]] = {
+    "args": merged_arguments,
+    "env": merged_variables,
+}
+"""Lists of which a role's does not take the place of the spec's."""
+
+
 class EngineSpec(SpecSection):
     """The engine of every worker; a role's own engine goes over it, value by value."""
 
@@ -146,8 +156,8 @@ class EngineSpec(SpecSection):
     """
     args: Annotated[tuple[Argument, ...], Many, Field(max_length=MAX_ARGUMENTS)] | None = None
     """More flags of the stock engine, such as --enforce-eager; flags that a field stands for, and
-    those that PDCluster sets, are refused. A role's take the place of all of spec.engine's. For
-    type vllm.
+    those that PDCluster sets, are refused. A role's are added to those of spec.engine, and go over
+    the same flags there. For type vllm.
     """
     env: (
         Annotated[
@@ -160,7 +170,8 @@ class EngineSpec(SpecSection):
         | None
     ) = None
     """More environment variables of the stock engine; values of Secrets go through a podTemplate's
-    container named engine. A role's take the place of all of spec.engine's. For type vllm.
+    container named engine. A role's are added to those of spec.engine, and go over the same names
+    there. For type vllm.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto = cuda where the pool has an accelerator, else cpu. A worker that
@@ -261,10 +272,15 @@ class EngineSpec(SpecSection):
     speculation: SpeculationSpec | None = None
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
-        """This engine with the values that `role_engine` was given."""
-        return self.model_copy(
-            update={name: getattr(role_engine, name) for name in role_engine.model_fields_set}
-        )
+        """This engine with the values that `role_engine` was given; `args` by flag, `env` by
+        name.
+        """
+        update = {name: getattr(role_engine, name) for name in role_engine.model_fields_set}
+        for name, merged in _MERGED.items():
+            ours, theirs = getattr(self, name), update.pop(name, None)
+            if theirs is not None:
+                update[name] = theirs if ours is None else merged(ours, theirs)
+        return self.model_copy(update=update)
 
     def computes_on(self, gpu: str) -> bool:
         """Return whether workers of a pool with this type of accelerator compute on it."""

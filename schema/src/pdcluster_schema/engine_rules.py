@@ -11,6 +11,7 @@ from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
+from pdcluster_schema.vllm_flags import flags_of
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -329,11 +330,5 @@ def precision_of(engine: EngineSpec) -> Precision:
     """
     if engine.type != VLLM:
         return "bf16"
-    method, is_next = "", False
-    for argument in engine.args or ():
-        name, has_value, value = argument.strip().partition("=")
-        if is_next:
-            method, is_next = argument.strip(), False
-        elif name in ("-q", "--quantization"):
-            method, is_next = value, not has_value
-    return _PRECISION_OF.get(method, "bf16")
+    given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
+    return _PRECISION_OF.get(given[-1] if given else "", "bf16")

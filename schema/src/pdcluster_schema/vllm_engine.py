@@ -239,3 +239,8 @@ def check_variables(variables: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
     if repeated:
         raise rule(f"{repeated[0]} is given twice", "remove one of them")
     return variables
+
+
+def merged_variables(ours: tuple[EnvSpec, ...], theirs: tuple[EnvSpec, ...]) -> tuple[EnvSpec, ...]:
+    """Both, and of one name that of `theirs`."""
+    return tuple({each.name: each for each in (*ours, *theirs)}.values())
