@@ -75,6 +75,23 @@ async def test_router_keeps_what_decodes_and_no_worker_keeps_a_router(
     assert [key for key in d.metrics.peers._metrics if key[0] == "router"] == []
 
 
+async def test_router_takes_the_block_size_of_most_that_decode(
+    worker: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    r = await worker("r", "router")
+    assert r.directory.block_size() == 0
+    sized = KVGeometry(2, 4, 2, 64, "float32")
+    large, other = [await worker(pod, "decode", geometry=sized) for pod in ("d", "e")]
+    small = await worker("f", "decode")
+
+    r.sees(large, other, small)
+    await eventually(lambda: len(r.directory.decodes()) == 3)
+    assert (r.directory.block_size(), r.directory.block_size()) == (64, 64)
+    assert caplog.text.count("blocks of several sizes") == 1
+    r.sees(small)
+    assert r.directory.block_size() == 16
+
+
 async def test_ingresses_are_routers_where_there_are_any_else_what_decodes(
     worker: Any, record: Any
 ) -> None:

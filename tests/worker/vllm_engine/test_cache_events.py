@@ -91,8 +91,9 @@ def test_our_salt_comes_back_from_the_first_block() -> None:
         stored([11], TOKENS[:4], keys=[["a lora"]]),
         stored([11], TOKENS[:4], keys=[[SALT.hex(), "more"]]),
         stored([11], TOKENS[:4], keys=[[["image", 3]]]),
-        {**stored([11], TOKENS[:4]), "block_size": 8},
-        {**stored([11], TOKENS[:4]), "group_idx": 1},
+        {**stored([11], TOKENS[:4]), "block_size": 6},
+        {**stored([11], TOKENS[:4]), "kv_cache_spec_kind": "sliding_window"},
+        stored([11], TOKENS[:8]),  # a group that keeps the last block of two
     ],
 )
 def test_what_no_request_of_ours_can_hit_is_left_out(event: dict[str, Any]) -> None:
@@ -100,6 +101,61 @@ def test_what_no_request_of_ours_can_hit_is_left_out(event: dict[str, Any]) -> N
 
     assert cache.take(0, batch(event, stored([12], TOKENS[4:8], parent=11))) is None
     assert len(cache) == 0
+
+
+def of_group(event: dict[str, Any], group: int, kind: str) -> dict[str, Any]:
+    return {**event, "group_idx": group, "kv_cache_spec_kind": kind}
+
+
+def test_full_attention_decides_where_a_model_has_several_groups() -> None:
+    cache = CacheEvents(SIZE)
+
+    events = cache.take(
+        0,
+        batch(
+            of_group(stored([12], TOKENS[:8]), 0, "sliding_window"),  # first layer of gpt-oss
+            of_group(stored([11, 12], TOKENS[:8]), 1, "full_attention"),
+            of_group(stored([11, 12], TOKENS[:8]), 2, "full_attention"),
+            of_group(stored([12], TOKENS[:8]), 3, "mamba"),
+        ),
+    )
+
+    assert events == BlockEvents(OURS[:2], [], 1)
+    # a window that has passed takes nothing away, nor does a second group
+    gone = [{**removed(11, 12), "group_idx": group} for group in (0, 2, 3)]
+    assert cache.take(1, batch(*gone)) is None
+    assert cache.matched(OURS) == 2
+    gone = [{**removed(12), "group_idx": 1}]
+    assert cache.take(2, batch(*gone)) == BlockEvents([], OURS[1:2], 2)
+
+
+@pytest.mark.parametrize("kind", ["mla_attention", "sink_full_attention", None])
+def test_other_full_attention_is_followed_too(kind: str | None) -> None:
+    cache = CacheEvents(SIZE)
+
+    cache.take(0, batch({**stored([11], TOKENS[:4]), "group_idx": 2, "kv_cache_spec_kind": kind}))
+
+    assert cache.matched(OURS) == 1
+
+
+def test_a_block_of_a_larger_group_is_several_of_ours() -> None:
+    cache = CacheEvents(SIZE)
+    first = {**stored([11], TOKENS[:8]), "block_size": 2 * SIZE}
+    second = {**stored([12], TOKENS[8:16], parent=11), "block_size": 2 * SIZE}
+
+    assert cache.take(0, batch(first, second)) == BlockEvents(OURS, [], 1)
+    assert cache.take(1, batch(removed(12))) == BlockEvents([], OURS[2:], 2)
+
+
+def test_an_offloaded_block_is_cached_until_it_is_gone_there_too() -> None:
+    cache = CacheEvents(SIZE)
+    on_cpu = {"medium": "CPU"}
+    cache.take(0, batch(stored([11], TOKENS[:4]), {**stored([11], TOKENS[:4]), **on_cpu}))
+
+    assert cache.take(1, batch(removed(11))) is None
+    more = {**stored([12], TOKENS[4:8], parent=11), **on_cpu}
+    assert cache.take(2, batch(more)) == BlockEvents(OURS[1:2], [], 2)
+    assert cache.take(3, batch({**removed(11), **on_cpu})) == BlockEvents([], OURS[:1], 3)
 
 
 def test_a_gap_forgets_all_and_says_so() -> None:

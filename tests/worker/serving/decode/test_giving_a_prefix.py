@@ -99,8 +99,8 @@ async def test_a_little_is_not_given(worker, num_blocks):
 
 
 async def test_what_is_computed_sooner_than_moved_is_not_given(worker):
-    worker.pair_rates.add("p", num_bytes=1, seconds=1.0)
-    worker.prefill_rates.add("p", num_bytes=1000, seconds=1.0)
+    worker.pair_rates.add("p", num_tokens=1, seconds=1.0)
+    worker.prefill_rates.add("p", num_tokens=1000, seconds=1.0)
     assert await push(worker, Taker()) == {}
 
 

@@ -161,7 +161,7 @@ async def test_kv_is_not_read_over_a_way_that_is_too_slow(
     dispatcher, worker, holder, most, num_reads
 ):
     worker.policy = PolicyConfig(offload=OffloadPolicy(max_transfer_milliseconds=most))
-    worker.pair_rates.add("old", num_bytes=64, seconds=1.0)
+    worker.pair_rates.add("old", num_tokens=1, seconds=1.0)
     holder.replies = [NEXT, DONE]
     await collect(dispatcher)
 

@@ -451,7 +451,7 @@ async def test_offload_notes_what_it_was_decided_by(dispatcher, engine, peer, wo
         WorkerLoad(waiting_tokens=64, num_waiting=2, credit_tokens=512),
     )
     worker.policy = PolicyConfig(offload=OffloadPolicy(prefill_length_threshold=10))
-    worker.pair_rates.add("p", 640, 1.0)  # 64 bytes a token
+    worker.pair_rates.add("p", 10, 1.0)
     await reported(worker, engine)
     with begin_trace("r") as trace:
         await collect(dispatcher, "auto")
@@ -505,7 +505,7 @@ async def test_offload_changes_with_the_policy_in_force(
 ):
     peer.replies = [FIRST, DONE]
     peer.max_batched_tokens, peer.load = 256, WorkerLoad(credit_tokens=512)
-    worker.pair_rates.add("p", 640, 1.0)
+    worker.pair_rates.add("p", 10, 1.0)
     await reported(worker, engine)
     worker.policy = PolicyConfig(offload=policy)
 
@@ -518,7 +518,7 @@ async def test_remote_prefill_measures_the_pair_and_the_wait_for_its_credit(
     peer.replies = [FIRST, replace(DONE, busy_seconds=0.5)]
     await collect(dispatcher)
 
-    assert worker.pair_rates.bytes_per_second("p") == 128
+    assert worker.pair_rates.seconds("p", 12) == 1.0  # 6 of 10 tokens were not cached
     assert worker.metrics.registry.get_sample_value("pdcluster_credit_wait_seconds_count") == 1
 
 

@@ -60,6 +60,28 @@ def test_watch_last_chance_is_bounded_for_a_long_margin():
     assert (output.index("stalled"), output.index("lost")) == (200, 200 + LAST_CHANCE_SECONDS)
 
 
+def test_watch_leaves_a_step_to_an_engine_that_ends_itself_as_long_as_it_answers():
+    clock = FakeClock()
+    watch = StallWatch(clock, 0.0, own_stop_seconds=30.0)
+    output = []
+    for second in range(60):
+        clock.advance(1.0)
+        if second < 20:
+            watch.on_pong(Pong(0, BUSY))
+        output.append(watch.poll(MARGIN))
+
+    # the step: stalled after the margin; the answers end at 20, and it is lost a margin later
+    assert (output.index("stalled"), output.index("lost")) == (4, 24)
+
+    watched = StallWatch(clock, 0.0, own_stop_seconds=30.0)
+    output = []
+    for _ in range(60):
+        clock.advance(1.0)
+        watched.on_pong(Pong(0, BUSY))
+        output.append(watched.poll(MARGIN))
+    assert (output.index("stalled"), output.index("lost")) == (4, 34)
+
+
 def test_watch_margin_comes_on_top_of_the_longest_step():
     watched = Watched(warm_up_seconds=3.0)
     watched.looks(4)

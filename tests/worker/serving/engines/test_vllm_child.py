@@ -220,6 +220,53 @@ async def test_a_server_of_another_kind_is_a_wrong_setting(tmp_path, over, messa
         assert child.exit_status.result() == WRONG_SETTING
 
 
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        # deepseek-ai/DeepSeek-R1, config.json: MLA
+        (
+            {
+                "hidden_size": 7168,
+                "num_hidden_layers": 61,
+                "num_attention_heads": 128,
+                "num_key_value_heads": 128,
+                "kv_lora_rank": 512,
+                "qk_rope_head_dim": 64,
+            },
+            (61, 1, 576),
+        ),
+        # Qwen/Qwen3-32B
+        (
+            {
+                "hidden_size": 5120,
+                "num_hidden_layers": 64,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+            },
+            (64, 8, 128),
+        ),
+        # openai/gpt-oss-120b
+        (
+            {
+                "hidden_size": 2880,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+            },
+            (36, 8, 64),
+        ),
+    ],
+)
+def test_kv_sizes_are_those_of_the_attention(tmp_path, tiny_folder, config, sizes):
+    folder = shutil.copytree(tiny_folder("llama"), tmp_path / "copy")
+    (folder / "config.json").write_text(json.dumps(config))
+    shape = read_shape(folder)
+
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == sizes
+
+
 def test_other_weights_of_the_same_shape_are_no_pair(tmp_path, tiny_folder):
     other = make_tiny_model("llama", tmp_path / "other", seed=1)
 

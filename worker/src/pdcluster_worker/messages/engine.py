@@ -129,6 +129,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: DeviceFacts
     transport: str  # tcp, nixl or ucx: that moves KV between peers that have it; empty = none does
     longest_step_seconds: float = 0.0  # of its warm-up, whose steps are about as large as any
+    own_stop_seconds: float = 0.0  # it ends by itself after so long in one step; 0 = it does not
     scheduler: str = "continuous"
     scheduling_policy: str = "priority"
     restarts_grammar: bool = False  # it cannot go on with a structured answer that has begun

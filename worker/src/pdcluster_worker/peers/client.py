@@ -115,6 +115,11 @@ class Peer:
         return 0 if self.hello is None else self.hello.max_batched_tokens
 
     @property
+    def block_size(self) -> int:
+        """Of its KV blocks; 0 = unknown."""
+        return 0 if self.hello is None else self.hello.geometry.block_size
+
+    @property
     def restarts_grammar(self) -> bool:
         return self.hello is not None and self.hello.restarts_grammar
 

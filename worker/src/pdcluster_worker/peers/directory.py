@@ -4,6 +4,7 @@ A peer lives as long as its engine id: draining leaves its streams alone.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Mapping
 
@@ -13,6 +14,8 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.calls import WorkerStub, open_channel
 from pdcluster_worker.peers.client import NO_EVENTS, LocalWorker, Peer, PeerEvents, shake_hands
 from pdcluster_worker.peers.records import WorkerRecord
+
+logger = logging.getLogger(__name__)
 
 _DECODING: tuple[Role, ...] = ("decode", "mixed")
 _KEPT: tuple[Role, ...] = ("prefill", *_DECODING)
@@ -31,6 +34,8 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         # ready peers by role, until one changes
         self._found: dict[tuple[Role, ...], list[Peer]] = {}
+        self._block_size: int | None = None  # likewise
+        self._mixed_sizes: set[int] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
     def report_to(self, events: PeerEvents) -> None:
@@ -56,6 +61,21 @@ class Directory:
             if peer is not None and peer.state == "ready" and peer.record.role in _DECODING
             else None
         )
+
+    def block_size(self) -> int:
+        """Of most decode and mixed workers' KV blocks; 0 = none takes new work."""
+        if self._block_size is None:
+            sizes = Counter(peer.block_size for peer in self.decodes())
+            self._block_size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+            if len(sizes) > 1 and self._mixed_sizes != sizes.keys():
+                logger.warning(
+                    "decode workers have KV blocks of several sizes, prefixes match on those of "
+                    "most sizes=%s used=%d",
+                    sorted(sizes),
+                    self._block_size,
+                )
+            self._mixed_sizes = set(sizes)
+        return self._block_size
 
     def known_decodes(self) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.record.role in _DECODING]
@@ -134,7 +154,7 @@ class Directory:
     async def close(self) -> None:
         peers = list(self._peers.values())
         self._peers.clear()
-        self._found.clear()
+        self._forget_found()
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(
@@ -159,15 +179,19 @@ class Directory:
 
     def _drop(self, pod: str) -> None:
         task = asyncio.create_task(self._peers.pop(pod).leave())
-        self._found.clear()
+        self._forget_found()
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+    def _forget_found(self) -> None:
+        self._found.clear()
+        self._block_size = None
 
     def _on_credit(self, peer: Peer, request_id: str, granted: bool) -> None:
         self._reports.on_credit(peer, request_id, granted)
 
     def _on_lost(self, peer: Peer) -> None:
-        self._found.clear()  # it is not asked again for what it has not answered
+        self._forget_found()  # it is not asked again for what it has not answered
         self._reports.on_lost(peer)
 
     def _on_change(self, peer: Peer) -> None:
@@ -175,7 +199,7 @@ class Directory:
         self._reports.on_change(peer)
 
     def _count(self) -> None:
-        self._found.clear()
+        self._forget_found()
         counts = Counter((peer.record.role, peer.state) for peer in self._peers.values())
         self._metrics.peers.clear()
         for (role, state), number in counts.items():

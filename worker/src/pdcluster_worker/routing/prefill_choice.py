@@ -8,7 +8,6 @@ from itertools import count
 from random import Random
 
 from pdcluster_schema.routing import PrefillScoreSpec
-from pdcluster_worker.messages.facts import KVGeometry
 
 REQUESTING_HEADS = 8  # more would only lengthen the queues of prefill workers
 
@@ -100,44 +99,26 @@ _NEWEST = 0.2  # weight of the newest transfer
 
 MAX_PAIRS = 1024  # beyond it the pair measured first is dropped
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
-
-
-def kv_bytes_per_token(geometry: KVGeometry) -> int:
-    """Bytes of keys and values of one token in all layers.
-
-    >>> kv_bytes_per_token(KVGeometry(num_kv_heads=40, head_dim=128, num_layers=40, block_size=16,
-    ...     dtype="bfloat16"))
-    819200
-    """
-    is_fp8 = geometry.dtype.startswith(("fp8", "float8"))
-    element_bytes = 1 if is_fp8 else _BYTES.get(geometry.dtype, _BYTES["bfloat16"])
-    return geometry.num_layers * 2 * geometry.num_kv_heads * geometry.head_dim * element_bytes
-
 
 class LinkRates:
-    """Transfer rate of KV from each prefill worker, as a fading average of ended transfers."""
+    """Tokens a second of each prefill worker, as a fading average: computed, or moved from it."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
 
-    def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """seconds: with a write in flight; 0 = too short to measure."""
-        if seconds <= 0 or num_bytes <= 0:
+    def add(self, key: str, num_tokens: int, seconds: float) -> None:
+        """seconds: 0 = too short to measure."""
+        if seconds <= 0 or num_tokens <= 0:
             return
-        rate, old = num_bytes / seconds, self._rates.get(key)
+        rate, old = num_tokens / seconds, self._rates.get(key)
         self._rates[key] = rate if old is None else (1 - _NEWEST) * old + _NEWEST * rate
         if len(self._rates) > MAX_PAIRS:
             del self._rates[next(iter(self._rates))]
 
-    def bytes_per_second(self, key: str) -> float:
-        """0 = not measured yet."""
-        return self._rates.get(key, 0.0)
-
-    def seconds(self, key: str, num_bytes: int) -> float:
+    def seconds(self, key: str, num_tokens: int) -> float:
         """0 = not measured yet."""
         rate = self._rates.get(key)
-        return 0.0 if rate is None else num_bytes / rate
+        return 0.0 if rate is None else num_tokens / rate
 
 
 WINDOW_SECONDS = 300.0

@@ -19,7 +19,6 @@ from pdcluster_worker.routing.prefill_choice import (
     CreditQueue,
     LinkRates,
     RemoteRatio,
-    kv_bytes_per_token,
 )
 from pdcluster_worker.routing.prefix_index import PrefixIndex
 from pdcluster_worker.serving.engines.client import EngineStalledError
@@ -42,7 +41,7 @@ class RouterInfo:
     """Facts of a router, in place of an engine's."""
 
     worker_id: str  # its name for peers
-    block_size: int  # of the KV blocks of its revision's workers
+    block_size: int  # of its revision's KV blocks, until `WorkerContext.peer_block_size` says it
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ class WorkerContext:
     share: RemoteRatio = field(default_factory=RemoteRatio)
     # Shares of time, 0 to 1, that compute and GPU memory are busy; 0 = unknown.
     occupancy: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-    # How fast KV moves to this decode worker.
+    # How fast KV moves to this decode worker, in tokens: what a token is differs by layer.
     pair_rates: LinkRates = field(default_factory=LinkRates)
     # How fast each prefill worker computes, in tokens.
     prefill_rates: LinkRates = field(default_factory=LinkRates)
@@ -80,6 +79,7 @@ class WorkerContext:
     transport: str = ""
     transport_note: str = ""
     engineless: RouterInfo | None = None  # of a router
+    peer_block_size: Callable[[], int] = lambda: 0  # of most decode workers; 0 = unknown
     absence: Callable[[], str] = lambda: "none is registered"  # why no decode worker takes new work
     # Of the last requests, at its HTTP side too.
     traces: RecentTraces = field(default_factory=RecentTraces)
@@ -116,11 +116,10 @@ class WorkerContext:
 
     @property
     def block_size(self) -> int:
-        return (
-            self.engine_ready.geometry.block_size
-            if self.engineless is None
-            else self.engineless.block_size
-        )
+        """Of a router that which its decode workers have: an engine may choose it itself."""
+        if self.engineless is None:
+            return self.engine_ready.geometry.block_size
+        return self.peer_block_size() or self.engineless.block_size
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -155,8 +154,7 @@ class WorkerContext:
 
     def transfer_seconds(self, key: str, num_tokens: int) -> float:
         """Expected seconds of moving KV from that worker to here; 0 = unknown."""
-        num_bytes = num_tokens * kv_bytes_per_token(self.engine_ready.geometry)
-        return self.pair_rates.seconds(key, num_bytes)
+        return self.pair_rates.seconds(key, num_tokens)
 
     @contextmanager
     def request(self) -> Iterator[None]:

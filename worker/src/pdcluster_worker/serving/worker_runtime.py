@@ -96,6 +96,7 @@ class WorkerRuntime:
             PeerEvents(self._broker.on_credit, self._broker.on_lost, self._on_peer)
         )
         worker.absence = self._directory.absence
+        worker.peer_block_size = self._directory.block_size
         self._ledger = self._make_ledger()
         worker.gpu, worker.promised_tokens = config.gpu, lambda: self._ledger.outstanding_tokens
         handler = PeerRequestHandler(worker, hello, self._ledger, self._make_dispatcher())

@@ -1,11 +1,15 @@
 """vLLM's KV events as our block events: our hashes are recomputed from the tokens it names.
 
-Blocks with an unknown parent or foreign keys are left out; a gap in the sequence clears all.
+A model with several kinds of layers has a group of KV blocks for each, whose blocks have the same
+hashes and end at different times.  A prefix is no longer than what full attention has, so its first
+group is followed and no other.  Blocks with an unknown parent or foreign keys are left out; a gap
+in the sequence clears all.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,6 +21,9 @@ from pdcluster_worker.messages.engine import BlockEvents
 
 EngineHash = int | bytes
 
+_FULL_ATTENTION = {None, "full_attention", "mla_attention", "sink_full_attention"}
+"""Kinds of groups whose leading blocks are a prefix; None = not said."""
+
 
 class BlockStored(msgspec.Struct, tag=True):
     """New reusable blocks, in the order of one chain."""
@@ -27,11 +34,22 @@ class BlockStored(msgspec.Struct, tag=True):
     block_size: int
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    medium: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
     block_hashes: list[EngineHash]
     group_idx: int | None = None
+    medium: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A block of vLLM's: one of ours or, where its group has larger blocks, several."""
+
+    hashes: tuple[bytes, ...]
+    salt: bytes
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
@@ -51,7 +69,9 @@ class CacheEvents:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._ours: dict[EngineHash, tuple[bytes, bytes]] = {}  # vLLM's hash -> (ours, salt)
+        self._group: int | None = None  # that is followed, once it is known
+        # by medium, since a block may be on the GPU and offloaded
+        self._stored: defaultdict[str | None, dict[EngineHash, _Stored]] = defaultdict(dict)
         self._held: Counter[bytes] = Counter()  # our hash -> number of vLLM's blocks
         self._next: int | None = None  # sequence of vLLM's next batch
         self._sequence = 0  # of our last events
@@ -73,7 +93,7 @@ class CacheEvents:
                 case BlockStored():
                     self._store(event, stored, removed)
                 case BlockRemoved():
-                    self._remove(event.block_hashes, stored, removed)
+                    self._remove(event, stored, removed)
                 case AllBlocksCleared():
                     self._forget()
                     is_cleared = True
@@ -98,49 +118,63 @@ class CacheEvents:
         return count
 
     def _forget(self) -> None:
-        self._ours.clear()
+        self._stored.clear()
         self._held.clear()
 
     def _store(
         self, event: BlockStored, stored: dict[bytes, None], removed: dict[bytes, None]
     ) -> None:
-        if event.block_size != self._block_size or event.group_idx:
+        size, num_tokens = self._block_size, event.block_size
+        # a group that leaves out blocks names the tokens of all
+        is_whole = len(event.token_ids) == num_tokens * len(event.block_hashes)
+        if num_tokens % size or not is_whole or not self._follows(event):
             return
-        parent, salt = None, _salt(event)
-        if event.parent_block_hash is not None:
-            parent, salt = self._ours.get(event.parent_block_hash, (None, None))
-            if parent is None:
-                return
+        parent, salt = self._parent(event)
         if salt is None:
             return
-        size = self._block_size
+        known = self._stored[event.medium]
         for index, theirs in enumerate(event.block_hashes):
             if parent is not None and event.extra_keys and event.extra_keys[index]:
                 return
-            tokens = event.token_ids[index * size : (index + 1) * size]
-            parent = next_hash(parent, tokens, salt)
-            if theirs not in self._ours:
-                self._ours[theirs] = parent, salt
-                self._held[parent] += 1
-                stored[parent] = None
-                removed.pop(parent, None)
+            ours = []
+            for start in range(index * num_tokens, (index + 1) * num_tokens, size):
+                parent = next_hash(parent, event.token_ids[start : start + size], salt)
+                ours.append(parent)
+            if theirs not in known:
+                known[theirs] = _Stored(tuple(ours), salt)
+                self._held.update(ours)
+                stored.update(dict.fromkeys(ours))
+                for block in ours:
+                    removed.pop(block, None)
+
+    def _follows(self, event: BlockStored) -> bool:
+        group = event.group_idx or 0
+        if self._group is None and event.kv_cache_spec_kind in _FULL_ATTENTION:
+            self._group = group
+        return group == self._group
+
+    def _parent(self, event: BlockStored) -> tuple[bytes | None, bytes | None]:
+        """(our hash of the block before or None, salt); a salt of None = leave the event out."""
+        if event.parent_block_hash is None:
+            return None, _salt(event)
+        for known in self._stored.values():
+            if (parent := known.get(event.parent_block_hash)) is not None:
+                return parent.hashes[-1], parent.salt
+        return None, None
 
     def _remove(
-        self,
-        theirs: list[EngineHash],
-        stored: dict[bytes, None],
-        removed: dict[bytes, None],
+        self, event: BlockRemoved, stored: dict[bytes, None], removed: dict[bytes, None]
     ) -> None:
-        for one in theirs:
-            known = self._ours.pop(one, None)
-            if known is None:
-                continue
-            ours = known[0]
-            self._held[ours] -= 1
-            if not self._held[ours]:
-                del self._held[ours]
-                stored.pop(ours, None)
-                removed[ours] = None
+        if event.group_idx not in (None, self._group):
+            return
+        for theirs in event.block_hashes:
+            block = self._stored[event.medium].pop(theirs, None)
+            for ours in () if block is None else block.hashes:
+                self._held[ours] -= 1
+                if not self._held[ours]:
+                    del self._held[ours]
+                    stored.pop(ours, None)
+                    removed[ours] = None
 
 
 class Subscription:

@@ -34,6 +34,9 @@ _WARM_UP_TOKENS = 64
 # vLLM's minimum where `maxBatchedTokens` is left to it; it does not report its own
 _STEP_TOKENS = 2048
 
+# its VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; kernels that compile at a new shape may take minutes
+_OWN_STOP_SECONDS = 300.0
+
 REPORT_SECONDS = 30.0  # three rounds of the probe that writes the GPUs' report
 POLL_SECONDS = 1.0
 _BUILDS = ("rocm", "tpu", "xpu")
@@ -100,6 +103,7 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
         scheduler="vllm",
         restarts_grammar=True,
         prefix_caching=scrape.prefix_caching,
+        own_stop_seconds=_OWN_STOP_SECONDS,
     )
     return VllmFacts(ready, scrape)
 
@@ -140,10 +144,14 @@ def read_shape(folder: Path) -> ModelShape:
         raise ModelError(f"the model's folder {folder} has no readable config.json: {e}") from e
     config: dict[str, Any] = document | document.get("text_config", {})
     heads = _integer(config, "num_attention_heads")
+    kv_heads = _integer(config, "num_key_value_heads") or heads
+    head_dim = _integer(config, "head_dim") or _integer(config, "hidden_size") // max(heads, 1)
+    if latent := _integer(config, "kv_lora_rank"):  # MLA keeps one latent of all heads
+        kv_heads, head_dim = 1, latent + _integer(config, "qk_rope_head_dim")
     return ModelShape(
         num_layers=_integer(config, "num_hidden_layers"),
-        num_kv_heads=_integer(config, "num_key_value_heads") or heads,
-        head_dim=_integer(config, "head_dim") or _integer(config, "hidden_size") // max(heads, 1),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab_size=_integer(config, "vocab_size"),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         fingerprint=fingerprint(folder),

@@ -111,6 +111,7 @@ class RemotePrefill:
                     if isinstance(reply, PrefillDone):
                         done = True
                         self._finish(handle, reserved, first, reply)
+                        self._measure(reserved, spec, reply.busy_seconds)
                         continue
                     first = self._first(reserved, spec, reply)
                     if first.finish_reason is not None:  # it moves no KV: this is all
@@ -119,7 +120,7 @@ class RemotePrefill:
             if not done:
                 raise PeerError("the call ended before the KV was acknowledged")
             if first is None:
-                yield Generated(await self._fetched(handle, reserved), "remote")
+                yield Generated(await self._fetched(handle, reserved, spec), "remote")
             outcome = "ok"
         except (EngineDiedError, EngineStalledError):
             raise  # of this worker: nothing is left to prefill with
@@ -208,14 +209,19 @@ class RemotePrefill:
             return
         if first is None:
             raise PeerError("the KV came without a first token")
-        self._worker.pair_rates.add(reserved.peer.key, done.num_bytes, done.busy_seconds)
         self._worker.note_transport(done.transport, done.transport_note)
         self._observe_transfer(done.seconds)
         trace_migration(done)
         trace_decoding("begin")
         handle.send(ReceiveDone(request_id, epoch, first, done.checksum))
 
-    async def _fetched(self, handle: RequestHandle, reserved: _Reserved) -> Token:
+    def _measure(self, reserved: _Reserved, spec: RequestSpec, seconds: float) -> None:
+        num_tokens = spec.num_tokens - reserved.blocks.cached_tokens
+        self._worker.pair_rates.add(reserved.peer.key, num_tokens, seconds)
+
+    async def _fetched(
+        self, handle: RequestHandle, reserved: _Reserved, spec: RequestSpec
+    ) -> Token:
         """The first token, made here from fetched KV.  Raises PeerError."""
         start = asyncio.get_running_loop().time()
         output = await handle.outputs.get()
@@ -223,7 +229,9 @@ class RemotePrefill:
             raise PeerError(f"the KV did not come: {output.reason}")
         if not isinstance(output, Token):
             raise RequestError(f"the engine answered {type(output).__name__} to Fetch", status=500)
-        self._observe_transfer(asyncio.get_running_loop().time() - start)
+        seconds = asyncio.get_running_loop().time() - start
+        self._measure(reserved, spec, seconds)
+        self._observe_transfer(seconds)
         return output.waited(reserved.waited_seconds)
 
     def _observe_transfer(self, seconds: float) -> None:

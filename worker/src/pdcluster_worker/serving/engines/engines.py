@@ -46,7 +46,9 @@ class Engine:
     order: EventOrder = field(default_factory=EventOrder)  # of its block events
 
     def __post_init__(self) -> None:
-        self.stall_watch = StallWatch(time.monotonic, self.facts.longest_step_seconds)
+        self.stall_watch = StallWatch(
+            *(time.monotonic, self.facts.longest_step_seconds, self.facts.own_stop_seconds)
+        )
         self.client.on_pong = lambda pong: self.stall_watch.on_pong(pong)
         self.client.on_stats.append(lambda stats: self.stall_watch.on_stats(stats))
 

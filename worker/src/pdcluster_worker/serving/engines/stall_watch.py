@@ -76,9 +76,17 @@ class LongestStep:
 
 
 class StallWatch:
-    """One engine, from its being ready.  warm_up_seconds: the longest step of its warm-up."""
+    """One engine, from its being ready.
 
-    def __init__(self, clock: Callable[[], float], warm_up_seconds: float) -> None:
+    warm_up_seconds:  the longest step of its warm-up.
+    own_stop_seconds: after so long in one step it ends by itself: while it answers it is not lost.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], warm_up_seconds: float, own_stop_seconds: float = 0.0
+    ) -> None:
+        self._own_stop_seconds = own_stop_seconds
+        self._silent = StallTimer(clock)
         self._longest = LongestStep(clock, warm_up_seconds)
         self._still = StallTimer(clock)
         self._most_still_seconds = 0.0  # since the last statistics
@@ -103,6 +111,7 @@ class StallWatch:
     def on_pong(self, pong: Pong) -> None:
         """An engine is well if it is idle, or has made a step since the last answer."""
         self._is_pinged = False
+        self._silent.moved()
         if not pong.has_work:
             self._still.moved()
         self._on_steps(pong.num_steps)
@@ -120,13 +129,16 @@ class StallWatch:
     def poll(self, stall_seconds: float) -> Condition:
         """Its condition now; to be called every `period_seconds`."""
         self._period = period_seconds(stall_seconds)
-        still = self._still.poll(self._period)
+        still, silent = self._still.poll(self._period), self._silent.poll(self._period)
         self._most_still_seconds = max(self._most_still_seconds, still)
         limit = self.longest_step_seconds + stall_seconds
         if still <= limit:
             return "well"
         self._has_stalled = True
-        return "lost" if still > limit + min(stall_seconds, LAST_CHANCE_SECONDS) else "stalled"
+        chance = min(stall_seconds, LAST_CHANCE_SECONDS)
+        if silent <= chance:  # it computes, or compiles, for all that it says
+            chance = max(chance, self._own_stop_seconds)
+        return "lost" if still > limit + chance else "stalled"
 
     def _on_steps(self, num_steps: int) -> None:
         if num_steps > self._num_steps:
