@@ -116,7 +116,7 @@ class Peer:
 
     @property
     def block_size(self) -> int:
-        """Of its KV blocks; 0 = unknown."""
+        """Tokens of its KV blocks; 0 = unknown."""
         return 0 if self.hello is None else self.hello.geometry.block_size
 
     @property

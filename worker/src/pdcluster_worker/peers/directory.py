@@ -63,7 +63,7 @@ class Directory:
         )
 
     def block_size(self) -> int:
-        """Of most decode and mixed workers' KV blocks; 0 = none takes new work."""
+        """That of most decode and mixed workers; 0 = none takes new work."""
         if self._block_size is None:
             sizes = Counter(peer.block_size for peer in self.decodes())
             self._block_size = max(sizes, key=lambda size: (sizes[size], size), default=0)

@@ -116,7 +116,7 @@ class WorkerContext:
 
     @property
     def block_size(self) -> int:
-        """Of a router that which its decode workers have: an engine may choose it itself."""
+        """A router takes that of its decode workers, whose engines may choose it themselves."""
         if self.engineless is None:
             return self.engine_ready.geometry.block_size
         return self.peer_block_size() or self.engineless.block_size
