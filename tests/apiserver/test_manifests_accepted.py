@@ -3,33 +3,22 @@ quantities.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from pdcluster_api.manifests.render import (
-    Manifest,
-    Owner,
-    RenderSettings,
-    render_record,
-    render_scaler,
-    render_shared,
-    render_tls_secrets,
-    render_workload,
-)
+from pdcluster_api.manifests.objects import Manifest
 from pdcluster_schema.load import parse
-from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.revision import revision_of
-from pdcluster_schema.workload import WorkloadId
+from pdctl.cli.main import app
+from pdctl.cli.render import CHART, rendered
 from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.schema.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
 from tests.system.waiting import wait_for
 
-SITE = RenderSettings(
-    worker_image="worker:1", etcd_image="etcd:1", operator_namespace="pdcluster-system"
-)
-UID = "3f0c0d9a-52d6-4a3a-9f7e-2f6f2c8b7a11"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
 EVERYTHING = both(
     FULL,
@@ -80,34 +69,12 @@ CASES = {"one template": ONE_TEMPLATE} | {
 }
 
 
-def everything(namespace: str, change: Change) -> Iterator[Manifest]:
+def everything(namespace: str, change: Change) -> list[Manifest]:
     """All objects of one cluster."""
     document = minimal()
     change(document)
     document["metadata"]["namespace"] = namespace
-    cluster = parse(document)
-    owner = Owner(cluster.metadata.name, namespace, UID)
-    yield from render_tls_secrets(
-        owner,
-        {"tls.crt": b"c", "tls.key": b"k"},
-        {"ca.crt": b"c", "tls.crt": b"c", "tls.key": b"k"},
-    )
-    for workload, replicas in workloads(cluster):
-        record = render_record(cluster, workload, owner, SITE.worker_image)
-        yield record
-        yield from render_workload(record, replicas, owner)
-        yield render_scaler(owner, workload.role, workload.pool, replicas, replicas)
-    yield from render_shared(cluster, owner, SITE, revision_of(cluster.spec))
-
-
-def workloads(cluster: PDCluster) -> Iterator[tuple[WorkloadId, int]]:
-    """Those of the newest revision, with their sizes."""
-    for role, spec in cluster.spec.roles.present().items():
-        for pool in spec.pools:
-            yield (
-                WorkloadId(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)),
-                pool.replicas,
-            )
+    return rendered(parse(document), CHART, "2026-01-02T03:04:05Z")
 
 
 def apply(
@@ -138,7 +105,7 @@ def apply(
 def test_rendered_objects_are_accepted(
     control_plane: ControlPlane, namespace: str, change: Change
 ) -> None:
-    manifests = list(everything(namespace, change))
+    manifests = everything(namespace, change)
     accepted = apply(control_plane, manifests, "--dry-run=server")
 
     assert [(each["kind"], each["metadata"]["name"]) for each in accepted] == [
@@ -174,25 +141,13 @@ def lost(given: Any, taken: Any, path: str) -> list[str]:
 
 
 def test_applying_again_writes_nothing(control_plane: ControlPlane, namespace: str) -> None:
-    # Without a living owner the garbage collector would take the objects away.
-    manifests = [
-        without_owner(each)
-        for each in everything(
-            namespace, both(GOOD["hub"], at("spec.discovery.etcd.storage", {"size": "1Gi"}))
-        )
-    ]
+    stored = at("spec.discovery.etcd.storage", {"size": "1Gi"})
+    manifests = everything(namespace, both(GOOD["hub"], stored))
     sized = [each for each in manifests if each["kind"] not in ("StatefulSet", "PDPoolScaler")]
     first = apply(control_plane, sized)
     second = apply(control_plane, sized)
 
     assert versions(first) == versions(second)
-
-
-def without_owner(manifest: Manifest) -> Manifest:
-    metadata = {
-        key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"
-    }
-    return {**manifest, "metadata": metadata}
 
 
 def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
@@ -208,7 +163,7 @@ def versions(manifests: list[Manifest]) -> list[tuple[str, str]]:
 def test_content_of_a_record_and_of_an_engine_file_can_never_change(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    manifests = [without_owner(each) for each in everything(namespace, GOOD["mixed"])]
+    manifests = everything(namespace, GOOD["mixed"])
     record = next(
         each
         for each in manifests
@@ -231,7 +186,7 @@ def test_stateful_set_makes_pods_that_meet_the_restricted_standard(
     control_plane.kubectl(
         "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
     )
-    manifests = [without_owner(each) for each in everything(namespace, GOOD["hub"])]
+    manifests = everything(namespace, GOOD["hub"])
     kinds = ("StatefulSet", "Deployment")
     pods = [pod_of(each) for each in manifests if each["kind"] in kinds]
     account = [each for each in manifests if each["kind"] == "ServiceAccount"]
@@ -260,7 +215,7 @@ def test_volumes_of_etcd_belong_to_its_stateful_set_unless_they_are_retained(
     storage = at(
         "spec.discovery.etcd", {"replicas": 3, "storage": {"size": "1Gi", "retain": retain}}
     )
-    manifests = [without_owner(each) for each in everything(namespace, storage)]
+    manifests = everything(namespace, storage)
     wanted = [
         each
         for each in manifests
@@ -297,3 +252,14 @@ def test_wrong_template_is_refused_with_the_field_named(
 
     with pytest.raises(KubectlError, match=r"containers.*name"):
         apply(control_plane, manifests, "--dry-run=server")
+
+
+def test_kubectl_takes_what_pdctl_renders_of_every_example(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    rendered = CliRunner().invoke(app, ["render", "-n", namespace, *map(str, EXAMPLES)])
+    assert rendered.exit_code == 0, rendered.output
+
+    flags = ("--dry-run=server", "--validate=strict", "--output=name", "--filename=-")
+    taken = control_plane.kubectl("apply", *flags, input=rendered.stdout).splitlines()
+    assert len(taken) == rendered.stdout.count("\n---\n")

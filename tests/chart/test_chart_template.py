@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from pdcluster_operator.settings import Settings
+from pdctl.cli.render import CHART as SITE
 from tests.chart.helm_chart import (
     CHART,
     NAMESPACE,
@@ -312,3 +313,12 @@ def test_sample_cluster_is_the_example_unless_a_spec_is_given() -> None:
     assert of_kind(render(), "PDCluster") == []
     assert (sample["metadata"]["name"], sample["spec"]) == ("first", example["spec"])
     assert given["spec"] == spec
+
+
+def test_pdctl_renders_as_the_operator_of_a_chart_with_its_own_values() -> None:
+    variables = environment_of(render())
+    names = ("PDCLUSTER_WORKER_IMAGE", "PDCLUSTER_ETCD_IMAGE", "PDCLUSTER_SERVER_IMAGE")
+    images = [SITE.worker_image, SITE.etcd_image, SITE.server_image]
+
+    assert images == [variables[name] for name in names]
+    assert SITE.operator_namespace == NAMESPACE

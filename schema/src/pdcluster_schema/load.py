@@ -4,6 +4,7 @@ A file may hold other objects beside one PDCluster.  An object as the API
 server returns it is accepted too: what the server owns is left out.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
@@ -38,7 +39,9 @@ _SERVER_METADATA = frozenset(
 
 
 def load(path: Path) -> PDCluster:
-    """Read the one PDCluster of a YAML file.  Raises InvalidObjectError with every fault."""
+    """Read the one PDCluster of a YAML file; `-` is stdin.  Raises InvalidObjectError with every
+    fault.
+    """
     return parse(_document(path))
 
 
@@ -49,7 +52,7 @@ def load_applied(path: Path) -> PDCluster:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
     except (OSError, UnicodeDecodeError) as e:
         reason = (e.strerror or str(e)) if isinstance(e, OSError) else "it is not UTF-8 text"
         raise InvalidObjectError(

@@ -32,14 +32,15 @@ from pdcluster_api.plan.observed.state import (
     WorkerRecords,
     WriteFailure,
 )
+from pdcluster_api.rendering import Records, Rendering
 from pdcluster_operator.controller import Controller, ControllerSettings
 from pdcluster_operator.reconcile.apply_plan import tls_step
-from pdcluster_operator.reconcile.rendering import Records, Rendering
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import PoolPair, WorkloadId
+from pdctl.cli import render
 from pdctl.cli.main import main
 from pdctl.replay.queueing import Speeds
 from pdctl.replay.run import replay
@@ -80,6 +81,7 @@ __all__ = [
 Document = dict[str, Any]
 UID = "00000000-0000-0000-0000-000000000001"
 AT = datetime.fromisoformat(NOW)
+ZEROS = render.UID
 SITE = RenderSettings("worker:1", "etcd:1", "pdcluster-system", server_image="server:1")
 
 
@@ -139,6 +141,10 @@ def manifests(document: Document) -> Iterator[Mapping[str, Any]]:
             for key, value in secret["data"].items()
         }
         yield {**secret, "data": values}
+
+
+def rendered(document: Document) -> list[Document]:
+    return render.rendered(parse(document), SITE, NOW)
 
 
 def decisions(document: Document, trace: Path) -> list[Document]:

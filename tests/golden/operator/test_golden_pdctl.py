@@ -52,6 +52,7 @@ def files() -> dict[str, Any]:
         "pools.yaml": chat({"roles.decode.pools": [{"name": "new", "replicas": 3}]}),
         "b300.yaml": chat({"roles.decode.pools.0.gpu": "B300"}),
         "other.yaml": {**CHAT, "metadata": {"name": "other"}},
+        "spaced.yaml": {**CHAT, "metadata": {"name": "chat", "namespace": "home"}},
         "mixed.yaml": chat({"roles": mixed}),
         "wrong.yaml": wrong,
         "why.yaml": {**scaled, **reported(scaled, seen)},

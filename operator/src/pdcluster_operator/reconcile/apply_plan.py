@@ -11,24 +11,18 @@ from typing import Any
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
 from pdcluster_api.apiserver.kinds import Kind
-from pdcluster_api.apiserver.observe import Live, still_ending
+from pdcluster_api.apiserver.observe import Live, still_ending, workload_of
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
 from pdcluster_api.manifests.objects import child_names
 from pdcluster_api.manifests.render import Owner, RenderSettings, render_tls_secrets
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, PlannedEvent
+from pdcluster_api.rendering import Records, Rendering, record_lost
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.queue.runner import WriteGate
 from pdcluster_operator.reconcile.etcd_requests import EtcdRequests
 from pdcluster_operator.reconcile.observation import Observation, in_slices
-from pdcluster_operator.reconcile.rendering import (
-    Records,
-    Rendering,
-    objects_of,
-    record_lost,
-    worker_sets,
-)
 from pdcluster_operator.reconcile.session import Fingerprint, Session, digest_of
 from pdcluster_operator.reconcile.statuses import Statuses
 from pdcluster_operator.writes.actions import Action, ObjectName
@@ -37,6 +31,7 @@ from pdcluster_operator.writes.diff import compare
 from pdcluster_operator.writes.drift import Manifest, writers
 from pdcluster_schema import labels
 from pdcluster_schema.conditions import APPLY_FAILED
+from pdcluster_schema.workload import WorkloadId
 
 CERTIFICATES = "Certificates"  # Reason of the events about a cluster's certificates
 
@@ -156,6 +151,22 @@ class PlanApplier:
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:
             session.needs_requeue = True
+
+
+def objects_of(workload: WorkloadId) -> list[ObjectName]:
+    return [
+        ObjectName(kind, workload.name)
+        for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")
+    ]
+
+
+def worker_sets(live: Live) -> list[ObjectName]:
+    """The StatefulSets of workers, which is not that of etcd."""
+    return [
+        ObjectName("StatefulSet", name)
+        for name, body in live.own("StatefulSet").items()
+        if workload_of(body)
+    ]
 
 
 def _naming_writers(failure: WriteFailure, body: Mapping[str, Any] | None) -> WriteFailure:

@@ -16,9 +16,9 @@ from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.manifests.render import Owner
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, Problem
 from pdcluster_api.plan.status.discovery import discovery_answers
+from pdcluster_api.rendering import Records
 from pdcluster_operator.informer.cache import Cache
 from pdcluster_operator.reconcile.etcd_requests import EtcdTarget
-from pdcluster_operator.reconcile.rendering import Records
 from pdcluster_operator.reconcile.session import ObservedInputs, Session
 from pdcluster_schema import conditions
 from pdcluster_schema.load import parse_stored

@@ -10,8 +10,9 @@ import typer
 
 from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
-from pdctl.cli.options import File, load_file, reported
+from pdctl.cli.options import File, Files, load_file, load_files, reported
 from pdctl.cli.plan import plan_command
+from pdctl.cli.render import render_command
 from pdctl.cli.replay import autoscale
 from pdctl.cli.status import find_directory, render_status
 from pdctl.cli.verify import verify_command
@@ -106,15 +107,17 @@ def status_command(
 
 
 @app.command("validate")
-def validate_command(file: File) -> None:
-    """Check a PDCluster file and name everything that is wrong in it."""
-    cluster = load_file(file)
-    typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision_of(cluster.spec)}")
+def validate_command(files: Files) -> None:
+    """Check PDCluster files and name everything that is wrong in each."""
+    for file, cluster in load_files(files):
+        revision = revision_of(cluster.spec)
+        typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision}")
 
 
 app.command("why")(why_command)
 app.command("verify")(verify_command)
 app.command("plan")(plan_command)
+app.command("render")(render_command)
 app.add_typer(autoscale, name="autoscale")
 app.add_typer(bench, name="bench")
 

@@ -1,7 +1,7 @@
 """Options, input files and errors (on stderr, with exit codes) that commands share."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,23 @@ def load_file(file: Path) -> PDCluster:
     """Exits with 2 and a line for each fault where the file is not valid."""
     with reported(file):
         return load(file)
+
+
+def load_files(
+    files: Iterable[Path], load: Callable[[Path], PDCluster] = load
+) -> Iterator[tuple[Path, PDCluster]]:
+    """The valid ones as they are read.  Exits with 2 after the last where one is not valid."""
+    faulty = None
+    for file in files:
+        try:
+            with reported(file):
+                cluster = load(file)
+        except typer.Exit as e:
+            faulty = e
+        else:
+            yield file, cluster
+    if faulty is not None:
+        raise faulty
 
 
 @contextmanager
@@ -50,6 +67,14 @@ def refused(file: Path | str, faults: Iterable[Fault]) -> typer.Exit:
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="a PDCluster object in YAML", show_default=False)
 ]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE",
+        help="a PDCluster object in YAML each; - is stdin",
+        show_default=False,
+    ),
+]
 Namespace = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +90,19 @@ Kubeconfig = Annotated[
 StateDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="where runs of pdctl up keep state")
 ]
+
+
+def named_namespace(cluster: PDCluster, option: str | None) -> str | None:
+    """Namespace of the file or the option.  Raises StartError (exit code 2) where they differ."""
+    named = cluster.metadata.model_fields_set
+    given = cluster.metadata.namespace if "namespace" in named else None
+    if given is not None and option not in (None, given):
+        message = (
+            f"the file's metadata.namespace is {given}, and --namespace is {option}; leave one "
+            "out, or make them equal"
+        )
+        raise StartError(message, exit_code=2)
+    return option or given
 
 
 def required_file(help_text: str) -> Any:

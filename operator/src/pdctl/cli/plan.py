@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from pdcluster_api.apiserver.observe import Live, as_it_runs, observe
-from pdcluster_api.errors import StartError
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load_applied, parse_stored
@@ -23,6 +22,7 @@ from pdctl.cli.options import (
     Kubeconfig,
     Namespace,
     load_file,
+    named_namespace,
     refused,
     reported,
     required_file,
@@ -203,14 +203,8 @@ def plan_command(
 
 def _against_cluster(new: PDCluster, kube_context: KubeContext) -> tuple[PDCluster, Preview]:
     """Preview against the cluster, with the namespace of the options, the file or the context."""
-    given = new.metadata.namespace if "namespace" in new.metadata.model_fields_set else None
-    if given is not None and kube_context.namespace not in (None, given):
-        message = (
-            f"the file's metadata.namespace is {given}, and --namespace is "
-            f"{kube_context.namespace}; leave one out, or make them equal"
-        )
-        raise StartError(message, exit_code=2)
-    namespace = replace(kube_context, namespace=kube_context.namespace or given).in_namespace()
+    named = named_namespace(new, kube_context.namespace)
+    namespace = replace(kube_context, namespace=named).in_namespace()
     metadata = new.metadata.model_copy(update={"namespace": namespace})
     new = new.model_copy(update={"metadata": metadata})
     live = read_live(replace(kube_context, namespace=namespace), metadata.name)

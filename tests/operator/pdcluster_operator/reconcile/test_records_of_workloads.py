@@ -8,7 +8,7 @@ from typing import Any
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import image_of_record, render_record, render_workload
-from pdcluster_operator.reconcile.rendering import Records
+from pdcluster_api.rendering import Records
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

@@ -9,7 +9,8 @@ from pdcluster_api.apiserver.observe import LATE_SECONDS, Live, observe, still_e
 from pdcluster_api.manifests.render import render_record, render_workload
 from pdcluster_api.plan.observed.state import DiscoveryState
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.rendering import Records, Rendering, objects_of, record_lost
+from pdcluster_api.rendering import Records, Rendering, record_lost
+from pdcluster_operator.reconcile.apply_plan import objects_of
 from pdcluster_schema.labels import workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of

@@ -11,7 +11,7 @@ from pdcluster_api.apiserver.observe import Live, as_it_runs
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import RenderSettings
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.rendering import Records, Rendering
+from pdcluster_api.rendering import Records, Rendering
 from pdcluster_operator.writes.actions import Verb
 from pdcluster_schema import revision
 from pdcluster_schema.labels import TEMPLATE_HASH

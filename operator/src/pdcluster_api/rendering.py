@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdcluster_api.apiserver.kinds import Body
 from pdcluster_api.apiserver.observe import Live, workload_of
-from pdcluster_api.manifests.objects import new_object
+from pdcluster_api.manifests.objects import Manifest, new_object
 from pdcluster_api.manifests.render import (
     Owner,
     RenderSettings,
@@ -23,8 +23,6 @@ from pdcluster_api.manifests.render import (
 )
 from pdcluster_api.plan.observed.state import WriteFailure
 from pdcluster_api.plan.result import ClusterPlan, ScalerPlan
-from pdcluster_operator.writes.actions import ObjectName
-from pdcluster_operator.writes.drift import Manifest
 from pdcluster_schema.conditions import APPLY_FAILED
 from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
@@ -173,22 +171,6 @@ class Rendering:
             for each in plan.workloads
             if each.id.name in kept and each.id not in outdated and self.records.of(each.id) is None
         ]
-
-
-def objects_of(workload: WorkloadId) -> list[ObjectName]:
-    return [
-        ObjectName(kind, workload.name)
-        for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")
-    ]
-
-
-def worker_sets(live: Live) -> list[ObjectName]:
-    """The StatefulSets of workers, which is not that of etcd."""
-    return [
-        ObjectName("StatefulSet", name)
-        for name, body in live.own("StatefulSet").items()
-        if workload_of(body)
-    ]
 
 
 def record_lost(workload: WorkloadId, cluster: PDCluster) -> WriteFailure:
