@@ -14,7 +14,8 @@ from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.objects import Objects
 from tests.schema.object_cases import GOOD, Change, minimal
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("recipes/*.yaml")])
 
 
 @pytest.mark.parametrize("change", GOOD.values(), ids=GOOD.keys())
