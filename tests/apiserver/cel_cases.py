@@ -9,7 +9,18 @@ from dataclasses import dataclass
 
 from tests.apiserver.cel_scheduling import OBJECT_CASES, scheduling_cases
 from tests.apiserver.cel_stock_engines import STOCK_CASES, role_cases
-from tests.schema.object_cases import CEILINGS, CPU, HUB, NIGHT, VOLUME, Change, at, both, without
+from tests.schema.object_cases import (
+    CEILINGS,
+    CPU,
+    HUB,
+    NIGHT,
+    VOLUME,
+    Change,
+    at,
+    both,
+    vllm,
+    without,
+)
 
 ROLES = ("prefill", "decode", "mixed")
 NAME = (
@@ -119,6 +130,21 @@ def pool_rules(role: str) -> list[Rule]:
             at(f"{first}.gpu", "H200"),
             before=only(role),
         ),
+        Rule(
+            f"{pools}[].podsPerReplica",
+            "podsPerReplica and gpusPerPod of a pool cannot change: add a pool under another name, "
+            "and remove this one",
+            at(f"{first}.replicas", 2),
+            at(f"{first}.podsPerReplica", 1),
+            before=only(role),
+        ),
+        Rule(
+            f"{pools}[].gpusPerPod",
+            "gpusPerPod means nothing on a pool with gpu: cpu: leave it out, or give the pool a "
+            "gpu",
+            only(role),
+            both(only(role), at(f"{first}.gpusPerPod", 4)),
+        ),
         *amount_rules(role),
     ]
 
@@ -192,6 +218,7 @@ def role_rules(role: str) -> list[Rule]:
     short = at(f"spec.roles.{other}.pools.0.name", "c") if other else SAME
 
     on_cpu = at(f"spec.roles.{other}.engine", {"device": "cpu"}) if other else SAME
+    in_pods = both(at("spec.engine.dataParallelSize", 2), at(f"{own}.pools.0.podsPerReplica", 2))
 
     def named(characters: int) -> Change:
         return both(
@@ -225,6 +252,13 @@ def role_rules(role: str) -> list[Rule]:
             "together: shorten one of them",
             named(room),
             named(room + 1),
+        ),
+        Rule(
+            "metadata.name",
+            f"metadata.name and the name of each {role} pool whose workers are of several pods may "
+            f"have at most {room - 7} characters together: shorten one of them",
+            both(named(room - 7), in_pods),
+            both(named(room - 6), in_pods),
         ),
         Rule(
             f"{own}.engine.maxBatchedTokens",
@@ -545,6 +579,22 @@ ACCEPTED: list[Change] = [
         at("spec.roles.decode.engine.tensorParallelSize", 2),
     ),
     at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2}),
+    both(
+        at("spec.roles.decode.pools.0.podsPerReplica", 2),
+        at("spec.roles.decode.engine.dataParallelSize", 2),
+    ),
+    both(
+        vllm(),
+        at("spec.engine.tensorParallelSize", 16),
+        *(
+            both(
+                at(f"spec.roles.{role}.pools.0.gpu", "GB200"),
+                at(f"spec.roles.{role}.pools.0.gpusPerPod", 4),
+                at(f"spec.roles.{role}.pools.0.gpusPerReplica", 16),
+            )
+            for role in ("prefill", "decode")
+        ),
+    ),
     both(
         at("spec.roles.decode.pools.0.gpu", "H100"),
         at("spec.roles.decode.pools.0.gpusPerReplica", 8),

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from tests.schema.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, without
+from tests.schema.object_cases import CPU, HUB, NIGHT, POOL, Change, at, both, vllm, without
 from tests.schema.wrong_numbers import WRONG_NUMBERS
 from tests.schema.wrong_scheduling import WRONG_SCHEDULING
 from tests.schema.wrong_stock_engines import WRONG_STOCK_ENGINES
@@ -294,7 +294,7 @@ BAD = [
     ),
     *(
         InvalidObject(
-            at(path.replace("[0]", ".0"), 9), f"{path}: must be at most 8, not 9; lower it", path
+            at(path.replace("[0]", ".0"), 65), f"{path}: must be at most 64, not 65; lower it", path
         )
         for path in (
             "spec.roles.decode.pools[0].gpusPerReplica",
@@ -327,9 +327,78 @@ BAD = [
     wrong(
         "spec.engine",
         {"tensorParallelSize": 4, "pipelineParallelSize": 4},
-        "tensorParallelSize (4) times pipelineParallelSize (4) is 16 ranks, over the 8",
+        "tensorParallelSize (4) times pipelineParallelSize (4) is 16 ranks, over the 8 of one pod",
         fault_at="spec.roles.prefill.engine.tensorParallelSize",
         field="spec.roles",
+    ),
+    InvalidObject(
+        both(at(f"{POOL}.gpu", "H100"), at(f"{POOL}.gpusPerReplica", 9)),
+        "spec.roles.decode.pools[0].gpusPerReplica: must be at most 8, 8 in each pod, not 9; lower",
+        "spec.roles",
+    ),
+    InvalidObject(
+        at(f"{POOL}.gpusPerPod", 4),
+        "spec.roles.decode.pools[0].gpusPerPod: means nothing on a pool with gpu: cpu; leave it",
+        "spec.roles.decode.pools[0].gpusPerPod",
+    ),
+    InvalidObject(
+        at(f"{POOL}.podsPerReplica", 17),
+        "spec.roles.decode.pools[0].podsPerReplica: must be at most 16, not 17; lower it",
+        "spec.roles.decode.pools[0].podsPerReplica",
+    ),
+    InvalidObject(
+        both(
+            at(f"{POOL}.podsPerReplica", 2),
+            at("spec.roles.decode.engine", {"dataParallelSize": 4}),
+        ),
+        "spec.roles.decode.pools[0].podsPerReplica: is 2, and dataParallelSize 4: each pod of a "
+        "worker has one of its engines; set engine.dataParallelSize: 2, or leave podsPerReplica",
+        "spec.roles",
+    ),
+    InvalidObject(
+        both(
+            vllm(),
+            at(f"{POOL}.podsPerReplica", 3),
+            at("spec.engine.tensorParallelSize", 4),
+        ),
+        "spec.roles.decode.pools[0].podsPerReplica: 3 pods do not divide the 4 ranks of a worker "
+        "(tensorParallelSize (4) times pipelineParallelSize (1)); give a number that does",
+        "spec.roles",
+    ),
+    InvalidObject(
+        both(
+            vllm(),
+            at(f"{POOL}.gpu", "GB200"),
+            at(f"{POOL}.gpusPerPod", 4),
+            at(f"{POOL}.podsPerReplica", 2),
+            at("spec.engine.tensorParallelSize", 16),
+        ),
+        "spec.roles.prefill.engine.tensorParallelSize: tensorParallelSize (16) times "
+        "pipelineParallelSize (1) is 16 ranks, over the 8 of one pod; lower one of them, or give "
+        "pools more podsPerReplica",
+        "spec.roles",
+    ),
+    InvalidObject(
+        both(
+            at("spec.roles", {"mixed": {"pools": [{"name": "p", "replicas": 1}]}}),
+            at("spec.roles.mixed.pools.0.podsPerReplica", 2),
+            at("spec.engine.dataParallelSize", 2),
+            at("spec.roles.mixed.pools.0.name", "p" * 20),
+            at("metadata.name", "c" * 10),
+        ),
+        f"metadata.name: {'c' * 10}-mixed-{'p' * 20} with a revision is 46 characters; a "
+        "workload's name of several pods holds 45; shorten the name of the cluster or of the pool "
+        "by 1",
+        "metadata.name",
+    ),
+    InvalidObject(
+        at(
+            "spec.roles.router",
+            {"pools": [{"name": "r", "replicas": 1, "podsPerReplica": 2}]},
+        ),
+        "spec.roles.router.pools: must have podsPerReplica 1, since a router is one process, not 2;"
+        " leave podsPerReplica out",
+        "spec.roles.router.pools",
     ),
     InvalidObject(
         both(

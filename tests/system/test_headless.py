@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -110,3 +111,23 @@ def test_headless_engine_serves_and_its_end_is_its_own(head, prompts, reference,
         f"the head 127.0.0.1:{head.settings['listen']['head']} is gone: the connection ended"
         in said
     )
+
+
+def test_head_waits_for_the_engines_that_it_needs(new_cluster: NewCluster, prompts, tmp_path):
+    worker = new_cluster("waits").add_worker("mixed", "head-0", start=False)
+    port = free_port()
+    worker.settings["listen"] |= {"http": port, "head": free_port(), "headless": 1}
+    worker.start()
+
+    def is_waiting() -> bool:
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/ready")
+        except httpx.TransportError:
+            return False
+        return "1 of 1 headless engines have not joined yet" in answer.text
+
+    wait_for(is_waiting, END_SECONDS, worker.log_tail)
+    with Headless(tmp_path, worker):
+        worker.wait_ready()
+        assert serving(worker) == {"0": 1, "1": 1}
+        assert len(worker.client.complete(prompts(10), max_tokens=3).tokens) == 3

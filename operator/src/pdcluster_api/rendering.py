@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from pdcluster_api.apiserver.kinds import Body
-from pdcluster_api.apiserver.observe import Live, workload_of
+from pdcluster_api.apiserver.observe import Live, set_workload, workload_of
 from pdcluster_api.manifests.objects import Manifest, new_object
 from pdcluster_api.manifests.render import (
     Owner,
@@ -28,7 +28,7 @@ from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash, written_names
 from pdcluster_schema.sections import ROUTER, PoolSpec
-from pdcluster_schema.workload import WorkloadId
+from pdcluster_schema.workload import GroupId, WorkloadId
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class Rendering:
     site: RenderSettings
     # workloads whose StatefulSet waits until the pods of an earlier one have ended
     ending: Collection[WorkloadId] = ()
+    stopped: Collection[GroupId] = ()  # workers of several pods that restart
 
     def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
         """Everything but the Secrets, each rendered when it is asked for."""
@@ -155,8 +156,8 @@ class Rendering:
             record = None if workload.id in outdated else self.records.of(workload.id)
             if record is not None:
                 yield record
-                stateful_set, engine = render_workload(record, workload.replicas, owner)
-                yield from [engine] if workload.id in self.ending else [stateful_set, engine]
+                *sets, engine = render_workload(record, workload.replicas, owner, self.stopped)
+                yield from [engine] if workload.id in self.ending else [*sets, engine]
         for scaler in plan.scalers:
             yield render_scaler_of(owner, scaler)
 
@@ -164,12 +165,14 @@ class Rendering:
         """Running workloads that lack too much for their manifests: they are left alone."""
         outdated, running = self.records.outdated(), self.records.live.own("StatefulSet")
         kept = {
-            name for name, each in running.items() if "deletionTimestamp" not in each["metadata"]
+            set_workload(each)
+            for each in running.values()
+            if "deletionTimestamp" not in each["metadata"]
         }
         return [
             each.id
             for each in plan.workloads
-            if each.id.name in kept and each.id not in outdated and self.records.of(each.id) is None
+            if each.id in kept and each.id not in outdated and self.records.of(each.id) is None
         ]
 
 

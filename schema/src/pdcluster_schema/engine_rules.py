@@ -19,11 +19,23 @@ def num_ranks(engine: EngineSpec) -> int:
     return engine.tensor_parallel_size * engine.pipeline_parallel_size
 
 
+def pods_per_replica(engine: EngineSpec, pool: PoolSpec) -> int:
+    """Pods of one worker: as given, else so many that `gpusPerPod` holds its ranks."""
+    if pool.pods_per_replica is not None or pool.gpus_per_pod is None:
+        return pool.pods_per_replica or 1
+    return -(-num_ranks(engine) // pool.gpus_per_pod)
+
+
 def gpus_per_replica(engine: EngineSpec, pool: PoolSpec) -> int:
     """Accelerators of one worker; 1 on a pool without any, whose workers count as one each."""
     if pool.gpu == NO_ACCELERATOR:
         return 1
-    return pool.gpus_per_replica or num_ranks(engine)
+    return pool.gpus_per_replica or _least_gpus(engine, pods_per_replica(engine, pool))
+
+
+def _least_gpus(engine: EngineSpec, pods: int) -> int:
+    """One for each rank, which a stock engine's pods share, and each pod of ours has."""
+    return num_ranks(engine) if engine.type == VLLM else num_ranks(engine) * pods
 
 
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
@@ -33,14 +45,31 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
         f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize "
         f"({engine.pipeline_parallel_size})"
     )
-    if ranks > MAX_RANKS:
-        return (
-            "engine.tensorParallelSize",
-            f"{sizes} is {ranks} ranks, over the {MAX_RANKS} of one worker",
-            "lower one of them",
-        )
     for index, pool in enumerate(pools):
-        field = f"pools[{index}].gpusPerReplica"
+        pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
+        divided = pods if engine.type == VLLM else 1
+        if ranks > most * divided:
+            each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
+            more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
+            return (
+                "engine.tensorParallelSize",
+                f"{sizes} is {ranks} ranks, {each}",
+                f"lower one of them{more}",
+            )
+        if ranks % divided:
+            return (
+                f"pools[{index}].podsPerReplica",
+                f"{pods} pods do not divide the {ranks} ranks of a worker ({sizes})",
+                "give a number that does, or change the ranks",
+            )
+        if engine.type != VLLM and pods > 1 and engine.data_parallel_size != pods:
+            return (
+                f"pools[{index}].podsPerReplica",
+                f"is {pods}, and dataParallelSize {engine.data_parallel_size}: each pod of a "
+                "worker has one of its engines",
+                f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
+            )
+        field, least = f"pools[{index}].gpusPerReplica", _least_gpus(engine, pods)
         if pool.gpus_per_replica is None:
             continue
         if pool.gpu == NO_ACCELERATOR:
@@ -51,12 +80,19 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
                 "means nothing on a pool with gpu: cpu",
                 "leave it out, or give the pool a gpu",
             )
-        if pool.gpus_per_replica < ranks:
+        if pool.gpus_per_replica < least or pool.gpus_per_replica % pods:
+            of_pods = "" if pods == 1 else f" and a multiple of the {pods} pods"
             reason = (
-                f"must be at least {ranks}, not {pool.gpus_per_replica}: each rank has one "
-                f"({sizes})"
+                f"must be at least {least}{of_pods}, not {pool.gpus_per_replica}: each rank has "
+                f"one ({sizes})"
             )
             return field, reason, "raise it, or leave it out"
+        if pool.gpus_per_replica > most * pods:
+            return (
+                field,
+                f"must be at most {most * pods}, {most} in each pod, not {pool.gpus_per_replica}",
+                "lower it, or raise podsPerReplica or gpusPerPod",
+            )
     return None
 
 

@@ -26,7 +26,20 @@ before the last pod has ended.
 An annotation, since a type may have a name that no label takes."""
 
 GPUS_PER_REPLICA = f"{GROUP}/gpus-per-replica"
-"""Annotation of a worker pod: the number of its accelerators."""
+"""Annotation of a worker pod: the number of its worker's accelerators."""
+
+WORKER = f"{GROUP}/worker"
+"""Label of the pods and StatefulSets of a worker of several pods: the name of the worker, which is
+that of its leader's StatefulSet.
+"""
+
+PODS_PER_REPLICA = f"{GROUP}/pods-per-replica"
+"""Annotation of the same: the number of its pods."""
+
+FOLLOWER_OF = {role: f"{role}-follower" for role in ("prefill", "decode", "mixed")}
+"""Value of the label ROLE of pods that compute for their worker's leader, and that no client
+reaches.
+"""
 
 ROTATE_CA = f"{GROUP}/rotate-ca"
 """Annotation of a PDCluster: any new value asks for a new certificate authority."""

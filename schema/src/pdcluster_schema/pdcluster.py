@@ -11,7 +11,12 @@ from pydantic import Field, model_validator
 from pdcluster_schema.accelerators import Accelerator, accelerators
 from pdcluster_schema.autoscale import AutoscaleSpec
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import engine_faults, gpus_per_replica, misfit
+from pdcluster_schema.engine_rules import (
+    engine_faults,
+    gpus_per_replica,
+    misfit,
+    pods_per_replica,
+)
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
@@ -30,7 +35,12 @@ from pdcluster_schema.sections import (
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_schema.workload import (
+    MAX_GROUPED_NAME,
+    MAX_WORKLOAD_NAME,
+    REVISION_LENGTH,
+    workload_name,
+)
 
 KIND = "PDCluster"
 
@@ -151,6 +161,10 @@ class PDClusterSpec(SpecSection):
         """Accelerators of one worker of a pool, as its pods reserve them."""
         return gpus_per_replica(self.engine_of(role), pool)
 
+    def pods_per_replica(self, role: str, pool: PoolSpec) -> int:
+        """Pods of one worker of a pool; 1 = the worker is a pod."""
+        return 1 if role == ROUTER else pods_per_replica(self.engine_of(role), pool)
+
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
         """Demand of the pool's gpu on a node: the object's own definition, or that of
         accelerators.yaml.
@@ -212,12 +226,14 @@ class PDCluster(SpecSection):
         for role, spec in self.spec.roles.present().items():
             for pool in spec.pools:
                 full = workload_name(self.metadata.name, role, pool.name, "0" * REVISION_LENGTH)
-                if len(full) > MAX_WORKLOAD_NAME:
-                    over = len(full) - MAX_WORKLOAD_NAME
+                is_grouped = (pool.pods_per_replica or pool.gpus_per_pod or 1) > 1
+                most = MAX_GROUPED_NAME if is_grouped else MAX_WORKLOAD_NAME
+                if len(full) > most:
+                    over = len(full) - most
+                    of = "a workload's name" + (" of several pods" if is_grouped else "")
                     name = f"{self.metadata.name}-{role}-{pool.name}"
                     raise rule(
-                        f"{name} with a revision is {len(full)} characters; a workload's name "
-                        f"holds {MAX_WORKLOAD_NAME}",
+                        f"{name} with a revision is {len(full)} characters; {of} holds {most}",
                         f"shorten the name of the cluster or of the pool by {over}",
                         at="metadata.name",
                     )

@@ -6,9 +6,13 @@ WORKER_NAME = "worker.pdcluster"  # what a worker expects its peer's certificate
 WORKER_SERVICE = "pdcluster.worker.Worker"  # of its gRPC port
 
 HTTP_PORT, GRPC_PORT, KV_PORT = 8000, 9000, 9100
+HEAD_PORT = 9001  # where the engines of a worker's other pods join
+MASTER_PORT = 29501  # where the ranks of a stock engine's other pods join
 
 MAX_ENGINES = 8  # engine processes of one worker
-MAX_RANKS = 8  # of one engine: the accelerators of one machine
+MAX_RANKS = 8  # of one pod: the accelerators of one machine
+MAX_WORKER_RANKS = 64  # of one worker, over all its pods
+MAX_PODS = 16  # of one worker
 NUM_KV_PORTS = MAX_ENGINES * MAX_RANKS  # from KV_PORT on, as many as any revision may use
 NUM_UCX_PORTS = 128  # behind them: one for each rank and each network device of the machine
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.ports import MAX_PODS
 from pdcluster_schema.quantities import ResourcesSpec
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, ascending, rule, spelled
 from pdcluster_schema.values import (
@@ -41,13 +42,15 @@ class Metadata(SpecSection):
 
 class PlacementSpec(SpecSection):
     """Keep all workers of a revision where KV moves fast, on nodes with one value of a label, such
-    as a rack or an NVLink domain; and how fast it has to move.
+    as a rack or an NVLink domain; and how fast it has to move. Of pools with several pods to a
+    worker each worker has such a domain of its own choice.
     """
 
     domain_label: Text | None = None
     """Key of that label; by default workers may be on any nodes."""
-    mode: Literal["Required", "Preferred"] = "Preferred"
-    """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere.
+    mode: Literal["Required", "Preferred", "Exclusive"] = "Preferred"
+    """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere;
+    Exclusive = as Required, and no domain takes two workers of several pods.
     """
     min_transfer_gbps: Annotated[float, Field(gt=0.0, le=10000.0)] | None = Field(
         default=None, alias="minTransferGBps"
@@ -132,6 +135,13 @@ class PoolSpec(SpecSection):
     """Accelerators of one worker, which autoscale counts and pods request; by default one for each
     rank, tensorParallelSize times pipelineParallelSize of the engine.
     """
+    pods_per_replica: Annotated[int, Field(ge=1, le=MAX_PODS), Crd(format="int32")] | None = None
+    """Pods of one worker, a group that starts, drains and restarts as one (docs/groups.md): a stock
+    engine's ranks are divided among them, and each has one of the dataParallelSize engines of
+    ours. By default as many as gpusPerPod needs for the ranks, or 1.
+    """
+    gpus_per_pod: Annotated[int, Field(ge=1, le=16), Crd(format="int32")] | None = None
+    """Most accelerators of one pod, such as 4 on nodes of GB200. Default 8."""
     replicas: Replicas
     """Workers to run, of all pools together at most 4096. A change is a request to scale, like one
     through /scale of the pool's PDPoolScaler.
@@ -169,6 +179,20 @@ class PoolSpec(SpecSection):
             "gpusPerReplica of a pool cannot change: add a pool under another name, and remove "
             "this one",
             ".gpusPerReplica",
+        ),
+        Cel(
+            "self.?podsPerReplica.orValue(0) == oldSelf.?podsPerReplica.orValue(0) && "
+            "self.?gpusPerPod.orValue(0) == oldSelf.?gpusPerPod.orValue(0)",
+            "podsPerReplica and gpusPerPod of a pool cannot change: add a pool under another name, "
+            "and remove this one",
+            ".podsPerReplica",
+        ),
+        Rule(
+            cel="!has(self.gpusPerPod) || self.gpu != 'cpu'",
+            holds=lambda pool: pool.gpus_per_pod is None or pool.gpu != NO_ACCELERATOR,
+            reason="means nothing on a pool with gpu: cpu",
+            fix="leave it out, or give the pool a gpu",
+            at="gpusPerPod",
         ),
     )
 
@@ -272,6 +296,16 @@ class RolesSpec(SpecSection):
             at="router.pools",
             found=lambda roles: roles.router.pools[_computing_pool(roles)].gpu,
             place=lambda roles: f"[{_computing_pool(roles)}]",
+        ),
+        Rule(
+            cel="!has(self.router) || self.router.pools.all(p, p.?podsPerReplica.orValue(1) == 1)",
+            holds=lambda roles: (
+                not roles.router or all(p.pods_per_replica in (None, 1) for p in roles.router.pools)
+            ),
+            reason="must have podsPerReplica 1, since a router is one process",
+            fix="leave podsPerReplica out",
+            at="router.pools",
+            found=lambda roles: max(p.pods_per_replica or 1 for p in roles.router.pools),
         ),
     )
 

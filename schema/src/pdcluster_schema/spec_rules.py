@@ -22,7 +22,12 @@ from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY
-from pdcluster_schema.workload import MAX_WORKLOAD_NAME, REVISION_LENGTH, workload_name
+from pdcluster_schema.workload import (
+    MAX_GROUPED_NAME,
+    MAX_WORKLOAD_NAME,
+    REVISION_LENGTH,
+    workload_name,
+)
 
 _KNOWN = sorted(accelerators(), key=lambda name: (name.islower(), name))
 _TYPES = f"{', '.join(_KNOWN[:-1])} and {_KNOWN[-1]}, or be defined in spec.accelerators"
@@ -38,6 +43,16 @@ def object_rules() -> Iterator[Cel]:
             f"size(self.metadata.name) + size(p.name) <= {most})",
             f"metadata.name and the name of each {role} pool may have at most {most} characters "
             "together: shorten one of them",
+            ".metadata.name",
+        )
+    for role in COMPUTING:
+        most = MAX_GROUPED_NAME - len(workload_name("", role, "", "0" * REVISION_LENGTH))
+        yield Cel(
+            f"!has(self.spec.roles.{role}) || self.spec.roles.{role}.pools.all(p, "
+            "p.?podsPerReplica.orValue(p.?gpusPerPod.orValue(1)) == 1 || "
+            f"size(self.metadata.name) + size(p.name) <= {most})",
+            f"metadata.name and the name of each {role} pool whose workers are of several pods may "
+            f"have at most {most} characters together: shorten one of them",
             ".metadata.name",
         )
 
@@ -121,27 +136,49 @@ def _pair_rule(field: str, condition: str, holds: Callable[[Any, Any], bool], re
 
 def _rank_rules() -> Iterator[Cel]:
     tensor, pipeline = "tensorParallelSize", "pipelineParallelSize"
-    of_role = (
-        f"(!has(roles.ROLE) || roles.ROLE.?engine.?{tensor}.orValue(tensor) * "
-        f"roles.ROLE.?engine.?{pipeline}.orValue(pipeline) <= {MAX_RANKS})"
-    )
+    # number of a pool's pods, and of a stock engine's ranks and of ours in each
+    pods = "p.?podsPerReplica.orValue(p.?gpusPerPod.optMap(g, (ranks + g - 1) / g).orValue(1))"
+    is_ours = "self.?engine.?type.orValue('pdcluster') == 'pdcluster'"
+
+    def of_pools(condition: str) -> str:
+        ranks = (
+            f"{value_or_default(tensor, 'self.roles.ROLE')} * "
+            f"{value_or_default(pipeline, 'self.roles.ROLE')}"
+        )
+        return _each(
+            f"(!has(self.roles.ROLE) || [{ranks}].all(ranks, self.roles.ROLE.pools.all(p, "
+            f"[{pods}].all(pods, {condition}))))"
+        )
+
     yield Cel(
-        f"[self.?engine.?{tensor}.orValue(1)].all(tensor, "
-        f"[self.?engine.?{pipeline}.orValue(1)].all(pipeline, "
-        f"[self.roles].all(roles, {_each(of_role)})))",
-        f"engine.{tensor} times engine.{pipeline} must be at most {MAX_RANKS}, the ranks of one "
-        "worker: lower one of them",
+        of_pools(
+            f"({is_ours} ? ranks : ranks % pods == 0 ? ranks / pods : 1024) <= "
+            f"p.?gpusPerPod.orValue({MAX_RANKS})"
+        ),
+        f"engine.{tensor} times engine.{pipeline} must be at most {MAX_RANKS} in each pod, or "
+        "gpusPerPod, and for a stock engine a multiple of podsPerReplica: lower one of them, or "
+        "give pools another podsPerReplica",
         ".roles",
     )
     yield Cel(
-        _each(
-            "(!has(self.roles.ROLE) || self.roles.ROLE.pools.all(p, !has(p.gpusPerReplica) || "
-            "(p.gpu == 'cpu' ? p.gpusPerReplica == 1 : p.gpusPerReplica >= "
-            f"{value_or_default(tensor, 'self.roles.ROLE')} * "
-            f"{value_or_default(pipeline, 'self.roles.ROLE')})))"
+        of_pools(
+            f"pods == 1 || !({is_ours}) || "
+            f"{value_or_default('dataParallelSize', 'self.roles.ROLE')} == pods"
+        ),
+        "engine.dataParallelSize must be podsPerReplica, since each pod has one of the engines of "
+        "a worker: set it to that, or leave podsPerReplica out",
+        ".roles",
+    )
+    yield Cel(
+        of_pools(
+            "!has(p.gpusPerReplica) || (p.gpu == 'cpu' ? p.gpusPerReplica == 1 : "
+            "p.gpusPerReplica % pods == 0 && "
+            f"p.gpusPerReplica <= pods * p.?gpusPerPod.orValue({MAX_RANKS}) && "
+            f"p.gpusPerReplica >= ranks * ({is_ours} ? pods : 1))"
         ),
         f"gpusPerReplica must be at least engine.{tensor} times engine.{pipeline}, on pools with "
-        "an accelerator: raise it, or leave it out",
+        f"an accelerator, at most {MAX_RANKS} or gpusPerPod in each pod, and a multiple of "
+        "podsPerReplica: correct it, or leave it out",
         ".roles",
     )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from pdcluster_schema.ports import MAX_WORKER_RANKS
 from pdcluster_schema.section import Cel, Crd, check_size, quoted, rule, spelled
 from pdcluster_schema.text import shortened
 
@@ -37,7 +38,7 @@ Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 HardwareNumber = Annotated[int, Field(ge=10**9, le=10**18)]  # in GB or TFLOPS it would be less
 WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 AcceleratorCount = Annotated[int, Field(ge=1, le=MAX_ACCELERATORS_IN_USE)]
-Ranks = Annotated[int, Field(ge=1, le=8), Crd(format="int32")]
+Ranks = Annotated[int, Field(ge=1, le=MAX_WORKER_RANKS), Crd(format="int32")]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS), Crd(format="int32")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -5,6 +5,10 @@ from typing import NamedTuple
 
 # a StatefulSet's pods carry its name and a revision hash in one 63-character label
 MAX_WORKLOAD_NAME = 52
+MAX_GROUPED_NAME = MAX_WORKLOAD_NAME - len("-1023-f")
+"""Most characters of a workload whose workers are of several pods, each with StatefulSets of its
+own.
+"""
 REVISION_LENGTH = 8
 
 
@@ -44,6 +48,29 @@ class WorkloadId:
     def name(self) -> str:
         """Name of all three objects."""
         return workload_name(self.cluster, self.role, self.pool, self.revision)
+
+
+@dataclass(frozen=True, order=True)
+class GroupId:
+    """One worker of several pods: its leader serves, and its followers compute for it."""
+
+    workload: WorkloadId
+    index: int
+
+    @property
+    def leader(self) -> str:
+        """Name of the StatefulSet of its leader."""
+        return f"{self.workload.name}-{self.index}"
+
+    @property
+    def followers(self) -> str:
+        """Name of the StatefulSet of its other pods."""
+        return f"{self.leader}-f"
+
+    @property
+    def leader_pod(self) -> str:
+        """By which the worker is known."""
+        return f"{self.leader}-0"
 
 
 @dataclass(frozen=True)

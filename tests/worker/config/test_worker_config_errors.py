@@ -118,7 +118,7 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
         (f"engine: {{chunkSchedule: {CHUNKS}}}", "is for scheduler sarathi, not continuous: leav"),
         (SHORT, "chunkSchedule.high (128) must be at most"),
         (REVERSED, "low (2) must be at most high (1)"),
-        ("engine: {tensorParallelSize: 9}", "`int` <= 8 - at `$.engine.tensorParallelSize`"),
+        ("engine: {tensorParallelSize: 65}", "`int` <= 64 - at `$.engine.tensorParallelSize`"),
         (RANKS, "tensorParallelSize (4) times pipelineParallelSize (3) is 12 ranks, over the 8 of"),
         ("engine: {fenceTimeoutSeconds: 0}", "> 0.0 - at `$.engine.fenceTimeoutSeconds`: raise"),
         ("engine: {admissionWatermark: 1.5}", "<= 1.0 - at `$.engine.admissionWatermark`"),

@@ -148,9 +148,8 @@ def test_mailbox_is_refused_with_the_reason_of_the_head(tls: TLSConfig) -> None:
 def test_mailbox_gives_up_a_head_that_does_not_answer(
     tls: TLSConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox_module, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(mailbox_module, "_RETRY_SECONDS", 0.01)
     with pytest.raises(
         HeadConnectionError, match=r"cannot be reached for 0 s: .*Connect call failed"
     ):
-        HeadClient(("127.0.0.1", free_port()), tls, HELLO)
+        HeadClient(("127.0.0.1", free_port()), tls, HELLO, 0.05)

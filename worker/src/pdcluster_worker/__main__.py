@@ -23,7 +23,9 @@ def main() -> int:
         if arguments.headless:
             from pdcluster_worker.processes import engine_process
 
-            status = engine_process.run_headless(arguments.engine_config, arguments.head)
+            status = engine_process.run_headless(
+                arguments.engine_config, arguments.head, arguments.join_seconds
+            )
             logging.shutdown()
             os._exit(status)
         if arguments.engine is not None:
@@ -71,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
         help="run one engine whose requests come from the worker at --head",
     )
     parser.add_argument("--head", metavar="HOST:PORT", help="listen.head of that worker")
+    parser.add_argument(
+        "--join-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time to reach that worker, which may be loading (default 60)",
+    )
     # run the engine process against this ZMQ address
     parser.add_argument("--engine", metavar="ADDRESS", help=argparse.SUPPRESS)
     # its place among the engines of its worker

@@ -30,7 +30,7 @@ def latest_end(entry: Body, unready_since: str | None) -> Body:
     ended: Body = state.get("terminated") or (entry.get("lastState") or {}).get("terminated") or {}
     if (state.get("waiting") or {}).get("reason") == BACK_OFF:
         return ended
-    at, since = _time(ended.get("finishedAt")), _time(unready_since)
+    at, since = time_of(ended.get("finishedAt")), time_of(unready_since)
     is_over = at is not None and since is not None and at + UNREADY_GRACE < since
     return {} if is_over else ended
 
@@ -47,14 +47,14 @@ def keeps_crashing(entry: Body, unready_since: str | None) -> bool:
 
 def _is_first(entry: Body, unready_since: str | None) -> bool:
     ended = latest_end(entry, unready_since)
-    begin, end = _time(ended.get("startedAt")), _time(ended.get("finishedAt"))
-    since = _time(unready_since)
+    begin, end = time_of(ended.get("startedAt")), time_of(ended.get("finishedAt"))
+    since = time_of(unready_since)
     if begin is None or end is None or since is None:
         return False
     return end - begin >= BACKOFF_RESET and begin + UNREADY_GRACE < since
 
 
-def _time(text: Any) -> datetime | None:
+def time_of(text: Any) -> datetime | None:
     """A time in UTC, as the API server writes it; None for anything else."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")

@@ -10,11 +10,15 @@ from math import inf
 from typing import Any
 
 from pdcluster_api.apiserver.container_ends import refusal_of
+from pdcluster_api.apiserver.groups import WorkerPods, group_of, groups_of
 from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
+from pdcluster_api.manifests.groups import workers_of_budget
+from pdcluster_api.manifests.render import pods_of_record
 from pdcluster_api.plan.observed.state import (
     DiscoveryState,
     Observed,
+    PodState,
     Problem,
     ScalerState,
     WorkloadState,
@@ -25,7 +29,7 @@ from pdcluster_schema import labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, template_hash, written_names
 from pdcluster_schema.sections import ROUTER
-from pdcluster_schema.workload import WorkloadId
+from pdcluster_schema.workload import GroupId, WorkloadId
 
 # Characters of the annotation that asks for a verification; they are kept in the status
 MAX_REQUEST = 64
@@ -90,6 +94,7 @@ def observe(
     service = live.own("Service").get(live.key.name, {})
     selector = service.get("spec", {}).get("selector", {})
     annotations = live.body["metadata"].get("annotations") or {}
+    pods = {workload.name: pods_of_record(record) for workload, record in live.records()}
     return Observed(
         generation=live.body["metadata"]["generation"],
         status=live.body.get("status", {}),
@@ -106,7 +111,7 @@ def observe(
         key_fault=key_fault,
         verify_request=str(annotations.get(labels.VERIFY, ""))[:MAX_REQUEST],
         budgets={
-            name: number
+            name: workers_of_budget(number, pods.get(name, 1))
             for name, body in live.own("PodDisruptionBudget").items()
             if isinstance(number := body["spec"].get("minAvailable"), int)
         },
@@ -152,14 +157,22 @@ def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
 
 
 def workload_of(body: Mapping[str, Any]) -> WorkloadId | None:
-    """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's."""
+    """Workload of a StatefulSet, snapshot or pod; None = of none, as etcd's, or of followers."""
     found = body["metadata"].get("labels", {})
+    if found.get(labels.ROLE) in labels.FOLLOWER_OF.values():
+        return None
     try:
         return WorkloadId(
             found[labels.CLUSTER], found[labels.ROLE], found[labels.POOL], found[labels.REVISION]
         )
     except KeyError:
         return None
+
+
+def set_workload(stateful_set: Body) -> WorkloadId | None:
+    """Workload of a StatefulSet, also of followers; None = of none, as etcd's."""
+    group = group_of(stateful_set)
+    return workload_of(stateful_set) if group is None else group.workload
 
 
 def still_ending(live: Live, now: datetime) -> dict[WorkloadId, float | None]:
@@ -193,8 +206,11 @@ def ready_workers(
     """Pods of workers that are ready and do not end, of one revision; None = of all.  draining:
     pods that count too though they say that they are not ready any more
     """
-    found = []
-    for identity, pods in sorted(_pods_by_workload(live).items()):
+    found, pods_by = [], _pods_by_workload(live)
+    for identity, groups in worker_groups(live).items():
+        leaders = (group.pods.get(group.id.leader_pod) for group in groups)
+        pods_by[identity] += [pod for pod in leaders if pod is not None]
+    for identity, pods in sorted(pods_by.items()):
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
             state = pod_state(pod)
             is_at_work = state.ready or (state.started and state.name in draining)
@@ -230,14 +246,27 @@ def _is_of_etcd(body: Body) -> bool:
 def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]:
     pods, records = _pods_by_workload(live), {each.name: body for each, body in live.records()}
     found = ((workload_of(body), body) for body in live.own("StatefulSet").values())
-    sets = {identity: body for identity, body in found if identity is not None}
-    return [
-        _workload(
-            *(identity, sets.get(identity), records.get(identity.name, {})),
-            *(faults.get(identity.name), pods.get(identity, ())),
-        )
-        for identity in sorted({*sets, *pods})
+    sets = {
+        identity: body
+        for identity, body in found
+        if identity is not None and group_of(body) is None
+    }
+    groups = worker_groups(live)
+    kept = {identity for identity, body in live.records() if pods_of_record(body) > 1}
+    states = [
+        *(
+            _workload(
+                *(identity, sets.get(identity), records.get(identity.name, {})),
+                *(faults.get(identity.name), pods.get(identity, ())),
+            )
+            for identity in {*sets, *pods}
+        ),
+        *(
+            _grouped(identity, groups.get(identity, []), records.get(identity.name, {}), faults)
+            for identity in {*groups, *kept}
+        ),
     ]
+    return sorted(states, key=lambda state: state.id)
 
 
 def _workload(
@@ -249,11 +278,6 @@ def _workload(
 ) -> WorkloadState:
     """body: its StatefulSet; None = only pods are left of it"""
     pods = tuple(pod_state(pod) for pod in left)
-    pool = (record.get("data") or {}).get("pool")
-    recorded: Mapping[str, Any] = pool if isinstance(pool, Mapping) else {}
-    number, gpu = recorded.get("gpusPerReplica"), str(recorded.get("gpu", ""))
-    if not isinstance(number, int):
-        number = next(filter(None, (pod.gpus_per_replica for pod in pods)), 0)
     status = {"replicas": len(pods), "readyReplicas": sum(pod.ready for pod in pods)}
     if body is not None:
         status = body.get("status", {})
@@ -266,9 +290,58 @@ def _workload(
         gone=body is None or "deletionTimestamp" in body["metadata"],
         fault=fault,
         pods=pods,
-        gpu=gpu or next(filter(None, (pod.gpu for pod in pods)), ""),
-        gpus_per_replica=number,
+        **_accelerators(record, pods),
     )
+
+
+def _accelerators(record: Body, pods: Collection[PodState]) -> dict[str, Any]:
+    """Those of a worker, as its record or else its pods have them."""
+    pool = (record.get("data") or {}).get("pool")
+    recorded: Mapping[str, Any] = pool if isinstance(pool, Mapping) else {}
+    number, gpu = recorded.get("gpusPerReplica"), str(recorded.get("gpu", ""))
+    if not isinstance(number, int):
+        number = next(filter(None, (pod.gpus_per_replica for pod in pods)), 0)
+    gpu = gpu or next(filter(None, (pod.gpu for pod in pods)), "")
+    return {"gpu": gpu, "gpus_per_replica": number}
+
+
+def _grouped(
+    identity: WorkloadId, groups: Sequence[WorkerPods], record: Body, faults: Mapping[str, Problem]
+) -> WorkloadState:
+    """A workload whose workers are of several pods: all of it in workers, a pod for each."""
+    living = [group for group in groups if not group.is_going]
+    pods = tuple(group.state() for group in groups if group.pods)
+    names = (name for group in living for name in (group.id.leader, group.id.followers))
+    return WorkloadState(
+        id=identity,
+        desired=max((group.id.index + 1 for group in living), default=0),
+        current=sum(len(group.pods) >= (group.num_pods or 1) for group in groups),
+        ready=sum(pod.ready for pod in pods),
+        updated=sum(_is_updated(group) for group in living),
+        gone=not living and not record,
+        fault=next((faults[name] for name in names if name in faults), None),
+        pods=pods,
+        **_accelerators(record, pods),
+    )
+
+
+def _is_updated(group: WorkerPods) -> bool:
+    return all(
+        not _is_behind(body) and body.get("status", {}).get("updatedReplicas", 0) > 0
+        for body in group.sets.values()
+    )
+
+
+def worker_groups(live: Live) -> dict[WorkloadId, list[WorkerPods]]:
+    """Workers of several pods, by their workload and in their order."""
+    pods = (body for body in live.children if body["kind"] == "Pod")
+    return groups_of(live.own("StatefulSet").values(), pods)
+
+
+def stopped_groups(live: Live) -> frozenset[GroupId]:
+    """Workers that restart as a whole, of which no pod may run now."""
+    groups = (group for found in worker_groups(live).values() for group in found)
+    return frozenset(group.id for group in groups if group.is_stopped)
 
 
 def _is_behind(body: Body) -> bool:

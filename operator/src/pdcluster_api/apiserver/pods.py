@@ -16,7 +16,7 @@ from pdcluster_api.apiserver.container_ends import (
 )
 from pdcluster_api.plan.observed.state import EndingPod, PodState, Problem
 from pdcluster_schema import conditions, labels
-from pdcluster_schema.ports import MAX_RANKS
+from pdcluster_schema.ports import MAX_WORKER_RANKS
 from pdcluster_schema.text import shortened
 from pdcluster_schema.workload import WorkloadId
 
@@ -24,6 +24,7 @@ Body = Mapping[str, Any]
 
 WORKER = "worker"
 ENGINE = "engine"
+COMPUTING = (WORKER, ENGINE)
 FETCH = "fetch-model"
 WRONG_SETTING = 2  # exit status of a worker, its download or its engine with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
@@ -86,7 +87,7 @@ def pod_state(body: Body) -> PodState:
     return PodState(
         name=metadata["name"],
         workload=workload,
-        ready=_condition(body, "Ready").get("status") == "True",
+        ready=condition_of(body, "Ready").get("status") == "True",
         terminating=bool(metadata.get("deletionTimestamp")),
         problem=pod_problem(body),
         node=(body.get("spec") or {}).get("nodeName") or "",
@@ -104,7 +105,7 @@ def ending_pod(body: Body) -> EndingPod:
 
 
 def _number(text: object) -> int:
-    return next((each for each in range(1, MAX_RANKS + 1) if str(each) == text), 0)
+    return next((each for each in range(1, MAX_WORKER_RANKS + 1) if str(each) == text), 0)
 
 
 def _has_started(body: Body) -> bool:
@@ -121,7 +122,7 @@ def _loading(body: Body) -> str:
     entries = (body.get("status") or {}).get("initContainerStatuses") or ()
     engine: Body = next((each for each in entries if each["name"] == ENGINE), {})
     running = (engine.get("state") or {}).get("running")
-    if running is None or _has_started(body) or _condition(body, "Ready").get("status") == "True":
+    if running is None or _has_started(body) or condition_of(body, "Ready").get("status") == "True":
         return ""
     name, since = body["metadata"]["name"], running.get("startedAt") or "its start"
     return (
@@ -132,7 +133,7 @@ def _loading(body: Body) -> str:
 
 def _since(body: Body) -> str | None:
     """`PodState.since`; without a Ready condition from its creation."""
-    metadata, ready = body["metadata"], _condition(body, "Ready")
+    metadata, ready = body["metadata"], condition_of(body, "Ready")
     if metadata.get("deletionTimestamp"):
         return str(metadata["deletionTimestamp"])
     if ready.get("status") == "True":
@@ -143,7 +144,7 @@ def _since(body: Body) -> str | None:
 
 def pod_problem(body: Body, hints: Hints = FOR_WORKERS) -> Problem | None:
     """Problem of a pod that is not ready; None = it is ready, terminating, or just starting."""
-    is_ready = _condition(body, "Ready").get("status") == "True"
+    is_ready = condition_of(body, "Ready").get("status") == "True"
     if body["metadata"].get("deletionTimestamp") or is_ready:
         return None
     found = _not_placed(body, hints) or _given_up(body) or _first_problem(body, hints)
@@ -151,7 +152,7 @@ def pod_problem(body: Body, hints: Hints = FOR_WORKERS) -> Problem | None:
 
 
 def _not_placed(body: Body, hints: Hints) -> Problem | None:
-    placed = _condition(body, "PodScheduled")
+    placed = condition_of(body, "PodScheduled")
     if placed.get("status") != "False":
         return None
     cause = _short(placed.get("message", "")) or "the scheduler found no node"
@@ -176,7 +177,7 @@ def _first_problem(body: Body, hints: Hints) -> Problem | None:
     status, spec = body.get("status") or {}, body.get("spec") or {}
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     images = {entry["name"]: entry.get("image", "") for entry in containers}
-    since = _condition(body, "Ready").get("lastTransitionTime")
+    since = condition_of(body, "Ready").get("lastTransitionTime")
     for entry in (*(status.get("initContainerStatuses") or ()), *_statuses(body)):
         image = images.get(entry["name"]) or entry.get("image", "")
         found = _container_problem(entry, image, hints, since)
@@ -269,6 +270,6 @@ def _short(message: str) -> str:
     return shortened(" ".join(message.split()).rstrip(".;"), MAX_DETAIL)
 
 
-def _condition(body: Body, kind: str) -> Body:
+def condition_of(body: Body, kind: str) -> Body:
     found = (body.get("status") or {}).get("conditions") or ()
     return next((entry for entry in found if entry.get("type") == kind), {})

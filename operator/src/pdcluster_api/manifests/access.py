@@ -4,7 +4,9 @@ scalers, NetworkPolicies (ingress only), the ServiceAccount and the TLS Secrets.
 
 import base64
 from collections.abc import Mapping
+from typing import Any
 
+from pdcluster_api.manifests.groups import group_budget
 from pdcluster_api.manifests.objects import (
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,
@@ -32,6 +34,7 @@ from pdcluster_schema.labels import (
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import (
     GRPC_PORT,
+    HEAD_PORT,
     HTTP_PORT,
     KV_PORT,
     NUM_KV_PORTS,
@@ -53,17 +56,23 @@ _NO_ANNOTATIONS: Mapping[str, str] = {}
 
 
 def workers_policy(
-    owner: Owner, operator_namespace: str, *, has_stock_engines: bool = False
+    owner: Owner,
+    operator_namespace: str,
+    *,
+    has_stock_engines: bool = False,
+    has_groups: bool = False,
 ) -> Manifest:
     """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers,
     gRPC from the operator too.
 
     has_stock_engines: any port from them, since a stock engine moves KV over ports of its choice
+    has_groups: and the port where a worker's engines in other pods join
     """
     workers = workers_selector(owner.name)
     peers: Manifest = {"from": [{"podSelector": workers}]}
     if not has_stock_engines:
-        peers["ports"] = [_policy_port(GRPC_PORT), _KV_PORTS]
+        heads = [_policy_port(HEAD_PORT)] if has_groups else []
+        peers["ports"] = [_policy_port(GRPC_PORT), *heads, _KV_PORTS]
     operator = {"ports": [_policy_port(GRPC_PORT)], "from": [_namespace(operator_namespace)]}
     rules = [{"ports": [_policy_port(HTTP_PORT)]}, peers, operator]
     return shared_object(_POLICY, policy_name(owner.name), owner, spec=_policy(workers, rules))
@@ -181,9 +190,14 @@ def inference_pool(picker: EndpointPickerSpec, owner: Owner, serving: str, role:
     return shared_object(kind, owner.name, owner, spec=spec)
 
 
-def workload_budget(owner: Owner, workload: WorkloadId, min_available: int) -> Manifest:
+def workload_budget(
+    owner: Owner, workload: WorkloadId, min_available: int, num_pods: int = 1
+) -> Manifest:
+    """min_available: workers, of so many pods each"""
     labels = workload_labels(workload.cluster, workload.role, workload.pool, workload.revision)
     spec = _budget(workload_selector(workload), {"minAvailable": min_available})
+    if num_pods > 1:
+        spec |= group_budget(workload, min_available, num_pods)
     return new_object(_BUDGET, workload.name, owner, labels, spec=spec)
 
 
@@ -193,7 +207,7 @@ def etcd_budget(owner: Owner) -> Manifest:
     return etcd_object(_BUDGET, f"{owner.name}-etcd", owner, spec=spec)
 
 
-def _budget(selector: dict[str, str], bound: dict[str, int]) -> Manifest:
+def _budget(selector: dict[str, str], bound: dict[str, int]) -> dict[str, Any]:
     # AlwaysAllow: a pod that fails must not hold up the drain of its node, which may repair it.  A
     # worker that drains and is evicted goes on draining within its grace period, as any that is
     # evicted; nothing could keep its node longer than that.

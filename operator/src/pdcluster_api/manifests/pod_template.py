@@ -33,9 +33,9 @@ def placement_of(
             "topologyKey": placement.domain_label,
         }
         affinity["podAffinity"] = (
-            {_REQUIRED: [term]}
-            if placement.mode == "Required"
-            else {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
+            {_PREFERRED: [{"weight": 100, "podAffinityTerm": term}]}
+            if placement.mode == "Preferred"
+            else {_REQUIRED: [term]}
         )
     fields: Manifest = {"affinity": affinity} if affinity else {}
     if accelerator.resource:

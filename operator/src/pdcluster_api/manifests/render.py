@@ -2,7 +2,7 @@
 ControllerRevision that is rendered once; everything else follows the newest spec.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from pdcluster_api.manifests.access import (
     workload_budget,
 )
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
+from pdcluster_api.manifests.groups import follower_template, group_sets, placement_of_groups
 from pdcluster_api.manifests.objects import (
     ENGINE_FILE,
     Manifest,
@@ -42,7 +43,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
 from pdcluster_schema.sections import ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
-from pdcluster_schema.workload import WorkloadId, workload_name
+from pdcluster_schema.workload import GroupId, WorkloadId, workload_name
 
 
 def render_record(
@@ -73,15 +74,22 @@ def render_record(
         worker_model(cluster, workload.role, image).path,
         etcd_client_certificate=etcd_client_certificate,
     )
+    template = worker_pod(cluster, workload, pool, image, labels)
     data = {
         "image": image,
         "pool": _pool(cluster, workload.role, pool),
-        "statefulSet": {
-            "metadata": {"labels": labels},
-            "spec": _stateful_set(workload, worker_pod(cluster, workload, pool, image, labels)),
-        },
+        "statefulSet": _stateful_set(workload, template),
         "engineConfig": {"metadata": {"labels": labels}, "data": config},
     }
+    num_pods = cluster.spec.pods_per_replica(workload.role, pool)
+    if num_pods > 1:
+        followers = _stateful_set(workload, follower_template(template, workload.role))
+        followers["spec"]["ordinals"] = {"start": 1}
+        data["group"] = {
+            "pods": num_pods,
+            "followers": followers,
+            **placement_of_groups(cluster.spec.placement),
+        }
     name, marks = record_name(workload, hashed), {**labels, TEMPLATE_HASH: hashed}
     return new_object("apps/v1/ControllerRevision", name, owner, marks, revision=1, data=data)
 
@@ -101,29 +109,39 @@ def hashed_record(record: Manifest, hashed: str) -> Manifest:
 
 
 def render_workload(
-    record: Mapping[str, Any], replicas: int, owner: Owner
-) -> tuple[Manifest, Manifest]:
-    """StatefulSet and engine ConfigMap, which share parts of the record."""
+    record: Mapping[str, Any], replicas: int, owner: Owner, stopped: Collection[GroupId] = ()
+) -> tuple[Manifest, ...]:
+    """StatefulSets and engine ConfigMap, the last, which share parts of the record.
+
+    stopped: workers of several pods that restart: of them no pod may run until all have ended
+    """
     data, marks = record["data"], record["metadata"]["labels"]
-    name = workload_name(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
+    workload = WorkloadId(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
     stateful_set, config = data["statefulSet"], data["engineConfig"]
-    return (
-        new_object(
-            "apps/v1/StatefulSet",
-            name,
-            owner,
-            stateful_set["metadata"]["labels"],
-            spec={"replicas": replicas, **stateful_set["spec"]},
-        ),
-        new_object(
-            "v1/ConfigMap",
-            name,
-            owner,
-            config["metadata"]["labels"],
-            immutable=True,
-            data=config["data"],
-        ),
+    engine = new_object(
+        "v1/ConfigMap",
+        workload.name,
+        owner,
+        config["metadata"]["labels"],
+        immutable=True,
+        data=config["data"],
     )
+    if "group" in data:
+        return (*group_sets(record, workload, replicas, owner, stopped), engine)
+    whole = new_object(
+        "apps/v1/StatefulSet",
+        workload.name,
+        owner,
+        stateful_set["metadata"]["labels"],
+        spec={"replicas": replicas, **stateful_set["spec"]},
+    )
+    return whole, engine
+
+
+def pods_of_record(record: Mapping[str, Any]) -> int:
+    """Pods of one worker."""
+    number: int = ((record.get("data") or {}).get("group") or {}).get("pods", 1)
+    return number
 
 
 def image_of_record(record: Mapping[str, Any]) -> str:
@@ -158,25 +176,32 @@ def _pool(cluster: PDCluster, role: str, pool: PoolSpec) -> dict[str, Any]:
     accelerator = (
         {} if own is None else {"resource": own.resource or "", "nodeLabels": own.node_labels}
     )
-    number = cluster.spec.gpus_per_replica(role, pool)
-    return {"gpu": pool.gpu, "gpusPerReplica": number, "accelerator": accelerator}
+    number, pods = (
+        cluster.spec.gpus_per_replica(role, pool),
+        cluster.spec.pods_per_replica(role, pool),
+    )
+    several = {"podsPerReplica": pods} if pods > 1 else {}
+    return {"gpu": pool.gpu, "gpusPerReplica": number, **several, "accelerator": accelerator}
 
 
 def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
-    """Its spec without replicas.  OnDelete: the template of a record never changes, so the only
-    change that a StatefulSet could roll out is one made by hand, which is drift and reverted at
-    once and must not cost a running worker. Routers hold no KV, and are replaced in place, one
-    after another, when their own part of the spec changes.
+    """Its labels, and its spec without replicas.  OnDelete: the template of a record never changes,
+    so the only change that a StatefulSet could roll out is one made by hand, which is drift and
+    reverted at once and must not cost a running worker. Routers hold no KV, and are replaced in
+    place, one after another, when their own part of the spec changes.
     """
     strategy = "RollingUpdate" if workload.role == ROUTER else "OnDelete"
-    return {
+    marks = {name: template["metadata"]["labels"][name] for name in workload_selector(workload)}
+    spec = {
         "serviceName": f"{workload.cluster}-workers",
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": strategy},
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": workload_selector(workload)},
+        "selector": {"matchLabels": marks},
         "template": template,
     }
+    labels = workload_labels(workload.cluster, marks[ROLE], workload.pool, workload.revision)
+    return {"metadata": {"labels": labels}, "spec": spec}
 
 
 __all__ = [
@@ -187,6 +212,7 @@ __all__ = [
     "hashed_record",
     "image_of_record",
     "is_of_pool",
+    "pods_of_record",
     "pool_of_engine",
     "render_record",
     "render_scaler",
@@ -221,15 +247,31 @@ def render_shared(
     """
     role, picker = serving_role or cluster.spec.ingress_role, cluster.spec.service.endpoint_picker
     records = list(records)
+    pods = {
+        workload_name(cluster.metadata.name, role, pool.name, revision_of(cluster.spec)): number
+        for role, spec in cluster.spec.roles.present().items()
+        for pool in spec.pools
+        if (number := cluster.spec.pods_per_replica(role, pool)) > 1
+    } | {each["metadata"]["name"]: pods_of_record(each) for each in records}
     found = [
         service_account(cluster, owner),
         policy_config(cluster, owner),
         *render_etcd(cluster, owner, site, records),
-        *(workload_budget(owner, workload, number) for workload, number in budgets.items()),
+        *(
+            workload_budget(owner, workload, number, pods.get(workload.name, 1))
+            for workload, number in budgets.items()
+        ),
     ]
     if cluster.spec.network_policy.enabled:
         has_stock = cluster.spec.engine.type == VLLM or any(map(has_engine_container, records))
-        found.append(workers_policy(owner, site.operator_namespace, has_stock_engines=has_stock))
+        found.append(
+            workers_policy(
+                owner,
+                site.operator_namespace,
+                has_stock_engines=has_stock,
+                has_groups=any(number > 1 for number in pods.values()),
+            )
+        )
     if picker is not None:
         found.append(inference_pool(picker, owner, serving, role))
     return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))

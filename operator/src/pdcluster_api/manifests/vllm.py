@@ -18,7 +18,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
 
 DEFAULT_COMMAND = ("vllm", "serve")
@@ -39,6 +39,14 @@ _FLAGS = {
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
 }
+
+
+# Flags for ranks in several pods: the executor's own processes, without Ray. Kubernetes puts the
+# pod's own variables in.
+_OVER_PODS = (
+    "--nnodes {} --node-rank $(LWS_WORKER_INDEX) --master-addr $(LWS_LEADER_ADDRESS) "
+    f"--master-port {MASTER_PORT}"
+)
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,7 @@ def engine_container(
     engine: EngineSpec,
     model_path: str,
     *,
+    num_pods: int,
     resources: dict[str, Any],
     mounts: tuple[Manifest, ...],
 ) -> Manifest:
@@ -246,7 +255,10 @@ def engine_container(
         "image": engine.image,
         "imagePullPolicy": cluster.spec.image.pull_policy,
         "restartPolicy": "Always",
-        "command": vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
+        "command": [
+            *vllm_command(cluster, pool, engine, model_path, IN_CONTAINER),
+            *(_OVER_PODS.format(num_pods).split() if num_pods > 1 else ()),
+        ],
         "env": [
             *field_variables({"POD_IP": "status.podIP"}),
             # the API server leaves an empty value out

@@ -34,7 +34,7 @@ from pdcluster_api.manifests.vllm import (
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
+from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import ROUTER, PoolSpec
@@ -54,6 +54,8 @@ class WorkerFileSettings:
     http_port: int = HTTP_PORT
     grpc_port: int = GRPC_PORT
     kv_port: int = KV_PORT
+    head_port: int | None = None  # where engines of the worker's other pods join
+    num_headless: int = 0  # that are waited for at the start
     # PEM files for an etcd that speaks TLS: ca, and certificate and key where it asks for them
     etcd_tls: Mapping[str, str] = field(default_factory=dict)
     # folder of files that each hold one key which clients may present; None = no key is asked for
@@ -66,6 +68,8 @@ _LISTEN = {
     "http_port": "http",
     "grpc_port": "grpc",
     "kv_port": "kv",
+    "head_port": "head",
+    "num_headless": "headless",
     "api_keys": "apiKeys",
 }
 
@@ -117,6 +121,10 @@ def engine_config(
         etcd_tls = _certificate_files(ETCD_TLS_FOLDER)
         if not etcd_client_certificate:
             etcd_tls = {"ca": etcd_tls["ca"]}
+    engine, num_pods = cluster.spec.engine_of(role), cluster.spec.pods_per_replica(role, pool)
+    is_head = num_pods > 1 and engine.type != VLLM
+    if is_head:  # one engine in each pod
+        engine = engine.model_copy(update={"data_parallel_size": 1})
     site = WorkerFileSettings(
         model_path=model_path,
         etcd_endpoints=etcd_endpoints(cluster),
@@ -125,8 +133,9 @@ def engine_config(
         key=own["key"],
         etcd_tls=etcd_tls,
         api_keys=API_KEYS_FOLDER if requires_keys(cluster, role) else None,
+        head_port=HEAD_PORT if is_head else None,
+        num_headless=num_pods - 1 if is_head else 0,
     )
-    engine = cluster.spec.engine_of(role)
     draft = engine.speculation and engine.speculation.draft_model
     if engine.speculation and draft and cluster.spec.model.pvc:
         in_pod = engine.speculation.model_copy(update={"draft_model": on_volume(draft)})

@@ -4,6 +4,7 @@ change of policy or certificate reaches a running worker.
 
 from typing import Any
 
+from pdcluster_api.manifests.groups import CONTAINER, group_variables, leader_template
 from pdcluster_api.manifests.model_source import ModelSource, model_source
 from pdcluster_api.manifests.objects import (
     API_KEYS_FOLDER,
@@ -33,7 +34,6 @@ from pdcluster_schema.sections import ROUTER, PoolSpec, RoleSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
 
-CONTAINER = "worker"
 # reading hundreds of gigabytes of weights from a network volume takes this order of time
 STARTUP_SECONDS = 3600
 STARTUP_PERIOD_SECONDS = 5
@@ -73,11 +73,16 @@ def worker_pod(
     metadata = merged.get("metadata", {})
     others = metadata.get("labels")  # anything but a map cannot be kept
     marks = {**(others if isinstance(others, dict) else {}), **labels}
-    return {
+    template = {
         **merged,
         "metadata": {**metadata, "labels": marks},
         "spec": with_accelerator(merged.get("spec", {}), cluster.spec.accelerator_of(pool)),
     }
+    num_pods = cluster.spec.pods_per_replica(workload.role, pool)
+    if num_pods == 1:
+        return template
+    variables = group_variables(workload, cluster.metadata.namespace, num_pods)
+    return leader_template(template, variables, num_pods)
 
 
 def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
@@ -98,6 +103,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
                 pool,
                 cluster.spec.engine_of(workload.role),
                 model.path,
+                num_pods=cluster.spec.pods_per_replica(workload.role, pool),
                 resources=_with_accelerators(cluster, workload, pool),
                 mounts=model.mounts,
             )
@@ -120,7 +126,14 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
             cluster.spec.rollout.grace_period_seconds,
             workload_selector(workload),
         ),
-        **placement_of(workload, cluster.spec.accelerator_of(pool), cluster.spec.placement),
+        **placement_of(
+            workload,
+            cluster.spec.accelerator_of(pool),
+            # each worker of several pods has a domain of its own (`groups.group_sets`)
+            cluster.spec.placement
+            if cluster.spec.pods_per_replica(workload.role, pool) == 1
+            else None,
+        ),
         "containers": [_container(base, resources, mounts)],
         "volumes": [*files.values(), *_scratch(shared_memory), *own_volumes, *model.volumes],
     }
@@ -173,7 +186,10 @@ def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec)
     resources = _resources(cluster.spec.roles.present()[workload.role])
     resource = cluster.spec.accelerator_of(pool).resource
     if resource:
-        number = cluster.spec.gpus_per_replica(workload.role, pool)
+        spec = cluster.spec
+        number = spec.gpus_per_replica(workload.role, pool) // spec.pods_per_replica(
+            workload.role, pool
+        )
         resources["limits"] = {**resources.get("limits", {}), resource: str(number)}
     return resources
 

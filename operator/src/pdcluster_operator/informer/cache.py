@@ -39,9 +39,9 @@ _IDENTITY = (
     "creationTimestamp",
 )
 _POD_LABELS = frozenset(
-    {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT}
+    {labels.CLUSTER, labels.ROLE, labels.POOL, labels.REVISION, labels.COMPONENT, labels.WORKER}
 )
-_POD_ANNOTATIONS = frozenset({labels.GPU, labels.GPUS_PER_REPLICA})
+_POD_ANNOTATIONS = frozenset({labels.GPU, labels.GPUS_PER_REPLICA, labels.PODS_PER_REPLICA})
 MAX_UID = 64  # Characters of a uid that is believed; one of Kubernetes has 36
 # Bytes of all objects of one PDCluster, as JSON: above those of the largest one with two revisions.
 # A user may make more that look like its own: of those only the identity is kept, by which they are

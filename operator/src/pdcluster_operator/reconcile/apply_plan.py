@@ -11,7 +11,7 @@ from typing import Any
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
 from pdcluster_api.apiserver.kinds import Kind
-from pdcluster_api.apiserver.observe import Live, still_ending, workload_of
+from pdcluster_api.apiserver.observe import Live, set_workload, still_ending, stopped_groups
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
 from pdcluster_api.manifests.objects import child_names
@@ -94,7 +94,7 @@ class PlanApplier:
         live, cluster = found.live, found.cluster
         tls = tls_step(live, found.owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        rendering = Rendering(records, self.site, frozenset(ending))
+        rendering = Rendering(records, self.site, frozenset(ending), stopped_groups(live))
         manifests = [*tls.manifests, *await in_slices(rendering.manifests(plan))]
         unrenderable = rendering.unrenderable(plan)
         compared = compare(
@@ -102,7 +102,7 @@ class PlanApplier:
             manifests,
             live.children,
             rewrite=tls.rewrite,
-            leave=[name for workload in unrenderable for name in objects_of(workload)],
+            leave=[name for workload in unrenderable for name in objects_of(workload, live)],
             foreground=worker_sets(live) if plan.ends_first else (),
         )
         needed = [action for action in await in_slices(compared) if action is not None]
@@ -153,10 +153,11 @@ class PlanApplier:
             session.needs_requeue = True
 
 
-def objects_of(workload: WorkloadId) -> list[ObjectName]:
+def objects_of(workload: WorkloadId, live: Live) -> list[ObjectName]:
+    sets = live.own("StatefulSet").items()
     return [
-        ObjectName(kind, workload.name)
-        for kind in ("StatefulSet", "ControllerRevision", "ConfigMap")
+        *(ObjectName("StatefulSet", name) for name, each in sets if set_workload(each) == workload),
+        *(ObjectName(kind, workload.name) for kind in ("ControllerRevision", "ConfigMap")),
     ]
 
 
@@ -165,7 +166,7 @@ def worker_sets(live: Live) -> list[ObjectName]:
     return [
         ObjectName("StatefulSet", name)
         for name, body in live.own("StatefulSet").items()
-        if workload_of(body)
+        if set_workload(body)
     ]
 
 

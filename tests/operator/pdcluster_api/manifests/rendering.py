@@ -61,7 +61,7 @@ def worker_of(*changes: Change, role: str = "decode", pool: str = "cpu") -> Mani
 
 def engine_of(*changes: Change, role: str = "decode", **more: Any) -> dict[str, Any]:
     """The engine file of one workload."""
-    _, config = render_workload(record_of(*changes, role=role, **more), 1, OWNER)
+    *_, config = render_workload(record_of(*changes, role=role, **more), 1, OWNER)
     content: dict[str, Any] = yaml.safe_load(config["data"]["engine.yaml"])
     return content
 
@@ -85,7 +85,8 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
         else selector
     )
     expressions = selector.get("matchExpressions", [])
-    assert all(expression["operator"] == "Exists" for expression in expressions)
+    assert all(expression["operator"] in ("Exists", "In") for expression in expressions)
     return wanted.items() <= labels.items() and all(
-        expression["key"] in labels for expression in expressions
+        labels.get(expression["key"]) in expression.get("values", labels.values())
+        for expression in expressions
     )

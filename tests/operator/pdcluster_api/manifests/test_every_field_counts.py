@@ -130,6 +130,18 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "roles.pools.name": (no_change, at(f"{POOL}.name", "other")),
     "roles.pools.gpu": (no_change, at(f"{POOL}.gpu", "B200")),
     "roles.pools.gpusPerReplica": (at(f"{POOL}.gpu", "B200"), at(f"{POOL}.gpusPerReplica", 4)),
+    "roles.pools.podsPerReplica": (
+        at("spec.roles.decode.engine.dataParallelSize", 2),
+        at(f"{POOL}.podsPerReplica", 2),
+    ),
+    "roles.pools.gpusPerPod": (
+        both(
+            vllm(),
+            at(f"{POOL}.gpu", "GB200"),
+            at("spec.roles.decode.engine.tensorParallelSize", 8),
+        ),
+        at(f"{POOL}.gpusPerPod", 4),
+    ),
     "roles.resources.requests": (no_change, at("spec.roles.decode.resources.requests", {"cpu": 1})),
     "roles.resources.limits": (no_change, at("spec.roles.decode.resources.limits", {"cpu": 1})),
     "roles.podTemplate": (

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS, SchedulerName
+from pdcluster_schema.ports import MAX_ENGINES, MAX_RANKS, MAX_WORKER_RANKS, SchedulerName
 from pdcluster_worker.messages.engine_settings import (
     ChunkSchedule,
     DelayerSettings,
@@ -49,7 +49,7 @@ def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
             yield field.encode_name
 
 
-Ranks = Annotated[int, msgspec.Meta(ge=1, le=8)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKER_RANKS)]
 
 
 class EngineConfig(Section, frozen=True):
@@ -93,11 +93,12 @@ class EngineConfig(Section, frozen=True):
                 f"{given[0]} is for engine type pdcluster, not vllm: leave it out, or say it in "
                 "vLLM's own arguments"
             )
-        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
+        limit = MAX_RANKS if self.type == "pdcluster" else MAX_WORKER_RANKS
+        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > limit:
             raise ValueError(
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize "
                 f"({self.pipeline_parallel_size}) is {ranks} "
-                f"ranks, over the {MAX_RANKS} of one worker: lower one of them"
+                f"ranks, over the {limit} of one worker: lower one of them"
             )
         if self.type == "vllm":
             return  # vLLM checks its own sizes

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT, MAX_ENGINES
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ConfigError, DeviceError
@@ -49,6 +49,8 @@ class ListenConfig(Section, frozen=True):
     grpc: Port = GRPC_PORT
     kv: Port = KV_PORT
     head: Port | None = None  # where headless engines join; None = none may
+    # of those that the worker waits for before it serves
+    headless: Annotated[int, msgspec.Meta(ge=0, lt=MAX_ENGINES)] = 0
     api_keys: str | None = None  # folder with one key per file; None = no key needed
 
 

@@ -107,9 +107,15 @@ class EngineSocket(EngineMailbox):
 class HeadClient(EngineMailbox):
     """TLS to a head, kept by a thread.  Raises HeadConnectionError when the head refuses."""
 
-    def __init__(self, head: tuple[str, int], tls: TLSConfig, hello: HeadHello) -> None:
+    def __init__(
+        self,
+        head: tuple[str, int],
+        tls: TLSConfig,
+        hello: HeadHello,
+        join_seconds: float = CONNECT_SECONDS,
+    ) -> None:
         super().__init__()
-        self._head, self._tls = head, tls
+        self._head, self._tls, self._join_seconds = head, tls, join_seconds
         self._arrived: deque[bytes] = deque()
         self._lost: str | None = None
         self._loop = asyncio.new_event_loop()
@@ -150,7 +156,7 @@ class HeadClient(EngineMailbox):
 
     async def _connect(self, hello: HeadHello) -> HeadReply:
         host, port = self._head
-        end, problem = self._loop.time() + CONNECT_SECONDS, "it does not answer"
+        end, problem = self._loop.time() + self._join_seconds, "it does not answer"
         while self._loop.time() < end:
             try:
                 answer = await asyncio.wait_for(self._greet(host, port, hello), HELLO_SECONDS)
@@ -166,7 +172,7 @@ class HeadClient(EngineMailbox):
                 )
             return answer
         raise HeadConnectionError(
-            f"the head {host}:{port} cannot be reached for {CONNECT_SECONDS:.0f} s: {problem}"
+            f"the head {host}:{port} cannot be reached for {self._join_seconds:.0f} s: {problem}"
         )
 
     async def _greet(self, host: str, port: int, hello: HeadHello) -> HeadReply:

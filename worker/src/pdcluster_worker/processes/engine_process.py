@@ -83,7 +83,7 @@ def run(config_path: Path, address: str, engine_rank: EngineRank) -> int:
     return 0
 
 
-def run_headless(config_path: Path, head: str | None) -> int:
+def run_headless(config_path: Path, head: str | None, join_seconds: float) -> int:
     """Run one engine for the worker at `head`, host:port.  Exit status 1: the head is gone."""
     host, _, port = (head or "").rpartition(":")
     if not host or not port.isdigit():
@@ -96,7 +96,7 @@ def run_headless(config_path: Path, head: str | None) -> int:
         VERSION, config.cluster, config.revision, config.role, identity.pod, identity.address
     )
     try:
-        mailbox = HeadClient((host.strip("[]"), int(port)), config.tls, hello)
+        mailbox = HeadClient((host.strip("[]"), int(port)), config.tls, hello, join_seconds)
         try:
             dtype: DType = "bfloat16" if mailbox.answer.dtype == "bfloat16" else "float32"
             alone = msgspec.structs.replace(

@@ -108,8 +108,10 @@ def _unseen(state: WorkloadState, worker_records: WorkerRecords | None) -> Itera
 
 
 def ordinal_of(pod: PodState) -> int:
-    """Ordinal of a pod; one that is named otherwise is never surplus."""
-    number = pod.name.removeprefix(f"{pod.workload.name}-")
+    """Ordinal of a worker, by its pod or, of several, that of its leader (`GroupId.leader_pod`);
+    one that is named otherwise is never surplus.
+    """
+    number = pod.name.removeprefix(f"{pod.workload.name}-").removesuffix("-0")
     return int(number) if number.isdecimal() else -1
 
 

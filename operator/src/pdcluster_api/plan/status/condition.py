@@ -137,6 +137,7 @@ _WORST_FIRST = (
     words.PODS_REFUSED,
     words.NODE_LOST,
     words.UNSCHEDULABLE,
+    words.GROUP_RESTARTING,
     words.ETCD_UNREACHABLE,
     words.DOWNLOADING_MODEL,
     words.ROLLING_OUT,

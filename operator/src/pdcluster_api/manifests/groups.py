@@ -1,0 +1,186 @@
+"""A worker of several pods: from the pod of its leader, which serves, the one of its followers, and
+the two StatefulSets of each worker. Pure; docs/design/worker-groups.md.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from pdcluster_api.manifests.objects import (
+    Manifest,
+    Owner,
+    field_variables,
+    new_object,
+    workload_selector,
+)
+from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
+from pdcluster_schema.labels import COMPONENT, FOLLOWER_OF, PODS_PER_REPLICA, ROLE, WORKER
+from pdcluster_schema.ports import HEAD_PORT, KV_PORT
+from pdcluster_schema.sections import PlacementSpec
+from pdcluster_schema.workload import GroupId, WorkloadId
+
+CONTAINER = "worker"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_OF_SERVER = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle")
+
+
+def group_variables(workload: WorkloadId, namespace: str, num_pods: int) -> list[Manifest]:
+    """LeaderWorkerSet's names, by which programs for several pods know them. The rank is the
+    ordinal of the pod: of followers they begin with 1.
+    """
+    service = f"{workload.cluster}-workers.{namespace}.svc"
+    index = "metadata.labels['apps.kubernetes.io/pod-index']"
+    return [
+        *field_variables(
+            {"PDCLUSTER_WORKER": f"metadata.labels['{WORKER}']", "LWS_WORKER_INDEX": index}
+        ),
+        {"name": "LWS_LEADER_ADDRESS", "value": f"$(PDCLUSTER_WORKER)-0.{service}"},
+        {"name": "LWS_GROUP_SIZE", "value": str(num_pods)},
+    ]
+
+
+def leader_template(template: Manifest, variables: list[Manifest], num_pods: int) -> Manifest:
+    """template: of the pod, with the user's over it"""
+    spec, metadata = dict(template["spec"]), template["metadata"]
+    for field in ("initContainers", "containers"):
+        if field in spec:
+            spec[field] = [_with_variables(each, variables) for each in spec[field]]
+    annotations = {**metadata.get("annotations", {}), PODS_PER_REPLICA: str(num_pods)}
+    return {**template, "metadata": {**metadata, "annotations": annotations}, "spec": spec}
+
+
+def _with_variables(container: Manifest, variables: list[Manifest]) -> Manifest:
+    own = container.get("env") or []
+    given = {each.get("name") for each in own}
+    return {**container, "env": [*(v for v in variables if v["name"] not in given), *own]}
+
+
+def follower_template(leader: Manifest, role: str) -> Manifest:
+    """The pod of a worker's other ranks or engines: what computes, without what serves."""
+    spec, metadata = dict(leader["spec"]), leader["metadata"]
+    engines = [each for each in spec.get("initContainers", ()) if _is_engine(each)]
+    mains = [_stock(each) for each in engines] or [
+        _headless(each) for each in spec["containers"] if each["name"] == CONTAINER
+    ]
+    spec["containers"] = [
+        *mains,
+        *(each for each in spec["containers"] if each["name"] != CONTAINER),
+    ]
+    if "initContainers" in spec:
+        spec["initContainers"] = [each for each in spec["initContainers"] if not _is_engine(each)]
+    spec.pop("topologySpreadConstraints", None)
+    marks = {**metadata["labels"], ROLE: FOLLOWER_OF[role], COMPONENT: FOLLOWER_OF[role]}
+    return {**leader, "metadata": {**metadata, "labels": marks}, "spec": spec}
+
+
+def _is_engine(container: Manifest) -> bool:
+    return container.get("name") == ENGINE_CONTAINER
+
+
+def _stock(engine: Manifest) -> Manifest:
+    """A stock engine's ranks, which end with those of the leader."""
+    kept = {
+        name: value for name, value in engine.items() if name not in (*_OF_SERVER, "restartPolicy")
+    }
+    return {**kept, "command": [*engine["command"], "--headless"]}
+
+
+def _headless(worker: Manifest) -> Manifest:
+    """An engine of ours, which has started when its KV port is open."""
+    kept = {name: value for name, value in worker.items() if name not in _OF_SERVER}
+    head = ["--headless", "--head", f"$(LWS_LEADER_ADDRESS):{HEAD_PORT}"]
+    probe = {name: value for name, value in worker["startupProbe"].items() if name != "httpGet"}
+    seconds = probe["periodSeconds"] * probe["failureThreshold"]
+    return {
+        **kept,
+        "command": [*worker["command"], *head, "--join-seconds", str(seconds)],
+        "startupProbe": {**probe, "tcpSocket": {"port": KV_PORT}},
+    }
+
+
+def placement_of_groups(placement: PlacementSpec | None) -> Manifest:
+    """The part of a record by which `group_sets` places each worker."""
+    if placement is None or placement.domain_label is None:
+        return {}
+    return {"placement": {"domainLabel": placement.domain_label, "mode": placement.mode}}
+
+
+def group_sets(
+    record: Mapping[str, Any],
+    workload: WorkloadId,
+    replicas: int,
+    owner: Owner,
+    stopped: Collection[GroupId] = (),
+) -> Iterator[Manifest]:
+    """The StatefulSets of all workers of a workload.
+
+    stopped: workers that restart: of them no pod may run until all have ended
+    """
+    group = record["data"]["group"]
+    for index in range(replicas):
+        worker = GroupId(workload, index)
+        for name, part, num_pods in (
+            (worker.leader, record["data"]["statefulSet"], 1),
+            (worker.followers, group["followers"], group["pods"] - 1),
+        ):
+            marks = {**part["metadata"]["labels"], WORKER: worker.leader}
+            yield new_object(
+                "apps/v1/StatefulSet",
+                name,
+                owner,
+                marks,
+                annotations={PODS_PER_REPLICA: str(group["pods"])},
+                spec={
+                    "replicas": 0 if worker in stopped else num_pods,
+                    **_of_worker(part["spec"], worker, group.get("placement")),
+                },
+            )
+
+
+def _of_worker(spec: Manifest, worker: GroupId, placement: Manifest | None) -> Manifest:
+    template, mark = copy.deepcopy(spec["template"]), {WORKER: worker.leader}
+    template["metadata"]["labels"] |= mark
+    if placement:
+        affinity = template["spec"].setdefault("affinity", {})
+        for kind, terms in _affinity(worker, placement).items():
+            for when, term in terms.items():
+                rule = affinity.setdefault(kind, {})
+                rule[when] = [*rule.get(when, ()), term]
+    selector = {"matchLabels": {**spec["selector"]["matchLabels"], **mark}}
+    return {**spec, "selector": selector, "template": template}
+
+
+def _affinity(worker: GroupId, placement: Manifest) -> Manifest:
+    """All pods of a worker in one domain; Exclusive = and no other worker of several pods there."""
+    key = placement["domainLabel"]
+    own = {"labelSelector": {"matchLabels": {WORKER: worker.leader}}, "topologyKey": key}
+    if placement["mode"] == "Preferred":
+        return {"podAffinity": {_PREFERRED: {"weight": 100, "podAffinityTerm": own}}}
+    affinity = {"podAffinity": {_REQUIRED: own}}
+    if placement["mode"] == "Exclusive":
+        others = [
+            {"key": WORKER, "operator": "Exists"},
+            {"key": WORKER, "operator": "NotIn", "values": [worker.leader]},
+        ]
+        term = {"labelSelector": {"matchExpressions": others}, "topologyKey": key}
+        affinity["podAntiAffinity"] = {_REQUIRED: term}
+    return affinity
+
+
+def group_budget(workload: WorkloadId, num_workers: int, num_pods: int) -> Manifest:
+    """Selector and bound over the pods of all workers: with one of them evicted its whole worker
+    restarts, so the next one may go when all are ready again.
+    """
+    marks = workload_selector(workload)
+    role = marks.pop(ROLE)
+    roles = {"key": ROLE, "operator": "In", "values": [role, FOLLOWER_OF[role]]}
+    return {
+        "minAvailable": (num_workers + 1) * num_pods - 1,
+        "selector": {"matchLabels": marks, "matchExpressions": [roles]},
+    }
+
+
+def workers_of_budget(min_available: int, num_pods: int) -> int:
+    """The inverse: workers, from a bound in pods."""
+    return (min_available + 1) // num_pods - 1

@@ -1,0 +1,209 @@
+"""A worker of several pods: its two StatefulSets, their pods, and what belongs to them."""
+
+from typing import Any
+
+import pytest
+
+from pdcluster_api.manifests.groups import workers_of_budget
+from pdcluster_api.manifests.render import Manifest, render_shared, render_workload
+from pdcluster_schema.revision import revision_of
+from pdcluster_schema.workload import GroupId, WorkloadId
+from tests.operator.pdcluster_api.manifests.rendering import (
+    OWNER,
+    SITE,
+    by_name,
+    cluster_of,
+    engine_of,
+    matches,
+    record_of,
+    workload_of,
+)
+from tests.schema.object_cases import Change, at, both, vllm
+
+POOL = "spec.roles.decode.pools.0"
+TWO = both(at(f"{POOL}.podsPerReplica", 2), at("spec.roles.decode.engine", {"dataParallelSize": 2}))
+STOCK = both(
+    vllm(),
+    at("spec.engine.tensorParallelSize", 16),
+    *(
+        both(at(f"{pool}.gpu", "B200"), at(f"{pool}.podsPerReplica", 2))
+        for pool in (POOL, "spec.roles.prefill.pools.0")
+    ),
+)
+
+
+def sets_of(*changes: Change, replicas: int = 1, **more: Any) -> dict[str, Manifest]:
+    """StatefulSets of the decode workload, by what follows its name."""
+    *sets, config = render_workload(record_of(*changes), replicas, OWNER, **more)
+    name = config["metadata"]["name"]
+    return {each["metadata"]["name"].removeprefix(name): each for each in sets}
+
+
+def workload(*changes: Change) -> WorkloadId:
+    return workload_of(cluster_of(*changes))
+
+
+def pod(stateful_set: Manifest) -> Manifest:
+    template: Manifest = stateful_set["spec"]["template"]
+    return template
+
+
+def variables(container: Manifest) -> dict[str, Any]:
+    return {
+        name: each.get("value") or each["valueFrom"]["fieldRef"]["fieldPath"]
+        for name, each in by_name(container["env"]).items()
+    }
+
+
+def test_each_worker_has_a_set_of_its_leader_and_one_of_its_followers() -> None:
+    sets = sets_of(TWO, replicas=2)
+    assert {name: each["spec"]["replicas"] for name, each in sets.items()} == {
+        "-0": 1,
+        "-0-f": 1,
+        "-1": 1,
+        "-1-f": 1,
+    }
+    followers = sets["-1-f"]
+    assert followers["spec"]["ordinals"] == {"start": 1}
+    assert followers["spec"]["podManagementPolicy"] == "Parallel"
+    for each in sets.values():
+        marks, selected = pod(each)["metadata"]["labels"], each["spec"]["selector"]
+        others = [pod(other)["metadata"]["labels"] for other in sets.values() if other is not each]
+        assert matches(selected, marks)
+        assert not any(matches(selected, other) for other in others)
+        assert each["metadata"]["labels"]["pdcluster.io/worker"] == marks["pdcluster.io/worker"]
+        assert each["metadata"]["annotations"] == {"pdcluster.io/pods-per-replica": "2"}
+
+
+def test_a_worker_that_restarts_has_no_pods() -> None:
+    sets = sets_of(TWO, replicas=2, stopped={GroupId(workload(TWO), 1)})
+    assert [each["spec"]["replicas"] for each in sets.values()] == [1, 1, 0, 0]
+
+
+def test_services_lead_to_leaders_and_fences_hold_for_followers_too() -> None:
+    cluster = cluster_of(TWO)
+    leader, follower = (pod(each)["metadata"]["labels"] for each in sets_of(TWO).values())
+    budgets = {workload(TWO): 2}
+    shared = render_shared(
+        cluster, OWNER, SITE, revision_of(cluster.spec), records=[record_of(TWO)], budgets=budgets
+    )
+    found = {
+        (each["kind"], each["metadata"]["name"]): each["spec"]
+        for each in shared[1:]
+        if "spec" in each
+    }
+    ingress = found["Service", "chat"]["selector"]
+    names = found["Service", "chat-workers"]["selector"]
+    policy = found["NetworkPolicy", "chat-pdc"]
+    budget = found["PodDisruptionBudget", workload(TWO).name]
+    assert matches({"matchLabels": ingress}, leader)
+    assert not matches({"matchLabels": ingress}, follower)
+    for marks in (leader, follower):
+        assert matches({"matchLabels": names}, marks)
+        assert matches(policy["podSelector"], marks)
+        assert matches(budget["selector"], marks)
+    assert {"port": 9001, "protocol": "TCP"} in policy["ingress"][1]["ports"]
+    # of three workers, the two that have to stay, and one pod may go of the third
+    assert budget["minAvailable"] == 5
+
+
+@pytest.mark.parametrize("num_workers", range(4))
+@pytest.mark.parametrize("num_pods", [1, 2, 5])
+def test_a_budget_is_read_as_it_was_written(num_workers: int, num_pods: int) -> None:
+    assert workers_of_budget((num_workers + 1) * num_pods - 1, num_pods) == num_workers
+
+
+def test_every_container_has_the_variables_of_leader_worker_set() -> None:
+    for name, stateful_set in sets_of(TWO).items():
+        found = variables(pod(stateful_set)["spec"]["containers"][0])
+        assert {key: found[key] for key in found if key.startswith(("LWS", "PDC"))} == {
+            "PDCLUSTER_WORKER": "metadata.labels['pdcluster.io/worker']",
+            "LWS_WORKER_INDEX": "metadata.labels['apps.kubernetes.io/pod-index']",
+            "LWS_LEADER_ADDRESS": "$(PDCLUSTER_WORKER)-0.chat-workers.serving.svc",
+            "LWS_GROUP_SIZE": "2",
+        }, name
+
+
+def test_engines_of_ours_join_the_leader() -> None:
+    leader, follower = (
+        by_name(pod(each)["spec"]["containers"])["worker"] for each in sets_of(TWO).values()
+    )
+    assert follower["command"] == [
+        *leader["command"],
+        "--headless",
+        "--head",
+        "$(LWS_LEADER_ADDRESS):9001",
+        "--join-seconds",
+        "3600",
+    ]
+    assert follower["startupProbe"]["tcpSocket"] == {"port": 9100}
+    assert not {"readinessProbe", "livenessProbe", "lifecycle"} & follower.keys()
+    engine = engine_of(TWO)
+    assert engine["listen"] == {"head": 9001, "headless": 1}
+    assert "dataParallelSize" not in engine["engine"]  # one engine in each pod
+
+
+def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
+    leader, follower = sets_of(STOCK).values()
+    led = by_name(pod(leader)["spec"]["initContainers"])["engine"]
+    following = by_name(pod(follower)["spec"]["containers"])["engine"]
+    tail = led["command"][-8:]
+    assert tail == [
+        *("--nnodes", "2", "--node-rank", "$(LWS_WORKER_INDEX)"),
+        *("--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", "29501"),
+    ]
+    assert following["command"] == [*led["command"], "--headless"]
+    assert "restartPolicy" not in following
+    assert [each["name"] for each in pod(follower)["spec"]["containers"]] == ["engine"]
+    for engine in (led, following):
+        assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+        assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}
+
+
+def test_pods_follow_from_the_accelerators_of_one() -> None:
+    gb200 = both(
+        vllm(),
+        at("spec.engine.tensorParallelSize", 8),
+        at(f"{POOL}.gpu", "GB200"),
+        at(f"{POOL}.gpusPerPod", 4),
+    )
+    sets = sets_of(gb200)
+    assert [each["spec"]["replicas"] for each in sets.values()] == [1, 1]
+    assert sets_of(gb200, at("spec.engine.tensorParallelSize", 4)).keys() == {""}
+
+
+@pytest.mark.parametrize("mode", ["Preferred", "Required", "Exclusive"])
+def test_a_worker_is_placed_in_one_domain(mode: str) -> None:
+    placed = at("spec.placement", {"domainLabel": "rack", "mode": mode})
+    for each in sets_of(TWO, placed).values():
+        affinity = pod(each)["spec"]["affinity"]
+        own = {
+            "labelSelector": {
+                "matchLabels": {"pdcluster.io/worker": f"{workload(TWO, placed).name}-0"}
+            },
+            "topologyKey": "rack",
+        }
+        if mode == "Preferred":
+            term = {"weight": 100, "podAffinityTerm": own}
+            assert affinity["podAffinity"] == {
+                "preferredDuringSchedulingIgnoredDuringExecution": [term]
+            }
+        else:
+            assert affinity["podAffinity"] == {
+                "requiredDuringSchedulingIgnoredDuringExecution": [own]
+            }
+        assert ("podAntiAffinity" in affinity) == (mode == "Exclusive")
+
+
+def test_a_users_template_reaches_both_kinds_of_pods() -> None:
+    template = {
+        "spec": {
+            "runtimeClassName": "nvidia",
+            "initContainers": [
+                {"name": "engine", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
+            ],
+        }
+    }
+    leader, follower = sets_of(STOCK, at("spec.podTemplate", template)).values()
+    assert pod(leader)["spec"]["runtimeClassName"] == pod(follower)["spec"]["runtimeClassName"]
+    assert variables(by_name(pod(follower)["spec"]["containers"])["engine"])["NCCL_DEBUG"] == "INFO"
