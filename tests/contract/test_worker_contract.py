@@ -115,7 +115,14 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
     cluster = parse(document)
     tls = {"ca": "/e/ca", "certificate": "/e/c", "key": "/e/k"}
     site = replace(
-        SITE, host="127.0.0.1", http_port=1, grpc_port=2, kv_port=3, etcd_tls=tls, api_keys="/keys"
+        SITE,
+        host="127.0.0.1",
+        http_port=1,
+        grpc_port=2,
+        kv_port=3,
+        picker_port=5,
+        etcd_tls=tls,
+        api_keys="/keys",
     )
     pool = cluster.spec.roles.present()["decode"].pools[0]
     return engine_file(

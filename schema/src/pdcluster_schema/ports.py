@@ -8,6 +8,7 @@ WORKER_SERVICE = "pdcluster.worker.Worker"  # of its gRPC port
 HTTP_PORT, GRPC_PORT, KV_PORT = 8000, 9000, 9100
 HEAD_PORT = 9001  # where the engines of a worker's other pods join
 MASTER_PORT = 29501  # where the ranks of a stock engine's other pods join
+PICKER_PORT = 9002  # of an endpoint picker, for gateways
 
 MAX_ENGINES = 8  # engine processes of one worker
 MAX_RANKS = 8  # of one pod: the accelerators of one machine

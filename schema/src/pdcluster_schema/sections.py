@@ -73,7 +73,10 @@ class PlacementSpec(SpecSection):
 COMPUTING = ("prefill", "decode", "mixed")
 MAX_POOLS = 16
 """Pools of all roles together."""
-ROUTER: Final = "router"  # the one role without an engine
+ROUTER: Final = "router"
+PICKER: Final = "picker"
+ENGINELESS = (ROUTER, PICKER)
+"""Roles without an engine, whose workers hold no KV."""
 ROLES = (*COMPUTING, ROUTER)
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317

@@ -12,7 +12,8 @@ from pdcluster_schema.routing import RelayingSpec
 from pdcluster_schema.service import HttpLimitsSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.proxy.client_connection import proxy_protocol
-from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
+from pdcluster_worker.proxy.picker import UpstreamState
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import serve
 from tests.worker.proxy.rig import FakeWorker, Rig

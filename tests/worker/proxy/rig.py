@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.routing import RelayingSpec
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
+from pdcluster_worker.proxy.picker import UpstreamState
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.server.http.run import HttpServer
 
 SECONDS = 20

@@ -55,7 +55,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pdcluster_worker",
-        description="One prefill, decode, mixed or router worker of a PDCluster.",
+        description="One prefill, decode, mixed, router or picker worker of a PDCluster.",
     )
     parser.add_argument(
         "--engine-config",

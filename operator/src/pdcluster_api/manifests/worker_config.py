@@ -34,7 +34,7 @@ from pdcluster_api.manifests.vllm import (
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
-from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT
+from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT, PICKER_PORT
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import ROUTER, PoolSpec
@@ -56,6 +56,7 @@ class WorkerFileSettings:
     kv_port: int = KV_PORT
     head_port: int | None = None  # where engines of the worker's other pods join
     num_headless: int = 0  # that are waited for at the start
+    picker_port: int = PICKER_PORT
     # PEM files for an etcd that speaks TLS: ca, and certificate and key where it asks for them
     etcd_tls: Mapping[str, str] = field(default_factory=dict)
     # folder of files that each hold one key which clients may present; None = no key is asked for
@@ -70,6 +71,7 @@ _LISTEN = {
     "kv_port": "kv",
     "head_port": "head",
     "num_headless": "headless",
+    "picker_port": "picker",
     "api_keys": "apiKeys",
 }
 

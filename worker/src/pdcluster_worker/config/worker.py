@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT, MAX_ENGINES
+from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT, MAX_ENGINES, PICKER_PORT
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.config.documents import converted, document_of
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.errors import ConfigError, DeviceError
@@ -35,7 +36,7 @@ class ModelConfig(Section, frozen=True):
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Role = Literal["prefill", "decode", "mixed", "router"]
+Role = Literal["prefill", "decode", "mixed", "router", "picker"]
 
 ALL_OF_IPV4, ALL_ADDRESSES = "0.0.0.0", "::"
 NO_ACCELERATOR = "cpu"  # the `gpu` of a pool whose workers have none
@@ -48,6 +49,7 @@ class ListenConfig(Section, frozen=True):
     http: Port = HTTP_PORT
     grpc: Port = GRPC_PORT
     kv: Port = KV_PORT
+    picker: Port = PICKER_PORT  # of a picker, for gateways
     head: Port | None = None  # where headless engines join; None = none may
     # of those that the worker waits for before it serves
     headless: Annotated[int, msgspec.Meta(ge=0, lt=MAX_ENGINES)] = 0
@@ -90,18 +92,20 @@ class WorkerConfig(Section, frozen=True):
 
     def __post_init__(self) -> None:
         delayer = self.engine.prefill_delayer
-        if self.role in ("decode", "router") and delayer is not None and delayer.enabled:
+        if self.role in ("decode", *ENGINELESS) and delayer is not None and delayer.enabled:
             raise ValueError(
                 f"engine.prefillDelayer is for prefill and mixed workers, not for {self.role}: "
                 "remove it or set enabled: false"
             )
-        if self.role in ("prefill", "router") and self.engine.drafts is not None:
+        if self.role in ("prefill", *ENGINELESS) and self.engine.drafts is not None:
             raise ValueError(
                 f"engine.speculation is for decode and mixed workers, not for {self.role}: remove "
                 'it or set method: "Off"'
             )
-        if self.role == "router" and self.gpu != NO_ACCELERATOR:
-            raise ValueError(f"gpu: {self.gpu} is not for a router, which has no engine: remove it")
+        if self.role in ENGINELESS and self.gpu != NO_ACCELERATOR:
+            raise ValueError(
+                f"gpu: {self.gpu} is not for a {self.role}, which has no engine: remove it"
+            )
 
 
 class Identity(msgspec.Struct, frozen=True):

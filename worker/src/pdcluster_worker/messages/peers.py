@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.facts import KVGeometry, PeerFacts
 from pdcluster_worker.messages.requests import RequestSpec, Token, TransferTarget
@@ -101,7 +102,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     tensor_parallel_size: Annotated[int, Meta(ge=1)] = 1
     operations: str = ""  # as in `PeerFacts`
     model: str = ""
-    max_model_len: Count = 0  # 0 of a router
+    max_model_len: Count = 0  # 0 without an engine
     vocab_size: Count = 0
     max_batched_tokens: Count = 0  # of one step of all its engines; 0 = unknown
     restarts_grammar: bool = False  # as in `EngineReady`
@@ -112,7 +113,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
             *(self.geometry, self.weights, self.revision, self.tensor_parallel_size),
             operations=self.operations,
             model=self.model,
-            has_engine=self.role != "router",
+            has_engine=self.role not in ENGINELESS,
         )
 
 

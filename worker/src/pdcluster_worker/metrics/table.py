@@ -82,6 +82,14 @@ class Metrics:
         first=("route", "form", "key", "size", "slow", "crowd", "worker"),
     )
 
+    # an endpoint picker
+    picker_endpoints = gauge("workers that this picker chooses among")
+    picked_requests = counter(
+        "requests of gateways that this picker chose a worker for; refused: none took requests",
+        "outcome",
+        first=("picked", "refused"),
+    )
+
     # credits, which a remote prefill waits for
     prefill_group_requests = histogram(
         "requests that were granted a credit together, at the prefill side", buckets=_REQUESTS

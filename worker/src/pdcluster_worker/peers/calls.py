@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import grpc
 from msgspec.structs import replace
 
-from pdcluster_schema.ports import WORKER_NAME, WORKER_SERVICE
+from pdcluster_schema.ports import WORKER_NAME, WORKER_SERVICE, join_address
 from pdcluster_schema.text import shortened
-from pdcluster_worker.errors import PeerError, RequestError
+from pdcluster_worker.errors import ConfigError, PeerError, RequestError
 from pdcluster_worker.messages.peers import CallFailure, decode_failure, encode
 
 if TYPE_CHECKING:
@@ -81,6 +81,23 @@ CHANNEL_OPTIONS: Options = [
 def open_channel(address: str, credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
     """A channel to a worker at host:port; it connects by itself and must be closed."""
     return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def bind(
+    server: grpc.aio.Server, setting: str, host: str, port: int, credentials: grpc.ServerCredentials
+) -> int:
+    """Listen on `port` (0: any free one); returns the port.
+
+    Raises ConfigError, which names the setting, when the address cannot be used.
+    """
+    address = join_address(host, port)
+    try:
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as e:
+        raise ConfigError(
+            f"{setting}: {address} cannot be used: taken or not ours; choose another port, or 0 "
+            "for any"
+        ) from e
 
 
 class WorkerStub:

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.config.worker import Role
 from pdcluster_worker.errors import WorkerError
 from pdcluster_worker.metrics import Metrics
@@ -167,7 +168,7 @@ class Directory:
         if record.pod == self._pod or not record.engine_id:
             return False
         local = self._local.hello.role
-        return local != "prefill" and record.role in (_DECODING if local == "router" else _KEPT)
+        return local != "prefill" and record.role in (_DECODING if local in ENGINELESS else _KEPT)
 
     def _ready(self, *roles: Role) -> list[Peer]:
         found = self._found.get(roles)

@@ -11,8 +11,7 @@ import grpc
 import msgspec
 from msgspec.structs import replace
 
-from pdcluster_schema.ports import join_address
-from pdcluster_worker.errors import ConfigError, RequestError
+from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
     ClaimCredit,
@@ -36,6 +35,7 @@ from pdcluster_worker.peers.calls import (
     Context,
     RefusalError,
     answering,
+    bind,
     method_handlers,
     parsed,
     send_head,
@@ -328,13 +328,6 @@ async def start_grpc(
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((method_handlers(service),))
-    address = join_address(host, port)
-    try:
-        bound_port = server.add_secure_port(address, credentials.server())
-    except RuntimeError as e:
-        raise ConfigError(
-            f"listen.grpc: {address} cannot be used: taken or not ours; choose another port, or 0 "
-            "for any"
-        ) from e
+    bound_port = bind(server, "listen.grpc", host, port, credentials.server())
     await server.start()
     return server, bound_port

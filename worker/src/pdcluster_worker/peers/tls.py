@@ -75,8 +75,11 @@ class Credentials:
         self._files = PemFiles("tls", config)
         self.channel = _channel(self._files.current)
 
-    def server(self) -> grpc.ServerCredentials:
-        """Credentials of one server: gRPC keeps in them what it was last given."""
+    def server(self, *, of_peers: bool = True) -> grpc.ServerCredentials:
+        """Credentials of one server: gRPC keeps in them what it was last given.
+
+        of_peers: a client has to show a certificate of ours.
+        """
         shown = self._files.current
 
         def newer() -> Any:
@@ -89,7 +92,7 @@ class Credentials:
             return _server(newest)
 
         return grpc.dynamic_ssl_server_credentials(
-            _server(shown), newer, require_client_authentication=True
+            _server(shown), newer, require_client_authentication=of_peers
         )
 
     def reload(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.routing import Route
 
 from pdcluster_schema.policy import PolicyConfig
+from pdcluster_schema.sections import PICKER
 from pdcluster_worker.config.policy import PolicyFile
 from pdcluster_worker.config.worker import WorkerConfig
 from pdcluster_worker.metrics import Metrics
@@ -87,8 +88,13 @@ async def serve_http(
     def policy() -> PolicyConfig:
         return files.policy.current
 
-    if config.role == "prefill":
-        app = create_prefill_app(backend, metrics, policy, tenant_of=files.tenant_of, traces=traces)
+    if config.role in ("prefill", PICKER):
+        app = create_prefill_app(
+            *(backend, metrics, policy),
+            tenant_of=files.tenant_of,
+            traces=traces,
+            role=config.role,
+        )
     else:
         app = create_app(
             backend,

@@ -1,4 +1,6 @@
-"""The router process: HTTP, routing and peers as in every worker, without an engine or torch."""
+"""The process of a router or a picker: HTTP, routing and peers as in every worker, without an
+engine or torch.
+"""
 
 import asyncio
 import contextlib
@@ -7,10 +9,12 @@ import uuid
 from pathlib import Path
 
 from pdcluster_schema.ports import join_address, parse_address
+from pdcluster_schema.sections import PICKER
 from pdcluster_worker.config.worker import Identity, WorkerConfig
 from pdcluster_worker.errors import ModelError
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import Peer
+from pdcluster_worker.processes.ext_proc_server import ExtProcServer
 from pdcluster_worker.processes.lifecycle import (
     WatchedFiles,
     leave,
@@ -20,7 +24,9 @@ from pdcluster_worker.processes.lifecycle import (
     signals,
 )
 from pdcluster_worker.proxy.client_connection import proxy_protocol
-from pdcluster_worker.proxy.reverse_proxy import ReverseProxy, UpstreamState
+from pdcluster_worker.proxy.endpoint_picker import EndpointPicker
+from pdcluster_worker.proxy.picker import UpstreamState
+from pdcluster_worker.proxy.reverse_proxy import ReverseProxy
 from pdcluster_worker.server.http.run import HttpServer
 from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
@@ -35,9 +41,11 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     """Returns the exit status after a drain.  Raises ConfigError, ModelError."""
     allow_more_files()
     files = open_files(config, policy_path)
-    folder = Path(config.model.path)
-    max_model_len, vocab_size = model_limits(folder, config.engine.max_model_len)
-    backend = RouterBackend(config.model.name, max_model_len, vocab_size)
+    is_picker = config.role == PICKER
+    limits = (
+        (0, 0) if is_picker else model_limits(Path(config.model.path), config.engine.max_model_len)
+    )
+    backend = RouterBackend(config.model.name, *limits)
     metrics, traces = Metrics(), RecentTraces()
     tracing = start_tracing(traces, config, identity)
 
@@ -45,7 +53,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     relay = ReverseProxy(lambda: files.policy.current, files.tenant_of, backend.draining, metrics)
     http = await serve_http(
         *(config, backend, files, metrics, traces),
-        front=lambda ordinary: proxy_protocol(relay, ordinary),
+        front=None if is_picker else lambda ordinary: proxy_protocol(relay, ordinary),
     )
     engineless = RouterInfo(uuid.uuid4().hex, config.engine.block_size)
     worker = WorkerContext(
@@ -53,7 +61,15 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     )
     worker.num_relayed = lambda: relay.num_open
     runtime = WorkerRuntime(config, identity, files.credentials, worker, http.unacked)
-    life = asyncio.create_task(_live(runtime, backend, http, files, stop, relay=relay))
+    front: ReverseProxy | EndpointPicker = relay
+    gateways: ExtProcServer | None = None
+    if is_picker:
+        front = EndpointPicker(lambda: files.policy.current, worker.refusal, metrics)
+        gateways = ExtProcServer(front, backend.draining)
+        await gateways.start(config.listen.host, config.listen.picker, files.credentials)
+    life = asyncio.create_task(
+        _live(runtime, backend, http, files, stop, front=front, gateways=gateways)
+    )
     hurried = asyncio.create_task(hurry.wait())
     try:
         await asyncio.wait({life, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,32 +92,35 @@ async def _live(
     files: WatchedFiles,
     stop: asyncio.Event,
     *,
-    relay: ReverseProxy,
+    front: ReverseProxy | EndpointPicker,
+    gateways: ExtProcServer | None,
 ) -> None:
-    watching = [*files.watch(runtime.set_policy), asyncio.create_task(relay.run(), name="relay")]
+    watching = [*files.watch(runtime.set_policy), asyncio.create_task(front.run(), name="front")]
     try:
         await runtime.join(http.port)
         backend.serve(runtime)
         router_polls = runtime.on_peers
 
         def on_peers() -> None:
-            """Notify the proxy of changes of decode workers, after the router itself."""
+            """Notify the front of changes of decode workers, after the router itself."""
             router_polls()
-            relay.poll()
+            front.poll()
 
         runtime.on_peers = on_peers
-        relay.workers = lambda: [
+        front.workers = lambda: [
             now for peer in runtime.known_decodes() if (now := _now(peer)) is not None
         ]
-        relay.poll()
+        front.poll()
         settle_memory()
         await stop.wait()
+        if gateways is not None:
+            await gateways.close()
         await leave(runtime, http)
     finally:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-        relay.close()
+        front.close()
         await runtime.close()
 
 

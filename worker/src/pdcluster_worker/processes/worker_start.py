@@ -7,6 +7,7 @@ from pathlib import Path
 import uvloop
 
 from pdcluster_schema.ports import join_address
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_worker.config.worker import (
     Identity,
     WorkerConfig,
@@ -27,7 +28,7 @@ from pdcluster_worker.system.cpu_cores import wait_environment
 def run(config_path: Path, policy_path: Path | None) -> int:
     """Returns the exit status.  Raises ConfigError, DeviceError, ModelError."""
     config = load_worker_config(config_path)
-    if config.role == "router":
+    if config.role in ENGINELESS:
         from pdcluster_worker.processes import router_process
 
         return uvloop.run(router_process.run(config, Identity.from_env(), policy_path))

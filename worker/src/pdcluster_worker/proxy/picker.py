@@ -1,7 +1,8 @@
 """The choice of a worker for a request whose tokens are not known, in constant time."""
 
 from bisect import bisect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
 from typing import Generic, TypeVar
@@ -16,13 +17,29 @@ _POINTS = 32
 """Places of each worker on the ring: of 64 workers the largest share is 1.4 times the mean."""
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamState:
+    """key: of pod and engine.  takes: new requests.  num_requests: by its last report."""
+
+    key: str
+    pod: str
+    address: str
+    takes: bool
+    num_requests: int
+    is_connected: bool = True
+    has_drained: bool = False
+
+
 class Candidate:
-    """in_flight: requests of this router there.  elsewhere: its other ones, by its last report."""
+    """in_flight: requests of this router there.  elsewhere: its other ones, by its last report,
+    which said `reported`.
+    """
 
     def __init__(self, pod: str) -> None:
         self.pod = pod
         self.in_flight = 0
         self.elsewhere = 0
+        self.reported = 0
         # the chooser's: whether it keeps it, and where
         self.is_member = False
         self.level = 0
@@ -58,6 +75,16 @@ class Picker(Generic[CandidateT]):
             self._put(member, member.num_requests)
             self._total += member.num_requests
 
+    def follow(
+        self, candidates: Mapping[str, CandidateT], found: Mapping[str, UpstreamState]
+    ) -> None:
+        """Choose among those that take requests now, by their last reports; both by key."""
+        takes = {candidates[key]: state.num_requests for key, state in found.items() if state.takes}
+        if {*takes} != {*self._members}:
+            self.set([*takes])
+        for candidate, num_requests in takes.items():
+            self.report(candidate, num_requests)
+
     def begin(self, candidate: CandidateT) -> None:
         candidate.in_flight += 1
         self._move(candidate, 1)
@@ -67,6 +94,7 @@ class Picker(Generic[CandidateT]):
         self._move(candidate, -1)
 
     def report(self, candidate: CandidateT, num_requests: int) -> None:
+        candidate.reported = num_requests
         elsewhere = max(0, num_requests - candidate.in_flight)
         change, candidate.elsewhere = elsewhere - candidate.elsewhere, elsewhere
         if change:

@@ -1,13 +1,12 @@
 """State that the connections of a relaying router share: workers, policy, limits and counts."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_worker.metrics import Metrics
-from pdcluster_worker.proxy.picker import Picker
+from pdcluster_worker.proxy.picker import Picker, UpstreamState
 from pdcluster_worker.proxy.request_head import RequestHead
 from pdcluster_worker.proxy.upstream import IDLE_SECONDS, Upstream, UpstreamPool
 from pdcluster_worker.server.http.api_keys import TenantOfKey, key_in
@@ -16,19 +15,6 @@ from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.system.process import FILES_OF_RELAYED, fitting
 
 POLL_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamState:
-    """key: of pod and engine.  takes: new requests.  num_requests: by its last report."""
-
-    key: str
-    pod: str
-    address: str
-    takes: bool
-    num_requests: int
-    is_connected: bool = True
-    has_drained: bool = False
 
 
 class ProxiedConnection(Protocol):
@@ -129,18 +115,11 @@ class ReverseProxy:
             if pool.is_connected and not worker.is_connected:
                 left.append(pool)
             pool.is_connected, pool.has_drained = worker.is_connected, worker.has_drained
-        self._choose_among(found)
+        self.picker.follow(self._pools, found)
         for pool in left:
             pool.leave(moves=bool(self.picker.members))
         for pool in gone:
             pool.abort()
-
-    def _choose_among(self, found: Mapping[str, UpstreamState]) -> None:
-        takes = [pool for key, pool in self._pools.items() if found[key].takes]
-        if {*takes} != {*self.picker.members}:
-            self.picker.set(takes)
-        for pool in takes:
-            self.picker.report(pool, found[pool.key].num_requests)
 
     def close(self) -> None:
         self.picker.set([])

@@ -104,10 +104,13 @@ def create_prefill_app(
     tenant_of: TenantOfKey = None,
     limits: LimitsNow | None = None,
     traces: RecentTraces | None = None,
+    role: str = "prefill",
 ) -> Starlette:
+    """The app of a worker whose role serves no clients."""
+
     async def refuse(request: Request) -> Response:
         raise RequestError(
-            "this is a prefill worker, which serves no clients: send the request to a decode "
+            f"this is a {role} worker, which serves no clients: send the request to a decode "
             "worker",
             status=404,
         )
