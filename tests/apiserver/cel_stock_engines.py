@@ -23,10 +23,7 @@ IMAGE = (
     "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
     "vllm/vllm-openai:v0.32.0"
 )
-FLAG = (
-    "PDCluster sets this flag, or cannot work with it: remove it, and give model.reasoningParser "
-    "for --reasoning-parser"
-)
+FLAG = "PDCluster sets this flag, or cannot work with it: remove it"
 FIELD = (
     "this flag is a field of engine: set maxModelLen, maxSequences, maxBatchedTokens, blockSize, "
     "prefixCaching, kvCacheMemory, deviceMemoryShare, numBlocks, tensorParallelSize or "
@@ -36,6 +33,12 @@ SHORT = (
     "vLLM may take this for a longer flag, which is refused: remove it, or set the field that "
     "stands for it"
 )
+PARSES = (
+    "has --reasoning-parser, which leaves structured answers without their form until it sees the "
+    "end of the reasoning, which PDCluster parses itself: set model.reasoningParser in its place, "
+    "or model.frontend: engine"
+)
+OF_ENGINE = at("spec.model.frontend", "engine")
 VARIABLE = (
     "PDCluster sets this variable: remove it, and give engine.kvCacheMemory for "
     "VLLM_CPU_KVCACHE_SPACE"
@@ -79,6 +82,12 @@ def _fields(engine: str, only: Change) -> list[Case]:
             args("-v", "--", "--reasoning-parser-plugin"),
             args("--api_ke=x"),
         ),
+        case(
+            f"{engine}.args",
+            f"{engine.removeprefix('spec.')}.args {PARSES}",
+            both(OF_ENGINE, args("-v", "--reasoning-parser", "qwen3")),
+            args("--reasoning_parser=qwen3"),
+        ),
         case(f"{engine}.env[].name", VARIABLE, variable("VLLM_PORTS"), variable("VLLM_DP_RANK")),
         case(f"{engine}.env[].name", VARIABLE_NAME, variable("_a1"), variable("A-B")),
     ]
@@ -93,6 +102,27 @@ def role_cases(role: str, only: Change) -> list[Case]:
 
 STOCK_CASES: list[Case] = [
     *_fields("spec.engine", lambda content: None),
+    (
+        "spec.model.frontend",
+        "model.frontend is engine, which is for a stock engine: leave it out, or set "
+        "engine.type: vllm",
+        both(vllm(), OF_ENGINE),
+        OF_ENGINE,
+    ),
+    *(
+        (
+            f"spec.model.{field}",
+            f"{field} means nothing beside frontend: engine: give {flag} in engine.args, or leave "
+            "frontend out",
+            both(vllm(), at(f"spec.model.{field}", value)),
+            both(vllm(), OF_ENGINE, at(f"spec.model.{field}", value)),
+        )
+        for field, value, flag in (
+            ("chatTemplate", "chatml-tools", "--chat-template"),
+            ("toolParser", "hermes", "--tool-call-parser"),
+            ("reasoningParser", "none", "--reasoning-parser"),
+        )
+    ),
     (
         "spec.engine",
         IMAGE,

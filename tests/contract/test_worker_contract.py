@@ -52,7 +52,7 @@ ROOT = Path(__file__).parents[2]
 ENTRY = "alice"
 """The key of the one entry of each map."""
 
-OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
+OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser", "frontend"}
 """Settings of the model in a worker's file, beside name and path."""
 
 STOCK = set(VLLM_ONLY)
@@ -87,6 +87,7 @@ def stock_file() -> dict[str, Any]:
     """The engine file of a worker that starts a stock engine; no value of that is the default."""
     document = minimal()
     document["spec"]["engine"] = {"type": "vllm", "blockSize": 32, "maxModelLen": 512}
+    document["spec"]["model"]["frontend"] = "engine"
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
     vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)
@@ -182,6 +183,7 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     files = [nothing_by_default(scheduling) for scheduling in SCHEDULING_VALUES]
     found = {path for engine, _ in files for path in paths(engine)}
     found |= {f"engine.{name}" for name in ("type", *(f"vllm.{key}" for key in stock_engine()))}
+    found |= {f"model.{name}" for name in stock_file()["model"]}
     policy = files[0][1]
     # engines on other hosts join only where workers are started by hand
     only = {"discovery.leaseSeconds", "listen.head"}
@@ -194,8 +196,10 @@ def test_the_file_of_a_stock_engine_loads_in_the_worker(tmp_path: Path) -> None:
     file = stock_file()
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(file))
 
-    engine = load_worker_config(tmp_path / "engine.yaml").engine
+    config = load_worker_config(tmp_path / "engine.yaml")
+    engine = config.engine
 
+    assert config.model.frontend == "engine"
     assert (engine.type, engine.block_size, engine.max_model_len) == ("vllm", 32, 512)
     assert (
         msgspec.to_builtins(engine.vllm) | {"command": list(engine.vllm.command)}
@@ -209,6 +213,7 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
 ) -> None:
     engine, _ = nothing_by_default(scheduling)
     engine["listen"]["head"] = 4  # never rendered
+    engine["model"]["frontend"] = "pdcluster"  # of a stock engine
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")
 

@@ -194,6 +194,15 @@ def vllm(**more: Any) -> Change:
 
 RIGHT_STOCK_ENGINES: dict[str, Change] = {
     "stock engine": vllm(),
+    "stock engine with its own front end": both(
+        vllm(
+            args=[
+                *("--tool-call-parser", "openai", "--reasoning-parser=openai_gptoss"),
+                *("--tokenizer-mode", "auto", "--chat-template", "/models/template.jinja"),
+            ]
+        ),
+        at("spec.model.frontend", "engine"),
+    ),
     "stock engine with flags": vllm(
         command=["/opt/vllm/bin/vllm", "serve"],
         args=["--enforce-eager", "--max-lora-rank=8", "--model-impl", "auto", "-q", "fp8"],

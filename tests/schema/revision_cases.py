@@ -4,7 +4,7 @@ from typing import Any
 
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
-from tests.schema.object_cases import CPU, HUB, Change, at, both
+from tests.schema.object_cases import CPU, HUB, Change, at, both, vllm
 
 ENDPOINTS = at("spec.discovery.etcd.endpoints", ["etcd:2379"])
 
@@ -14,6 +14,7 @@ ROLLS: dict[str, Change] = {
     "template of the model": at("spec.model.chatTemplate", "chatml-tools"),
     "parser of calls": at("spec.model.toolParser", "hermes"),
     "parser of reasoning": at("spec.model.reasoningParser", "none"),
+    "front end of the engine": both(vllm(), at("spec.model.frontend", "engine")),
     "source of the model": at("spec.model", HUB),
     "revision of the repository": at(
         "spec.model", {"name": "tiny", "huggingFace": {"repo": "a/b", "revision": "v2"}}

@@ -105,10 +105,34 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
     ),
     (
         vllm(args=["--reasoning-parser", "qwen3"]),
-        "spec.engine.args[0]: --reasoning-parser leaves structured answers without their form "
-        "until it sees the end of the reasoning, which PDCluster parses itself; set "
-        "model.reasoningParser in its place",
-        "spec.engine.args[0]",
+        "spec.engine.args: has --reasoning-parser, which leaves structured answers without their "
+        "form until it sees the end of the reasoning, which PDCluster parses itself; set "
+        "model.reasoningParser in its place, or model.frontend: engine",
+        "spec.engine.args",
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine", {"args": ["--reasoning_parser=qwen3"]})),
+        "spec.roles.decode.engine.args: has --reasoning-parser, which leaves structured answers",
+        "spec.roles.decode.engine.args",
+    ),
+    (
+        at("spec.model.frontend", "engine"),
+        "spec.model.frontend: is engine, which is for a stock engine; leave it out, or set "
+        "engine.type: vllm",
+        "spec.model.frontend",
+    ),
+    *(
+        (
+            both(vllm(), at("spec.model.frontend", "engine"), at(f"spec.model.{field}", value)),
+            f"spec.model.{field}: means nothing beside frontend: engine; give {flag} in "
+            "engine.args, or leave frontend out",
+            f"spec.model.{field}",
+        )
+        for field, value, flag in (
+            ("chatTemplate", "chatml-tools", "--chat-template"),
+            ("toolParser", "hermes", "--tool-call-parser"),
+            ("reasoningParser", "qwen3", "--reasoning-parser"),
+        )
     ),
     (
         vllm(args=["x" * 2049]),

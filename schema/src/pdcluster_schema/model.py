@@ -3,9 +3,30 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
 from pdcluster_schema.values import ChatTemplate, ObjectName, Text
+
+FLAG_OF_PARSER = {
+    "chatTemplate": "--chat-template",
+    "toolParser": "--tool-call-parser",
+    "reasoningParser": "--reasoning-parser",
+}
+"""Fields of our own front end, and the flag of a stock engine that does what each of them does."""
+
+
+def _unused(field: str, flag: str) -> Rule:
+    """A field that has no effect beside an engine's own front end; the API server sets defaults."""
+    name = to_snake(field)
+    return Rule(
+        cel=f"self.?{field}.orValue('auto') == 'auto' || "
+        "self.?frontend.orValue('pdcluster') != 'engine'",
+        holds=lambda model: model.frontend != "engine" or getattr(model, name) in (None, "auto"),
+        reason="means nothing beside frontend: engine",
+        fix=f"give {flag} in engine.args, or leave frontend out",
+        at=field,
+    )
 
 
 class PvcSpec(SpecSection):
@@ -65,6 +86,11 @@ class ModelSpec(SpecSection):
     """Parser of the model's reasoning; auto = as its chat template says, none = reasoning stays in
     the text.
     """
+    frontend: Literal["pdcluster", "engine"] = "pdcluster"
+    """Renders prompts and reads answers: pdcluster = the worker, by the model's tokenizer and chat
+    template and the fields above; engine = the stock engine's own front end, for models of which
+    the worker has no template or parser. engine is for engine.type: vllm. Default pdcluster.
+    """
     pvc: PvcSpec | None = None
     hugging_face: HuggingFaceSpec | None = None
     node_cache: (
@@ -107,6 +133,7 @@ class ModelSpec(SpecSection):
             fix="give huggingFace, or leave nodeCache out",
             at="nodeCache",
         ),
+        *(_unused(*each) for each in FLAG_OF_PARSER.items()),
     )
 
 

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
+from pdcluster_schema.front_end_rules import front_end_rules
 from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
@@ -66,6 +67,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
         yield from engine_rules(role)
     yield from _one_role_rules()
     yield from _stock_engine_rules()
+    yield from front_end_rules()
     yield from _autoscale_rules()
     yield from _mixed_rules()
     yield from _discovery_rules()

@@ -63,11 +63,6 @@ _HARMFUL = {
         "remove it",
     ),
     "kv-offloading-backend": ("is for --kv-offloading-size, which is refused", "remove it"),
-    "reasoning-parser": (
-        "leaves structured answers without their form until it sees the end of the reasoning, "
-        "which PDCluster parses itself",
-        "set model.reasoningParser in its place",
-    ),
 }
 """Flags that break what PDCluster promises: the reason and the fix of each."""
 
@@ -147,8 +142,7 @@ OWNED_VARIABLES = (
 ARGUMENT_RULES = (
     Cel(
         f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
-        "PDCluster sets this flag, or cannot work with it: remove it, and give "
-        "model.reasoningParser for --reasoning-parser",
+        "PDCluster sets this flag, or cannot work with it: remove it",
     ),
     Cel(
         f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",

@@ -97,7 +97,7 @@ _VLLM_SIZES_ON_CPU = {"maxBatchedTokens": 2048, "maxSequences": 128}
 # Defaults of `qos.stallSeconds`; on an accelerator a step at a new shape may compile kernels
 _STALL_SECONDS, _ACCELERATOR_STALL_SECONDS = 20, 120
 
-_OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser"}
+_OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser", "frontend"}
 
 
 def etcd_endpoints(cluster: PDCluster) -> tuple[str, ...]:

@@ -149,6 +149,7 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
     ),
     "engine.type": (no_change, vllm()),
+    "model.frontend": (vllm(), at("spec.model.frontend", "engine")),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{

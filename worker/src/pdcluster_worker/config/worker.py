@@ -33,6 +33,7 @@ class ModelConfig(Section, frozen=True):
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     tool_parser: ToolParserName = "auto"  # auto = by the chat template
     reasoning_parser: ReasoningParserName = "auto"
+    frontend: Literal["pdcluster", "engine"] = "pdcluster"  # engine = of a stock engine
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -102,6 +103,9 @@ class WorkerConfig(Section, frozen=True):
                 f"engine.speculation is for decode and mixed workers, not for {self.role}: remove "
                 'it or set method: "Off"'
             )
+        is_own = self.engine.type == "pdcluster" and self.role not in ENGINELESS
+        if self.model.frontend == "engine" and is_own:
+            raise ValueError("model.frontend: engine is for engine.type: vllm: leave it out")
         if self.role in ENGINELESS and self.gpu != NO_ACCELERATOR:
             raise ValueError(
                 f"gpu: {self.gpu} is not for a {self.role}, which has no engine: remove it"

@@ -167,6 +167,14 @@ class CreditReply(msgspec.Struct, frozen=True):
     granted: bool
 
 
+class AskCall(msgspec.Struct, frozen=True):
+    """A call of another worker's ingress to the front end of this one's engine."""
+
+    engine_id: str
+    path: str
+    body: bytes
+
+
 class WatchCall(msgspec.Struct, frozen=True):
     engine_id: str
 
@@ -180,6 +188,7 @@ decode_prefix_pushed = msgspec.msgpack.Decoder(PrefixPushed).decode
 decode_target = msgspec.msgpack.Decoder(TransferTarget).decode
 decode_credit_call = msgspec.msgpack.Decoder(OpenCredits | ClaimCredit | ReleaseCredit).decode
 decode_credit_reply = msgspec.msgpack.Decoder(CreditReply).decode
+decode_ask = msgspec.msgpack.Decoder(AskCall).decode
 decode_watch = msgspec.msgpack.Decoder(WatchCall).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
 

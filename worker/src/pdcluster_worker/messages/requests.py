@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 ConstraintKind = Literal[
-    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"
+    "json_schema", "json_object", "regex", "choice", "grammar", "structural_tag", "rendered"
 ]
 
 CONSTRAINT_PARAM = "constraint"
@@ -19,7 +19,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """The form that the text of an answer must have; each engine compiles it.
 
     text: a schema; nothing of json_object; an expression that the whole answer matches; a JSON list
-    of strings; EBNF with the rule `root`; JSON of a structural tag.
+    of strings; EBNF with the rule `root`; JSON of a structural tag; what a stock engine's front end
+    says of it, for `vllm_engine.generate_api` alone.
     """
 
     kind: ConstraintKind

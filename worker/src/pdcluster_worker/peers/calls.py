@@ -112,6 +112,7 @@ class WorkerStub:
     credits:     from a decode to a prefill worker while the pair lives: OpenCredits, then
                  ClaimCredit and ReleaseCredit, answered by CreditReplies.
     watch:       WatchCall, answered by Reports.
+    ask:         to a decode worker, for its engine's front end: AskCall, answered by the body.
     verify:      from the operator or pdctl to a decode worker, in JSON (docs/contracts.md).
     """
 
@@ -122,6 +123,7 @@ class WorkerStub:
         self.push_prefix = channel.stream_stream(f"/{WORKER_SERVICE}/push_prefix")
         self.credits = channel.stream_stream(f"/{WORKER_SERVICE}/credits")
         self.watch = channel.unary_stream(f"/{WORKER_SERVICE}/watch")
+        self.ask = channel.unary_unary(f"/{WORKER_SERVICE}/ask")
 
 
 def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -133,6 +135,7 @@ def method_handlers(service: Any) -> "grpc.GenericRpcHandler[Any, Any]":
         "push_prefix": grpc.stream_stream_rpc_method_handler,
         "credits": grpc.stream_stream_rpc_method_handler,
         "watch": grpc.unary_stream_rpc_method_handler,
+        "ask": grpc.unary_unary_rpc_method_handler,
         "verify": grpc.unary_stream_rpc_method_handler,
     }
     handlers = {

@@ -15,6 +15,7 @@ from pdcluster_worker.backoff import FIRST_BACKOFF_SECONDS, Reconnect, run_until
 from pdcluster_worker.errors import PeerError, WorkerError
 from pdcluster_worker.messages.engine import PrefillDone
 from pdcluster_worker.messages.peers import (
+    AskCall,
     ClaimCredit,
     Hello,
     OpenCredits,
@@ -49,6 +50,7 @@ CreditCalls = asyncio.Queue[ClaimCredit | ReleaseCredit | None]
 PeerState = Literal["connecting", "ready", "refused", "lost"]
 
 HANDSHAKE_SECONDS = 2.0
+ASK_SECONDS = 60.0  # for the longest prompt
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,14 @@ class Peer:
                     yield reply
         if not has_finished:
             raise PeerError("the prefill broke off")
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """Ask its engine's front end.  Raises PeerError, or RequestError as raised there."""
+        if self.state != "ready":
+            raise PeerError(f"worker {self.key} is {self.state}")
+        call = encode(AskCall(self.record.engine_id, path, body))
+        with self._channel.request() as stub:
+            return await unary(lambda: stub.ask(call, timeout=ASK_SECONDS), bytes)
 
     async def push(
         self,

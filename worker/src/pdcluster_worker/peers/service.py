@@ -23,6 +23,7 @@ from pdcluster_worker.messages.peers import (
     Report,
     VerificationResult,
     VerifyCall,
+    decode_ask,
     decode_credit_call,
     decode_hello,
     decode_verify,
@@ -147,6 +148,10 @@ class WorkerHandler(Generates, Protocol):
         self, spec: RequestSpec, given: Callable[[], Awaitable[tuple[Token, PrefillDone]]]
     ) -> AsyncGenerator[TransferTarget, None]:
         """Blocks for the KV of a prefix, which is there once `given` has returned."""
+        ...
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """POST to the front end of the engine here.  Raises RequestError, PeerError."""
         ...
 
     def watch(self) -> AsyncGenerator[Report, None]:
@@ -286,6 +291,14 @@ class WorkerService:
                     for part in report.parts(MAX_HASHES):
                         sequence += 1
                         await context.write(encode(replace(part, sequence=sequence)))
+
+    async def ask(self, message: bytes, context: Context) -> bytes:
+        answers = list[bytes]()
+        async with self._answering(context):
+            call = parsed(decode_ask, message)
+            self._check_engine(call.engine_id)
+            answers.append(await self._handler.ask(call.path, call.body))
+        return b"".join(answers)
 
     async def verify(self, message: bytes, context: Context) -> None:
         async with self._answering(context):

@@ -19,9 +19,12 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.tls import Credentials, EtcdCredentials
 from pdcluster_worker.server.app import create_app, create_prefill_app
 from pdcluster_worker.server.generation.chat_answer import ParserNames
+from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.http.api_keys import ApiKeys, TenantOfKey
 from pdcluster_worker.server.http.limits import limits_of
 from pdcluster_worker.server.http.run import Front, HttpServer, serve
+from pdcluster_worker.server.openai.engine_front_end import EngineFrontEnd
+from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.serving.backend import RouterBackend, WorkerBackend
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
@@ -96,14 +99,21 @@ async def serve_http(
             role=config.role,
         )
     else:
+        model, folder = config.model, Path(config.model.path)
+        front_end: FrontEnd
+        if model.frontend == "engine":
+            front_end, tokenizer = EngineFrontEnd(backend.ask), Tokenizer.of_engine(folder)
+        else:
+            front_end, tokenizer = OwnFrontEnd(), Tokenizer.load(folder, model.chat_template)
         app = create_app(
             backend,
-            Tokenizer.load(Path(config.model.path), config.model.chat_template),
+            tokenizer,
             metrics,
             policy,
             tenant_of=files.tenant_of,
             traces=traces,
-            parsers=ParserNames.of(config.model),
+            parsers=ParserNames.of(model),
+            front_end=front_end,
         )
     app.routes.extend(routes)
     return await serve(

@@ -46,6 +46,7 @@ from pdcluster_worker.system.native_dtype import DType, dtype_of_device, log_spe
 from pdcluster_worker.system.nvidia import Gpus, GpuUse, read_report
 from pdcluster_worker.tracing.otel import close_tracing, start_tracing
 from pdcluster_worker.tracing.request_trace import RecentTraces
+from pdcluster_worker.vllm_engine.http import VllmClient
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +181,8 @@ class ServerProcess:
             traces=self._traces,
         )
         worker.occupancy = lambda: self._occupancy(gpu)
+        if self._config.model.frontend == "engine":
+            worker.front_end = VllmClient(self._config.engine.vllm.port)
         runtime = WorkerRuntime(
             self._config, self._identity, self._files.credentials, worker, http.unacked
         )

@@ -22,12 +22,14 @@ from pdcluster_worker.routing.qos.tenants import Tenants
 from pdcluster_worker.server.anthropic.route import COUNT_PATH, message_routes
 from pdcluster_worker.server.errors import MESSAGES, error_handlers, response_for
 from pdcluster_worker.server.generation.chat_answer import ParserNames, model_parsers
+from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.generation import Backend, ServingContext, WorkerView
 from pdcluster_worker.server.http.api_keys import Authorization, TenantOfKey
 from pdcluster_worker.server.http.limits import BodyReader, EarlyResponse, LimitsNow, limits_of
 from pdcluster_worker.server.http.request_context import RequestContextMiddleware
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
+from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
 from pdcluster_worker.server.openai.tokenize_route import (
     DETOKENIZE,
     TOKENIZE,
@@ -44,6 +46,7 @@ from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.tracing.request_trace import RecentTraces
 
 DEFAULT_PARSERS = ParserNames()
+OWN = OwnFrontEnd()
 
 _TITLE = "PDCluster worker"
 
@@ -68,6 +71,7 @@ def create_app(
     limits: LimitsNow | None = None,
     traces: RecentTraces | None = None,
     parsers: ParserNames = DEFAULT_PARSERS,
+    front_end: FrontEnd = OWN,
 ) -> Starlette:
     """policy: in force now.  limits: None = by the policy."""
     limits = limits or _limits_by(policy)
@@ -78,6 +82,7 @@ def create_app(
         policy,
         clock,
         Tenants(clock, backend.num_ingresses),
+        front_end,
         model_parsers(parsers, tokenizer.chat_template),
     )
     reader = BodyReader(lambda: policy().admission.max_body_bytes, limits)

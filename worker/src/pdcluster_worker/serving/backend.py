@@ -44,6 +44,15 @@ class ServingBackend:
     def num_ingresses(self) -> int:
         return 1 if self._runtime is None else self._runtime.num_ingresses()
 
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """POST to the front end of an engine: this worker's, else that of a decode worker.
+
+        Raises RequestError: as the engine refused it, or 503.
+        """
+        if self._runtime is None:
+            raise self._not_ready()
+        return await self._runtime.ask(path, body)
+
     def abort(self, request_id: str) -> None:
         if self._runtime is not None and self._runtime.ingress is not None:
             self._runtime.ingress.abort(request_id)
@@ -183,6 +192,11 @@ class RouterBackend(ServingBackend):
         if self._runtime is None or self._arrived.is_set():
             return ingress.generate(specs, prefill, hints)
         return self._later(self._runtime, ingress, specs, prefill, hints)
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        if self._runtime is not None and not self._arrived.is_set():
+            await self._wait(self._runtime, 0)
+        return await super().ask(path, body)
 
     def _poll(self) -> None:
         assert self._runtime is not None

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Prefill,
     PrefillDone,
@@ -21,6 +21,8 @@ from pdcluster_worker.routing.credits import CreditLedger
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.worker_context import WorkerContext
 from pdcluster_worker.tracing.request_trace import trace_migration, trace_prefill
+from pdcluster_worker.vllm_engine.front_end import PATHS, ask
+from pdcluster_worker.vllm_engine.http import HttpFailedError
 
 
 class PeerRequestHandler:
@@ -69,6 +71,15 @@ class PeerRequestHandler:
                         generated.prefill is not None or generated.token.finish_reason is not None
                     )
                     yield replace(generated, notes=trace.take()) if has_new_events else generated
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """The answer of this worker's engine.  Raises RequestError, PeerError."""
+        if self._worker.front_end is None or path not in PATHS:
+            raise RequestError(f"this worker's engine is not asked for {path} here", status=404)
+        try:
+            return await ask(self._worker.front_end, path, body)
+        except HttpFailedError as e:
+            raise PeerError(str(e)) from e
 
     async def prefill(
         self, peer: str, spec: RequestSpec, target: TransferTarget

@@ -11,6 +11,7 @@ from pdcluster_schema.etcd_keys import command_key, dtype_key, workers_prefix
 from pdcluster_schema.policy import PolicyConfig
 from pdcluster_schema.ports import join_address
 from pdcluster_worker.config.worker import Identity, WorkerConfig
+from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import EngineReady
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.messages.peers import Hello
@@ -32,6 +33,8 @@ from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
+from pdcluster_worker.vllm_engine.front_end import ask
+from pdcluster_worker.vllm_engine.http import HttpFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +145,27 @@ class WorkerRuntime:
 
     def known_decodes(self) -> list[Peer]:
         return self._directory.known_decodes()
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        """As `ServingBackend.ask`."""
+        why = "this worker has no engine"
+        if self.worker.front_end is not None:
+            try:
+                return await ask(self.worker.front_end, path, body)
+            except HttpFailedError as e:
+                why = str(e)
+        peers = self._directory.known_decodes()
+        for peer in sorted(peers, key=lambda peer: (not peer.ready, peer.load.num_requests)):
+            try:
+                return await peer.ask(path, body)
+            except PeerError as e:
+                why = str(e)
+        raise RequestError(
+            f"no engine renders prompts or reads answers now ({why}): retry later",
+            status=503,
+            code="no_front_end",
+            retry_after_seconds=1,
+        )
 
     def num_ingresses(self) -> int:
         return self._directory.num_ingresses(relaying=self.worker.policy.relaying.enabled)

@@ -123,6 +123,8 @@ class ConstraintCompiler:
                 return self._grammar(text)
             case "structural_tag":
                 return self._loosely(self._tag, text)
+            case "rendered":
+                raise FormError("is a stock engine's: send the request to a worker with one")
 
     def _compile(self, lark: str, others: Sequence[dict[str, str]] = ()) -> CompiledForm:
         grammars = [{"name": "answer", "lark_grammar": lark + _NO_FORCING}, *others]

@@ -24,6 +24,7 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.system.fingerprint import fingerprint
 from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
 from pdcluster_worker.vllm_engine import generate_api
+from pdcluster_worker.vllm_engine.front_end import check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.reports import Scrape, read_numbers
 
@@ -68,6 +69,8 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
     """Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError."""
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
     check_version(version)
+    if config.model.frontend == "engine":
+        await check_endpoints(http, version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))

@@ -44,11 +44,20 @@ def generate(
     spec: RequestSpec, model: str, *, attempt: int, transfer: dict[str, Any] | None = None
 ) -> bytes:
     """Streaming request.  transfer: KV to fetch."""
+    params, fields = _sampling_params(spec), dict[str, Any]()
+    constraint = spec.sampling.constraint
+    if constraint is not None and constraint.kind == "rendered":
+        fields = _decode(constraint.text)
+        params |= fields.pop("sampling_params")
+    elif constraint is not None:
+        params["structured_outputs"] = structured(constraint)
+        fields["reasoning_ended"] = True  # the form holds from the first token
     return _body(
         *(spec, model, attempt, transfer),
-        sampling_params=_sampling_params(spec),
+        sampling_params=params,
         stream=True,
         stream_options={"include_usage": True},
+        **fields,
     )
 
 
@@ -115,8 +124,6 @@ def _sampling_params(spec: RequestSpec) -> dict[str, Any]:
     if sampling.logprobs is not None:
         # One more than requested: the sampled token takes the place of the last one.
         params["logprobs"] = sampling.logprobs + 1 if sampling.logprobs else 0
-    if sampling.constraint is not None:
-        params["structured_outputs"] = _structured(sampling.constraint)
     return params
 
 
@@ -125,7 +132,8 @@ def _ends(sampling: SamplingParams) -> list[int]:
     return list(dict.fromkeys([*sampling.stop_token_ids, *eos]))
 
 
-def _structured(constraint: Constraint) -> dict[str, Any]:
+def structured(constraint: Constraint) -> dict[str, Any]:
+    """vLLM's `structured_outputs`."""
     known = {
         "json_schema": ("json", constraint.text),
         "json_object": ("json_object", True),

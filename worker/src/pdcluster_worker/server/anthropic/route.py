@@ -17,13 +17,13 @@ from pdcluster_worker.server.generation.formatter import (
     Usage,
     named_event,
 )
+from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
-from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.schemas.fields import is_sendable
 from pdcluster_worker.server.schemas.requests import ChatRequest
 from pdcluster_worker.server.tools.calls import object_of
@@ -182,4 +182,4 @@ async def _prepared(
     chat = await off_loop(num_bytes, chat_of, body, reasons=reasons)
     with NAMES.in_errors():
         check_servable(chat, 1, serving)
-        return chat, await off_loop(num_bytes, prepare, serving, chat)
+        return chat, await serving.front_end.chat(serving, chat, num_bytes)

@@ -247,7 +247,7 @@ def _format_of(constraint: Constraint | Format) -> Format:
             return {"type": "grammar", "grammar": text}
         case "choice":
             return {"type": "or", "elements": [_text(choice) for choice in json.loads(text)]}
-        case "structural_tag":
+        case "structural_tag" | "rendered":
             return _tag_format(text)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -18,11 +19,13 @@ from pdcluster_worker.routing.qos.load_shedding import TOO_MANY_REQUESTS, aged, 
 from pdcluster_worker.routing.qos.tenants import Demand, Tenants, tenant_policy
 from pdcluster_worker.server.generation.chat_answer import NO_PARSERS, ModelParsers
 from pdcluster_worker.server.generation.choice import AnswerRules, Choice, ChoiceTimer
+from pdcluster_worker.server.generation.derender import Derender, EngineChoice, Unread
 from pdcluster_worker.server.generation.formatter import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
+from pdcluster_worker.server.generation.front_end import FrontEnd
 from pdcluster_worker.server.generation.sampling import ModelLimits
 from pdcluster_worker.server.schemas.structured import with_field
 from pdcluster_worker.server.text.events import Delta
@@ -93,7 +96,12 @@ class ServingContext:
     policy: Callable[[], PolicyConfig]
     clock: Callable[[], float]
     tenants: Tenants
+    front_end: FrontEnd
     parsers: ModelParsers = NO_PARSERS
+
+    @property
+    def model_name(self) -> str:
+        return self.backend.model_name
 
     @property
     def limits(self) -> ModelLimits:
@@ -103,7 +111,9 @@ class ServingContext:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """specs: for each prompt its n choices.  tenant: "" without API keys."""
+    """specs: for each prompt its n choices.  tenant: "" without API keys.  derender: None = our own
+    parsers.
+    """
 
     specs: list[list[RequestSpec]]
     prefill: PrefillMode
@@ -111,6 +121,8 @@ class GenerationRequest:
     rules: AnswerRules
     arrival_seconds: float
     tenant: str
+    derender: Derender | None = None
+    streams: bool = True
 
 
 class Generation:
@@ -123,8 +135,11 @@ class Generation:
         self.num_choices = len(self._specs)
         self._n = len(plan.specs[0])  # choices of each prompt
         self._num_prompt_tokens = sum(len(specs[0].prompt) for specs in plan.specs)
+        rules = plan.rules
+        if plan.derender is not None:
+            rules = replaced(rules, stop=(), new_parser=Unread, shows_tokens=True)
         self._choices = [
-            Choice(index, serving.tokenizer, plan.rules) for index in range(self.num_choices)
+            Choice(index, serving.tokenizer, rules) for index in range(self.num_choices)
         ]
         self._timers = [self._timer(spec) for spec in self._specs]
         self._running = [len(specs) for specs in plan.specs]  # choices, of each prompt
@@ -140,8 +155,37 @@ class Generation:
             self._serving.metrics, self._plan.arrival_seconds, tier_of(spec.priority), slo
         )
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
+    def deltas(self) -> AsyncGenerator[Delta, None]:
         """Raises RequestError as the backend does, 429 beyond the tenant's limits."""
+        derender = self._plan.derender
+        return self._own_deltas() if derender is None else self._read_by_engine(derender)
+
+    async def _read_by_engine(self, derender: Derender) -> AsyncGenerator[Delta, None]:
+        plan = self._plan
+        streams = plan.streams or bool(plan.rules.stop)  # to end it where a stop string does
+        choices = [
+            EngineChoice(derender, spec.prompt, plan.rules, streams=streams) for spec in self._specs
+        ]
+        num_left = len(choices)
+        sources = [self._feed(choices), *(choice.deltas() for choice in choices)]
+        async with aclosing(Merged(sources)) as deltas:
+            async for delta in deltas:
+                yield delta
+                if delta.finish_reason is None:
+                    continue
+                num_left -= 1
+                if delta.stop_string is not None and self._end_early(delta.index) and not num_left:
+                    return
+
+    async def _feed(self, choices: list[EngineChoice]) -> AsyncGenerator[Delta, None]:
+        """Give each choice its tokens; yields nothing."""
+        async with aclosing(self._own_deltas()) as deltas:
+            async for delta in deltas:
+                choices[delta.index].feed(delta)
+        return
+        yield
+
+    async def _own_deltas(self) -> AsyncGenerator[Delta, None]:
         with self._allowed():
             try:
                 async with aclosing(self._generated()) as stream:
@@ -204,13 +248,27 @@ class Generation:
 
     def _is_over(self, last: Generated) -> bool:
         if last.token.finish_reason is None:
-            self._is_cut = True
-            prompt = last.index // self._n
-            if self._running[prompt]:
-                self._serving.backend.abort(self._specs[last.index].request_id)
-            elif self._merged is not None:
-                self._merged.end(prompt)
+            self._end(last.index)
         return self._is_cut and not any(self._running)
+
+    def _end(self, index: int) -> None:
+        """Have the engine end a choice, which a stop string has ended."""
+        self._is_cut = True
+        prompt = index // self._n
+        if self._running[prompt]:
+            self._serving.backend.abort(self._specs[index].request_id)
+        elif self._merged is not None:
+            self._merged.end(prompt)
+
+    def _end_early(self, index: int) -> bool:
+        """True where the engine would have gone on."""
+        choice = self._choices[index]
+        if choice.finish_reason is None:
+            choice.finish_reason = "stop"
+            self._timers[index].finished("stop")
+            self._running[index // self._n] -= 1
+            self._end(index)
+        return self._is_cut
 
     def usage(self) -> Usage:
         completion = sum(choice.num_tokens for choice in self._choices)
@@ -231,7 +289,7 @@ class Generation:
         # for a body that came slowly, and to be read
         waited = self._serving.clock() - plan.arrival_seconds
         prompts = [[aged(spec, waited) for spec in specs] for specs in plan.specs]
-        is_pushed = self.num_choices == 1 and not plan.rules.stop
+        is_pushed = self.num_choices == 1 and not plan.rules.stop and plan.derender is None
         reader = Mapped(self._delta, self._gate) if is_pushed else None
         streams = [backend.generate(specs, plan.prefill, plan.hints, reader) for specs in prompts]
         if len(streams) == 1:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -16,14 +16,14 @@ from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.routing.qos.load_shedding import PriorityError, priority_of
 from pdcluster_worker.routing.qos.tenants import tenant_policy
-from pdcluster_worker.server.generation.choice import AnswerRules
 from pdcluster_worker.server.generation.formatter import MEDIA_TYPE, Formatter
+from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import (
     Generation,
     GenerationRequest,
     ServingContext,
 )
-from pdcluster_worker.server.generation.sampling import SamplingRequest, specs_for
+from pdcluster_worker.server.generation.sampling import specs_for
 from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
 from pdcluster_worker.server.http.request_context import RequestContext
 from pdcluster_worker.server.schemas.requests import (
@@ -164,15 +164,6 @@ async def _disconnected(receive: Receive) -> None:
 _SALT_DOMAIN = b"pdcluster prefix cache"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Tokens of the prompts, what is wanted of the engine, and how the answers are read."""
-
-    prompts: list[list[int]]
-    sampling_request: SamplingRequest
-    rules: AnswerRules
-
-
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
     """Raises RequestError: by the policy, 404 for another model, 503 while not ready."""
     backend = serving.backend
@@ -296,9 +287,12 @@ def respond(
     if rules.constraint_param is not None:
         rules = replace(rules, constraint_param=names.of(rules.constraint_param))
     hints = hints_of(extension.session, extension.route, policy.decode_score)
+    streams = bool(request.stream)
     plan = GenerationRequest(
-        specs, extension.prefill, hints, rules, context.arrival_seconds, tenant
+        *(specs, extension.prefill, hints, rules, context.arrival_seconds, tenant),
+        derender=prepared.derender,
+        streams=streams,
     )
     return GenerationResponse(
-        Generation(serving, plan), formatter, context.request_id, stream=bool(request.stream)
+        Generation(serving, plan), formatter, context.request_id, stream=streams
     )

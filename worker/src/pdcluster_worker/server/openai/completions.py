@@ -6,18 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pdcluster_worker.errors import RequestError, field_error
-from pdcluster_worker.server.generation.choice import rules_of
 from pdcluster_worker.server.generation.formatter import Json, Usage
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
-from pdcluster_worker.server.generation.sampling import SamplingRequest, check_token_ids
-from pdcluster_worker.server.http.json_body import off_loop
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
 from pdcluster_worker.server.openai import protocol
-from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.openai.formatter import (
     OpenAIFormatter,
     ResponseExtras,
@@ -26,7 +21,6 @@ from pdcluster_worker.server.openai.formatter import (
 )
 from pdcluster_worker.server.openai.protocol import ChatReply, CompletionReply
 from pdcluster_worker.server.schemas.requests import ChatRequest, CompletionRequest
-from pdcluster_worker.server.schemas.structured import constraint_of
 from pdcluster_worker.server.text.events import (
     ArgumentsDelta,
     Delta,
@@ -39,14 +33,12 @@ from pdcluster_worker.server.text.events import (
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's
-
 
 def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_servable(body, 1, serving)
         context = context_of(request)
-        prepared = await off_loop(context.num_body_bytes, prepare, serving, body)
+        prepared = await serving.front_end.chat(serving, body, context.num_body_bytes)
         response_id = f"chatcmpl-{context.request_id}"
         extras = extras_of(body, serving.tokenizer, prepared.prompts)
         formatter = ChatFormatter(response_id, body, extras)
@@ -55,7 +47,8 @@ def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_servable(body, len(body.prompt), serving)
         context = context_of(request)
-        prepared, texts = await off_loop(context.num_body_bytes, _prepared, serving, body)
+        num_bytes = context.num_body_bytes
+        prepared, texts = await serving.front_end.completion(serving, body, num_bytes)
         response_id = f"cmpl-{context.request_id}"
         extras = extras_of(
             body,
@@ -75,44 +68,6 @@ def completion_routes(serving: ServingContext, reader: BodyReader) -> list[Route
             (COMPLETIONS, CompletionRequest, completions, CompletionReply),
         )
     ]
-
-
-def _prepared(serving: ServingContext, request: CompletionRequest) -> tuple[Prepared, list[str]]:
-    """Also the prompts' texts where they are to be echoed.  Slow for a large request."""
-    sampling_request, tokenizer = _sampling_request(request), serving.tokenizer
-    rules = rules_of(request, sampling_request.prompt_logprobs)
-    for prompt in request.prompt:
-        if not isinstance(prompt, str):
-            check_token_ids("prompt", prompt, serving.limits)
-    encoded = iter(tokenizer.encode([text for text in request.prompt if isinstance(text, str)]))
-    prompts = [next(encoded) if isinstance(given, str) else given for given in request.prompt]
-    echoed = request.prompt if request.echo else []
-    texts = [given if isinstance(given, str) else tokenizer.decode(given) for given in echoed]
-    return Prepared(prompts, sampling_request, rules), texts
-
-
-def _sampling_request(request: CompletionRequest) -> SamplingRequest:
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise field_error(
-            "best_of", "is not supported here: leave it out or set it to the value of n"
-        )
-    scored = [request.prompt_logprobs, request.logprobs if request.echo else None]
-    counts = [count for count in scored if count is not None]
-    if request.max_tokens == 0 and not (request.echo or counts):
-        message = (
-            "max_tokens: must be greater than or equal to 1, or 0 together with echo=true or "
-            "prompt_logprobs"
-        )
-        raise RequestError(message, param="max_tokens")
-    return SamplingRequest(
-        max_tokens=None if request.max_tokens is None else max(1, request.max_tokens),
-        max_tokens_param="max_tokens",
-        default_max_tokens=_DEFAULT_MAX_TOKENS,
-        prompt_param="prompt",
-        logprobs=request.logprobs,
-        prompt_logprobs=max(counts, default=None),
-        constraint=constraint_of(request),
-    )
 
 
 class ChatFormatter(OpenAIFormatter):

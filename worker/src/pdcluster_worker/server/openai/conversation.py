@@ -12,8 +12,7 @@ from pdcluster_worker.server.generation.answer_format import (
     tool_use,
 )
 from pdcluster_worker.server.generation.chat_answer import check_tools, reasoning_of, rules_for
-from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import Prepared
+from pdcluster_worker.server.generation.front_end import Prepared, ServedModel
 from pdcluster_worker.server.generation.sampling import SamplingRequest
 from pdcluster_worker.server.http.json_body import MAX_CONTAINERS, num_containers
 from pdcluster_worker.server.schemas.chat_fields import Conversation, Message, ToolCallField
@@ -24,14 +23,14 @@ from pdcluster_worker.server.text.chat_template import TemplateInput
 from pdcluster_worker.server.tools.calls import object_of
 
 
-def prepare(serving: ServingContext, request: ChatRequest) -> Prepared:
+def prepare(served: ServedModel, request: ChatRequest) -> Prepared:
     """Render and check a chat request, of any API; slow for a large one.  Raises RequestError."""
-    use, parsers = tool_use(request), serving.parsers
+    use, parsers = tool_use(request), served.parsers
     check_tools(use, parsers)
     constraint = constraint_of(request)
-    prompt = serving.tokenizer.encode_chat(_template_input(request, shows_tools=use.mode != "none"))
+    prompt = served.tokenizer.encode_chat(_template_input(request, shows_tools=use.mode != "none"))
     reasoning = reasoning_of(request, parsers, prompt.text)
-    sampling_request = _sampling_request(
+    sampling_request = sampling_of(
         request, answer_constraint(constraint, use, parsers.tools, reasoning)
     )
     # A stop string may cut a call off, whose text is shown then.
@@ -40,7 +39,7 @@ def prepare(serving: ServingContext, request: ChatRequest) -> Prepared:
     return Prepared([prompt.token_ids], sampling_request, rules)
 
 
-def _sampling_request(request: ChatRequest, constraint: Constraint | None) -> SamplingRequest:
+def sampling_of(request: ChatRequest, constraint: Constraint | None) -> SamplingRequest:
     if request.top_logprobs is not None and not request.logprobs:
         raise _wrong("top_logprobs", "is allowed only with logprobs=true")
     param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"

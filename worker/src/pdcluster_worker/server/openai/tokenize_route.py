@@ -17,7 +17,6 @@ from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import context_of
 from pdcluster_worker.server.http.routes import JsonRoute, with_errors
-from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.schemas.fields import Body, Text
 from pdcluster_worker.server.schemas.requests import ChatRequest
 
@@ -86,13 +85,15 @@ TokenizeRequest = Annotated[
 def tokenize_routes(serving: ServingContext, reader: BodyReader) -> list[Route]:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         num_bytes, max_model_len = context_of(request).num_body_bytes, _check(body.model, serving)
-        return _json(await off_loop(num_bytes, _tokenized, body, serving, max_model_len))
+        tokens = await _tokens(body, serving, num_bytes)
+        return _json(await off_loop(num_bytes, _tokenized, body, tokens, serving, max_model_len))
 
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         _check(body.model, serving)
-        return _json(
-            await off_loop(context_of(request).num_body_bytes, _detokenized, body, serving)
-        )
+        check_token_ids("tokens", body.tokens, serving.limits)
+        num_bytes = context_of(request).num_body_bytes
+        text = await serving.front_end.decode(serving, body.tokens, num_bytes)
+        return _json(Detokenized(prompt=text).model_dump_json().encode())
 
     tokens, text = with_errors(Tokenized), with_errors(Detokenized)
     return [
@@ -106,9 +107,11 @@ def _json(body: bytes) -> Response:
 
 
 def _tokenized(
-    body: TokenizePrompt | TokenizeChat, serving: ServingContext, max_model_len: int
+    body: TokenizePrompt | TokenizeChat,
+    tokens: Sequence[int],
+    serving: ServingContext,
+    max_model_len: int,
 ) -> bytes:
-    tokens = _tokens(body, serving)
     spelling = cache(serving.tokenizer.token)  # one text for all places of a token
     spelled = [spelling(token_id) for token_id in tokens] if body.return_token_strs else None
     answer = {
@@ -125,16 +128,14 @@ def _list(values: Sequence[int] | Sequence[str]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]")
 
 
-def _tokens(body: TokenizePrompt | TokenizeChat, serving: ServingContext) -> list[int]:
+async def _tokens(
+    body: TokenizePrompt | TokenizeChat, serving: ServingContext, num_bytes: int
+) -> list[int]:
+    front_end = serving.front_end
     if isinstance(body, TokenizeChat):
-        return prepare(serving, body).prompts[0]
+        return (await front_end.chat(serving, body, num_bytes)).prompts[0]
     special = body.add_special_tokens is not False
-    return serving.tokenizer.encode([body.prompt], add_special_tokens=special)[0]
-
-
-def _detokenized(body: DetokenizeRequest, serving: ServingContext) -> bytes:
-    check_token_ids("tokens", body.tokens, serving.limits)
-    return Detokenized(prompt=serving.tokenizer.decode(body.tokens)).model_dump_json().encode()
+    return await front_end.encode(serving, body.prompt, num_bytes, add_special_tokens=special)
 
 
 def _check(model: str | None, serving: ServingContext) -> int:

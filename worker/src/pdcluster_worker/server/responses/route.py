@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,13 @@ from starlette.routing import Route
 from pdcluster_schema.text import quoted
 from pdcluster_worker.errors import RequestError, field_error
 from pdcluster_worker.server.generation.formatter import to_json
+from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import ServingContext
-from pdcluster_worker.server.generation.respond import Prepared, check_servable, respond
+from pdcluster_worker.server.generation.respond import check_servable, respond
 from pdcluster_worker.server.http.json_body import off_loop
 from pdcluster_worker.server.http.limits import BodyReader
 from pdcluster_worker.server.http.request_context import RequestContext, context_of
 from pdcluster_worker.server.http.routes import ApiRoute, JsonRoute, with_errors
-from pdcluster_worker.server.openai.conversation import prepare
 from pdcluster_worker.server.openai.protocol import TokenNames
 from pdcluster_worker.server.responses.chat_request import NAMES, chat_of, items_of
 from pdcluster_worker.server.responses.formatter import ResponsesFormatter, response_of, shown_items
@@ -235,7 +234,7 @@ async def _answer(
     chat = await off_loop(size, chat_of, body, conversation)
     with NAMES.in_errors():
         check_servable(chat, 1, serving)
-        prepared = await off_loop(size, _prepared, serving, body, chat, conversation)
+        prepared = await _prepared(serving, body, chat, conversation, size)
     response_id, request_id = store.new_id(context.request_id), context.request_id
     shown = [] if body.store is False else await off_loop(size, shown_items, own, request_id)
     num_bytes += await off_loop(size, bytes_of, shown)
@@ -254,21 +253,29 @@ async def _answer(
     )
 
 
-def _prepared(
-    serving: ServingContext, body: ResponsesRequest, chat: ChatRequest, items: Sequence[Item]
+async def _prepared(
+    serving: ServingContext,
+    body: ResponsesRequest,
+    chat: ChatRequest,
+    items: Sequence[Item],
+    num_bytes: int,
 ) -> Prepared:
     """With truncation auto, of as many of the last items as fit."""
-    prepared = prepare(serving, chat)
+    prepared = await serving.front_end.chat(serving, chat, num_bytes)
     space = serving.limits.max_model_len - (body.max_output_tokens or 1)
     if body.truncation == "auto" and len(prepared.prompts[0]) > space:
 
-        def without(num_dropped: int) -> Prepared:
-            return prepare(serving, chat_of(body, _last(items, num_dropped)))
+        async def without(num_dropped: int) -> Prepared:
+            last = await off_loop(num_bytes, chat_of, body, _last(items, num_dropped))
+            return await serving.front_end.chat(serving, last, num_bytes)
 
         # where dropping some is not enough all but the last one are
-        tried = range(1, len(items) - 1)
-        fits = bisect_left(tried, True, key=lambda num: len(without(num).prompts[0]) <= space)
-        prepared = without(min(fits + 1, len(items) - 1))
+        fewest, most = min(1, len(items) - 1), len(items) - 1
+        while fewest < most:
+            tried = (fewest + most) // 2
+            fits = len((await without(tried)).prompts[0]) <= space
+            fewest, most = (fewest, tried) if fits else (tried + 1, most)
+        prepared = await without(fewest)
     sampling_request = replace(
         prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
     )

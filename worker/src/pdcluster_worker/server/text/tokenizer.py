@@ -79,12 +79,7 @@ class Tokenizer:
                 f"{folder}: no tokenizer.json: save the model with its fast tokenizer "
                 f"(AutoTokenizer.save_pretrained){gguf_fix(folder)}"
             )
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as e:  # the library raises bare Exception
-            raise ModelError(f"{path}: cannot be read: {e}") from e
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
+        tokenizer = _read_tokenizer(path)
         config = _read_json(folder / "tokenizer_config.json")
         loaded = cls(
             tokenizer,
@@ -93,6 +88,22 @@ class Tokenizer:
         )
         loaded.token_bytes(0)  # an unsupported decoder shows at start, not at the first answer
         return loaded
+
+    @classmethod
+    def of_engine(cls, folder: Path) -> "Tokenizer":
+        """Beside an engine's own front end: names of tokens, where there is a tokenizer.json, and
+        no chat template.  Raises ModelError.
+        """
+        path = folder / "tokenizer.json"
+        config = _read_json(folder / "tokenizer_config.json")
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        if path.is_file():
+            tokenizer = _read_tokenizer(path)
+        return cls(tokenizer, None, _eos_token_ids(folder, tokenizer, config))
+
+    @property
+    def has_names(self) -> bool:
+        return self._tokenizer.get_vocab_size() > 0
 
     # Of the library's calls the batch ones let go of the interpreter lock, without which a thread
     # would not help.
@@ -144,6 +155,16 @@ class Tokenizer:
             for id_, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+
+
+def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises bare Exception
+        raise ModelError(f"{path}: cannot be read: {e}") from e
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _eos_token_ids(

@@ -1,0 +1,336 @@
+"""Chats and completions through an engine's own front end, over a played one.
+
+It takes and gives what vLLM's endpoints do; tests/system/test_stock_front_end.py asks vLLM itself.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pdcluster_worker.errors import RequestError
+from pdcluster_worker.server.app import create_app
+from pdcluster_worker.server.openai.engine_front_end import EngineFrontEnd
+from pdcluster_worker.server.text.tokenizer import Tokenizer
+from tests.worker.server.conftest import Rig
+
+ASK = [{"role": "user", "content": "Weather?"}]
+NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+
+
+class PlayedEngine:
+    """Reads an answer as REASONING|TEXT, or as REASONING|TEXT@NAME ARGUMENTS for a call.
+
+    form: that its parsers ask for.  delay: seconds of a derender.  error: of each derender.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.calls: list[tuple[str, Any]] = []
+        self.form: dict[str, Any] | None = None
+        self.features: Any = None
+        self.delay = 0.0
+        self.error: RequestError | None = None
+        self.num_open = self.most_open = 0
+
+    async def ask(self, path: str, body: bytes) -> bytes:
+        fields = json.loads(body)
+        self.calls.append((path, fields))
+        if path.endswith("/derender"):
+            return json.dumps(await self._derender(path, fields)).encode()
+        if path == "/detokenize":
+            return json.dumps({"prompt": self.tokenizer.decode(fields["tokens"])}).encode()
+        if path == "/v1/completions/render":
+            return json.dumps([self._rendered(text) for text in fields["prompt"]]).encode()
+        text = "".join(message["content"] for message in fields["messages"])
+        if text == "refuse":
+            raise RequestError("the engine refuses the request: no such role")
+        return json.dumps(self._rendered(text)).encode()
+
+    def of(self, end: str) -> list[Any]:
+        return [fields for path, fields in self.calls if path.endswith(end)]
+
+    def _rendered(self, text: str) -> dict[str, Any]:
+        return {
+            "token_ids": self.tokenizer.encode([text])[0],
+            "sampling_params": {"temperature": 1.0, "structured_outputs": self.form},
+            "features": self.features,
+            "reasoning_ended": False,
+            "reasoning_parser_kwargs": {"chat_template_kwargs": {}},
+        }
+
+    async def _derender(self, path: str, fields: Any) -> dict[str, Any]:
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        await asyncio.sleep(self.delay)
+        self.num_open -= 1
+        if self.error is not None:
+            raise self.error
+        if not fields.get("stream"):
+            (choice,) = fields["generate_response"]["choices"]
+            message = read(self.tokenizer.decode(choice["token_ids"]), "", is_chat=True)
+            return {"choices": [{"message": message}]}
+        (choice,) = fields["generate_chunk"]["choices"]
+        before = (fields["stream_state"] or {"so_far": []})["so_far"]
+        made = before + choice["token_ids"]
+        texts = [self.tokenizer.decode(ids) for ids in (made, before)]
+        is_chat = path.startswith("/v1/chat")
+        read_ = read(*texts, is_chat=is_chat)
+        shown = {"delta": read_} if is_chat else {"text": texts[0][len(texts[1]) :]}
+        return {"chunk": {"choices": [shown]}, "stream_state": {"so_far": made}}
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    """Reasoning, text, and the call of an answer."""
+    reasoning, mark, rest = text.partition("|")
+    if not mark:
+        reasoning, rest = ("", text) if "@" in text or not text.startswith("~") else (text, "")
+    content, _, call = rest.partition("@")
+    return reasoning, content, call
+
+
+def read(text: str, before: str, *, is_chat: bool) -> dict[str, Any]:
+    """The new part of an answer since `before`."""
+    now, then = parts(text), parts(before)
+    message: dict[str, Any] = {
+        "reasoning": now[0][len(then[0]) :] or None,
+        "content": now[1][len(then[1]) :] or None,
+    }
+    name, space, arguments = now[2].partition(" ")
+    if space:
+        _, had_name, had = then[2].partition(" ")
+        function = {"name": None if had_name else name, "arguments": arguments[len(had) :]}
+        message["tool_calls"] = [{"index": 0, "id": None, "function": function}]
+    return message
+
+
+@pytest.fixture
+def engine(rig: Rig) -> PlayedEngine:
+    rig.backend.max_model_len = 4000
+    return PlayedEngine(rig.tokenizer)
+
+
+@pytest.fixture
+async def client(rig: Rig, engine: PlayedEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(rig, engine) as client:
+        yield client
+
+
+def client_of(rig: Rig, engine: PlayedEngine) -> openai.AsyncOpenAI:
+    front_end = EngineFrontEnd(engine.ask)
+    rig.app = create_app(
+        rig.backend, rig.tokenizer, rig.metrics, lambda: rig.policy, front_end=front_end
+    )
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(rig.app), trust_env=False)
+    return openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="none", max_retries=0, http_client=http
+    )
+
+
+def chat(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "tiny", "messages": ASK, **fields})
+
+
+async def test_a_chat_is_rendered_and_read_by_the_engine(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    rig.say("~hm|Sunny.")
+
+    answer = await chat(client, reasoning_effort="high")
+
+    message, usage = answer.choices[0].message, answer.usage
+    assert (message.reasoning, message.content) == ("~hm", "Sunny.")
+    assert answer.choices[0].finish_reason == "stop"
+    assert (usage.prompt_tokens, usage.completion_tokens) == (8, 11)
+    assert rig.prompt() == "Weather?"
+    (render,), (derender,) = engine.of("/render"), engine.of("/derender")
+    assert render["messages"] == ASK
+    assert render["reasoning_effort"] == "high"
+    assert derender["chat_request"]["messages"] == []
+    # the token that ended it is counted, and not read
+    assert 258 not in derender["generate_response"]["choices"][0]["token_ids"]
+    assert derender["prompt_token_ids"] == rig.spec.prompt
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_calls_come_out_as_ours_do(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    engine.form = {"structural_tag": "{}"}
+    rig.say('~so|On it@now {"zone": "UTC"}')
+
+    answer = await chat(client, tools=[NOW], stream=streams)
+
+    if streams:
+        deltas = [chunk.choices[0] async for chunk in answer]
+        calls = [call for each in deltas for call in each.delta.tool_calls or ()]
+        assert [call.function.name for call in calls if call.function.name] == ["now"]
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        content = "".join(each.delta.content or "" for each in deltas)
+        reason = deltas[-1].finish_reason
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+        arguments, content = call.function.arguments, answer.choices[0].message.content
+        reason = answer.choices[0].finish_reason
+        assert call.function.name == "now"
+    assert json.loads(arguments) == {"zone": "UTC"}
+    assert (content, reason) == ("On it", "tool_calls")
+    constraint = rig.spec.sampling.constraint
+    assert constraint is not None
+    assert constraint.kind == "rendered"
+    form = json.loads(constraint.text)
+    assert form["sampling_params"] == {"structured_outputs": engine.form}
+    assert form["reasoning_ended"] is False
+
+
+async def test_a_named_call_ends_by_stop(rig: Rig, client: openai.AsyncOpenAI) -> None:
+    rig.say("@now {}")
+
+    named = {"type": "function", "function": {"name": "now"}}
+    answer = await chat(client, tools=[NOW], tool_choice=named, stop="{")
+
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.tool_calls[0].function.arguments == "{}"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_streams_of_all_choices_are_whole_and_ask_at_a_bounded_rate(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI, n: int
+) -> None:
+    engine.delay = 0.01
+    text = "~think|" + "word " * 40
+    rig.say(text)
+
+    stream = await chat(client, stream=True, n=n, stream_options={"include_usage": True})
+    texts, reasoning, usage = {}, {}, None
+    async for chunk in stream:
+        usage = chunk.usage
+        for choice in chunk.choices:
+            delta = choice.delta
+            texts[choice.index] = texts.get(choice.index, "") + (delta.content or "")
+            thought = delta.model_extra.get("reasoning") or ""
+            reasoning[choice.index] = reasoning.get(choice.index, "") + thought
+
+    assert list(texts.values()) == ["word " * 40] * n
+    assert list(reasoning.values()) == ["~think"] * n
+    assert usage.completion_tokens == n * (len(text) + 1)
+    assert engine.most_open <= 4
+    assert len(engine.of("/derender")) < n * len(text)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_string_ends_the_text_and_the_choice_that_has_it(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    rig.say("one two END three")
+    rig.backend.hold_after = 14 if streams else None
+
+    async with asyncio.timeout(10):
+        answer = await chat(client, stop="END", stream=streams)
+        if streams:
+            chunks = [chunk.choices[0] async for chunk in answer]
+            text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+        else:
+            text = answer.choices[0].message.content
+            reason = answer.choices[0].finish_reason
+
+    assert (text, reason) == ("one two ", "stop")
+    assert not streams or rig.backend.cancelled.is_set()
+
+
+async def test_an_answer_without_a_token_to_read_is_empty(
+    rig: Rig, client: openai.AsyncOpenAI
+) -> None:
+    rig.say("")
+
+    answer = await chat(client)
+
+    assert answer.choices[0].message.content == ""
+
+
+async def test_completions_are_rendered_echoed_and_read(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    rig.say("!")
+
+    answer = await client.completions.create(
+        model="tiny", prompt=["Hello", "Bye"], echo=True, n=2, logprobs=0
+    )
+    ids = await client.completions.create(model="tiny", prompt=[72, 73], echo=True)
+
+    assert [choice.text for choice in answer.choices] == ["Hello!"] * 2 + ["Bye!"] * 2
+    assert answer.choices[0].logprobs.tokens[-2] == "!"
+    assert ids.choices[0].text == f"{rig.tokenizer.decode([72, 73])}!"
+    assert [call["prompt"] for call in engine.of("/render")] == [["Hello", "Bye"]]
+
+
+async def test_tokens_are_counted_by_the_engine(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    http = client._client
+    tokenized = await http.post("http://test/tokenize", json={"prompt": "Hello"})
+    of_chat = await http.post("http://test/tokenize", json={"messages": ASK})
+    text = await http.post("http://test/detokenize", json={"tokens": [72, 73]})
+
+    assert tokenized.json()["count"] == 4
+    assert of_chat.json()["count"] == 8
+    assert text.json() == {"prompt": rig.tokenizer.decode([72, 73])}
+    assert len(engine.calls) == 3
+
+
+async def test_faults_of_the_request_are_the_engine_s_words(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="refuses the request: no such role"):
+        await chat(client, messages=[{"role": "user", "content": "refuse"}])
+    engine.features = {"mm_hashes": {"image": ["a"]}}
+    with pytest.raises(openai.BadRequestError, match="only text is taken here"):
+        await chat(client)
+    engine.features, engine.form = None, {"grammar": "x" * 140_000}
+    with pytest.raises(openai.BadRequestError, match="send fewer or smaller schemas"):
+        await chat(client)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_cannot_be_read_is_said_to_be(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI, streams: bool
+) -> None:
+    rig.say("Hi")
+    engine.error = RequestError("the engine refuses the request: invalid stream_state")
+    with pytest.raises(openai.InternalServerError, match="could not read the answer: the engine"):
+        await chat(client, stream=streams)
+    engine.error = RequestError("no engine", status=503, code="no_front_end")
+    with pytest.raises(openai.InternalServerError, match="no engine") as refused:
+        await chat(client, stream=streams)
+    assert refused.value.status_code == 503
+
+
+async def test_a_client_that_leaves_ends_the_request(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    rig.say("one two three")
+    rig.backend.hold_after = 5
+    prepared = asyncio.create_task(chat(client))
+    await asyncio.wait_for(rig.backend.holding.wait(), 10)
+    prepared.cancel()
+    await asyncio.wait_for(rig.backend.cancelled.wait(), 10)
+
+
+async def test_a_model_without_a_tokenizer_file_serves_but_names_no_tokens(
+    rig: Rig, engine: PlayedEngine, tmp_path: Any
+) -> None:
+    rig.say("Hi")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258]}))
+    rig.tokenizer = Tokenizer.of_engine(tmp_path)
+    async with client_of(rig, engine) as client:
+        answer = await chat(client)
+        named = await chat(client, logprobs=True, extra_body={"return_tokens_as_token_ids": True})
+        with pytest.raises(openai.BadRequestError, match=r"no tokenizer\.json"):
+            await chat(client, logprobs=True)
+
+    assert answer.choices[0].message.content == "Hi"
+    assert named.choices[0].logprobs.content[0].token.startswith("token_id:")
