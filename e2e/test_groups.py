@@ -1,0 +1,125 @@
+"""A worker of two pods, each with an engine of ours: it answers, restarts as a whole when one of
+its pods is killed, and drains through its leader when it is scaled away.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.client_program import Stories
+from e2e.harness import LOOK_SECONDS, NAME, READY_SECONDS, Json, Kubernetes, example, ready
+from e2e.streams import cut, streams
+from e2e.test_serving import SERVICE, metric
+from tests.system.waiting import wait_for
+
+LEADER, FOLLOWER = "pdcluster.io/role=mixed", "pdcluster.io/role=mixed-follower"
+SCALER = f"pdps/{NAME}-mixed-cpu"
+BEGIN_SECONDS = 120.0
+STREAM_SECONDS = 300.0
+
+
+@pytest.fixture
+def wide(operator: Kubernetes) -> Iterator[Kubernetes]:
+    """The example with one mixed worker of two pods, and a client pod."""
+    body = example()
+    spec, pool = body["spec"], {"name": "cpu", "replicas": 1, "podsPerReplica": 2}
+    spec["engine"] |= {"dataParallelSize": 2, "maxModelLen": 2048, "kvCacheMemory": "256Mi"}
+    small = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "3Gi"}}
+    spec["roles"] = {"mixed": {"pools": [pool], "resources": small}}
+    del spec["routing"]
+    operator.kubectl("delete", f"pdc/{NAME}", "--ignore-not-found", "--wait")
+    operator.kubectl("apply", "--filename=-", stdin=json.dumps(body))
+    operator.start_client()
+    wait_for_groups(operator, 1)
+    yield operator
+    operator.kubectl("delete", f"pdc/{NAME}", "--ignore-not-found", "--wait")
+
+
+def wait_for_groups(cluster: Kubernetes, number: int) -> None:
+    """Wait until so many workers are there, with all of their pods ready, and none is left over."""
+
+    def is_there() -> bool:
+        pods = every_pod(cluster)
+        status = cluster.get(f"pdc/{NAME}").get("status", {})
+        return (
+            (len(pods), len(ready(pods))) == (2 * number, 2 * number)
+            and status.get("decode") == f"{number}/{number}"
+            and cluster.is_ready()
+        )
+
+    wait_for(
+        is_there,
+        READY_SECONDS,
+        lambda: cluster.kubectl("get", "pods,statefulsets,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
+
+
+def every_pod(cluster: Kubernetes) -> list[Json]:
+    """The pods of all workers, those that are ending among them."""
+    selector = f"pdcluster.io/cluster={NAME},pdcluster.io/worker"
+    pods: list[Json] = cluster.get("pods", f"--selector={selector}")["items"]
+    return pods
+
+
+def uids(cluster: Kubernetes) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in every_pod(cluster)}
+
+
+def answers(cluster: Kubernetes) -> list[Json]:
+    """Eight answers, four at a time."""
+    return cluster.ask("load", SERVICE, 8, 4)
+
+
+def test_engines_in_two_pods_answer_behind_one_service(wide: Kubernetes) -> None:
+    (leader,), (follower,) = wide.pods(LEADER), wide.pods(FOLLOWER)
+    before = metric(wide, leader, "pdcluster_engine_requests_total")
+    assert metric(wide, leader, "pdcluster_engine_up") == 2
+
+    found = answers(wide)
+
+    assert [answer["status"] for answer in found] == [200] * 8
+    assert all("Paris" in answer["text"] for answer in found)
+    assert metric(wide, leader, "pdcluster_engine_requests_total") == before + 8
+    slices = wide.get("endpointslices", f"--selector=kubernetes.io/service-name={NAME}")["items"]
+    addresses = {a for part in slices for each in part["endpoints"] for a in each["addresses"]}
+    assert addresses == {leader["status"]["podIP"]}
+    assert follower["status"]["podIP"] not in addresses
+
+
+@pytest.mark.parametrize("role", [FOLLOWER, LEADER])
+def test_a_killed_pod_restarts_its_whole_worker(wide: Kubernetes, role: str) -> None:
+    before = uids(wide)
+    (victim,) = wide.pods(role)
+
+    wide.kubectl("delete", f"pod/{victim['metadata']['name']}", "--force", "--grace-period=0")
+    wait_for(
+        lambda: not before & uids(wide),
+        READY_SECONDS,
+        lambda: wide.kubectl("get", "pods,statefulsets,pdc"),
+        poll_seconds=LOOK_SECONDS,
+    )
+    wait_for_groups(wide, 1)
+
+    assert [answer["status"] for answer in answers(wide)] == [200] * 8
+    events = wide.get("events.events.k8s.io")["items"]
+    assert any(event["reason"] == "GroupRestarting" for event in events)
+
+
+def test_a_worker_that_is_scaled_away_drains_through_its_leader(wide: Kubernetes) -> None:
+    wide.kubectl("scale", SCALER, "--replicas=2")
+    wait_for_groups(wide, 2)
+    stories = Stories(count=12, clients=12, max_tokens=60, words=40)
+
+    with streams(wide, stories) as running:
+        running.wait_begun(6, BEGIN_SECONDS)
+        wide.kubectl("scale", SCALER, "--replicas=1")
+        found = running.wait_ended(STREAM_SECONDS)
+        wait_for_groups(wide, 1)
+
+    assert cut(found, running.stories) == []
+    names = {pod["metadata"]["labels"]["pdcluster.io/worker"][-2:] for pod in every_pod(wide)}
+    assert names == {"-0"}
+    sets = wide.get("statefulsets", f"--selector=pdcluster.io/cluster={NAME},pdcluster.io/worker")
+    assert len(sets["items"]) == 2
