@@ -1,6 +1,9 @@
-"""Streams of a client in the cluster as they run: how many have begun, and how each one ended."""
+"""Streams of a client in the cluster as they run: how many have begun, and how each one ended; and
+metrics of a worker.
+"""
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -85,3 +88,15 @@ def cut(answers: list[Json], stories: Stories) -> list[Json]:
         or answer["error"]
         or len(answer["tokens"]) != stories.max_tokens
     ]
+
+
+def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
+    """Sum of a metric over its labels, scraped from the pod's own address.
+
+    Fails when the pod has no such metric.
+    """
+    (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
+    assert page["status"] == 200
+    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
+    assert values, f"{pod['metadata']['name']} has no metric {name}"
+    return sum(float(value) for value in values)

@@ -9,8 +9,7 @@ import pytest
 
 from e2e.client_program import Stories
 from e2e.harness import LOOK_SECONDS, NAME, READY_SECONDS, Json, Kubernetes, example, ready
-from e2e.streams import cut, streams
-from e2e.test_serving import SERVICE, metric
+from e2e.streams import URL, cut, metric, streams
 from tests.system.waiting import wait_for
 
 LEADER, FOLLOWER = "pdcluster.io/role=mixed", "pdcluster.io/role=mixed-follower"
@@ -69,7 +68,7 @@ def uids(cluster: Kubernetes) -> set[str]:
 
 def answers(cluster: Kubernetes) -> list[Json]:
     """Eight answers, four at a time."""
-    return cluster.ask("load", SERVICE, 8, 4)
+    return cluster.ask("load", URL, 8, 4)
 
 
 def test_engines_in_two_pods_answer_behind_one_service(wide: Kubernetes) -> None:

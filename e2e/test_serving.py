@@ -2,23 +2,8 @@
 workers.
 """
 
-import re
-
-from e2e.harness import NAME, Json, Kubernetes
-
-SERVICE = f"http://{NAME}:8000"
-
-
-def metric(cluster: Kubernetes, pod: Json, name: str) -> float:
-    """Sum of a metric over its labels, scraped from the pod's own address.
-
-    Fails when the pod has no such metric.
-    """
-    (page,) = cluster.ask("get", f"http://{pod['status']['podIP']}:8000/metrics")
-    assert page["status"] == 200
-    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page["text"], re.MULTILINE)
-    assert values, f"{pod['metadata']['name']} has no metric {name}"
-    return sum(float(value) for value in values)
+from e2e.harness import NAME, Kubernetes
+from e2e.streams import URL, metric
 
 
 def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
@@ -29,7 +14,7 @@ def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
     sent = metric(chat, prefill, "pdcluster_kv_transfer_bytes_total")
     remote = metric(chat, decode, "pdcluster_remote_prefill_total")
 
-    (answer,) = chat.ask("ask", SERVICE, "remote")
+    (answer,) = chat.ask("ask", URL, "remote")
 
     assert (answer["status"], answer["prefill"]) == (200, "remote"), answer
     assert "Paris" in answer["text"]
@@ -38,7 +23,7 @@ def test_chat_is_answered_with_remote_prefill(chat: Kubernetes) -> None:
 
 
 def test_local_and_remote_prefill_give_the_same_answer(chat: Kubernetes) -> None:
-    (local,), (remote,) = chat.ask("ask", SERVICE, "local"), chat.ask("ask", SERVICE, "remote")
+    (local,), (remote,) = chat.ask("ask", URL, "local"), chat.ask("ask", URL, "remote")
 
     assert (local["prefill"], remote["prefill"]) == ("local", "remote")
     assert local["text"] == remote["text"]

@@ -34,10 +34,11 @@ for line in json.load(sys.stdin):
 
 
 def engines(path: Path) -> Iterator[dict[str, Any]]:
-    """The engine's container of each workload."""
+    """The engine's container of each pod."""
     for manifest in manifests(yaml.safe_load(path.read_text())):
         pod = manifest.get("spec", {}).get("template", {}).get("spec", {})
-        yield from (each for each in pod.get("initContainers", ()) if each["name"] == "engine")
+        containers = (*pod.get("initContainers", ()), *pod.get("containers", ()))
+        yield from (each for each in containers if each["name"] == "engine")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -55,9 +56,11 @@ def test_recipe_is_valid_and_its_head_says_what_is_known_of_it(path: Path) -> No
 def test_recipe_renders_an_engine_with_the_gpus_of_its_ranks(path: Path) -> None:
     spec = load(path).spec
     sizes = sorted(
-        spec.gpus_per_replica(role, pool)
+        spec.gpus_per_replica(role, pool) // pods
         for role, one in spec.roles.computing().items()
         for pool in one.pools
+        if (pods := spec.pods_per_replica(role, pool))
+        for _ in range(min(pods, 2))  # a leader, and its followers alike
     )
     found = sorted(int(each["resources"]["limits"]["nvidia.com/gpu"]) for each in engines(path))
 
@@ -72,7 +75,12 @@ def test_every_recipe_is_in_the_table_of_the_docs() -> None:
 
 @pytest.mark.skipif(os.environ.get(SWITCH) != "1", reason=f"set {SWITCH}=1 for stock vLLM")
 def test_the_engine_takes_every_command_line() -> None:
-    lines = [each["command"][1:] for path in RECIPES for each in engines(path)]
+    # the kubelet puts the rank in
+    lines = [
+        [word.replace("$(LWS_WORKER_INDEX)", "1") for word in each["command"][1:]]
+        for path in RECIPES
+        for each in engines(path)
+    ]
     done = subprocess.run(
         [FOLDER / "bin" / "python", "-c", PARSE],
         input=json.dumps(lines),

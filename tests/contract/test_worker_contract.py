@@ -122,6 +122,8 @@ def nothing_by_default(scheduling: dict[str, Any]) -> tuple[dict[str, Any], dict
         grpc_port=2,
         kv_port=3,
         picker_port=5,
+        head_port=4,
+        num_headless=6,
         etcd_tls=tls,
         api_keys="/keys",
     )
@@ -185,8 +187,7 @@ def test_rendered_files_set_every_field_of_the_worker() -> None:
     found |= {f"engine.{name}" for name in ("type", *(f"vllm.{key}" for key in stock_engine()))}
     found |= {f"model.{name}" for name in stock_file()["model"]}
     policy = files[0][1]
-    # engines on other hosts join only where workers are started by hand
-    only = {"discovery.leaseSeconds", "listen.head"}
+    only = {"discovery.leaseSeconds"}
 
     assert found | only == set(fields(WorkerConfig))
     assert set(policy) == {str(field.alias) for field in PolicyConfig.model_fields.values()}
@@ -212,7 +213,6 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
     scheduling: dict[str, Any], tmp_path: Path
 ) -> None:
     engine, _ = nothing_by_default(scheduling)
-    engine["listen"]["head"] = 4  # never rendered
     engine["model"]["frontend"] = "pdcluster"  # of a stock engine
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")

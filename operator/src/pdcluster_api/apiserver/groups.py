@@ -63,9 +63,12 @@ class WorkerPods:
 
     @property
     def broken_by(self) -> str | None:
-        """The pod that has ended, or was replaced, since the worker served; None = all run on. What
-        ends before it has served is the kubelet's to start again.
+        """The pod that is to end, or has ended or was replaced since the worker served; None = all
+        run on. What ends before it has served is the kubelet's to start again.
         """
+        going = [name for name, pod in self.pods.items() if _is_terminating(pod)]
+        if going and len(going) < len(self.pods):
+            return min(going)
         leader = self.pods.get(self.id.leader_pod)
         if leader is None:
             return None
@@ -89,7 +92,7 @@ class WorkerPods:
         broken = self.broken_by
         problem = worst_of(each.problem for each in states.values())
         if broken is not None:
-            text = f"pod {broken} ended while others of its worker ran on: all of them start again"
+            text = f"pod {broken} ended while others of its worker ran: all of them start again"
             problem = Problem(conditions.GROUP_RESTARTING, text)
         is_whole = len(states) == self.num_pods and all(each.ready for each in states.values())
         return replace(
@@ -142,6 +145,10 @@ def _is_own(identity: GroupId, pod: Body) -> bool:
 def _is_of(stateful_set: str, pod: Body) -> bool:
     references = pod["metadata"].get("ownerReferences", ())
     return any((each["kind"], each["name"]) == ("StatefulSet", stateful_set) for each in references)
+
+
+def _is_terminating(pod: Body) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def _served_since(leader: Body) -> datetime | None:

@@ -15,7 +15,7 @@ from pdcluster_api.manifests.objects import (
 )
 from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.labels import COMPONENT, FOLLOWER_OF, PODS_PER_REPLICA, ROLE, WORKER
-from pdcluster_schema.ports import HEAD_PORT, KV_PORT
+from pdcluster_schema.ports import HEAD_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.sections import PlacementSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
@@ -23,6 +23,17 @@ CONTAINER = "worker"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _OF_SERVER = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle")
+# Waits until the leader's server has finished its requests, which need all ranks, and is gone
+_OUTLIVE_LEADER = f"""\
+import os, socket, time
+while True:
+    try:
+        socket.create_connection((os.environ["LWS_LEADER_ADDRESS"], {HTTP_PORT}), 5).close()
+    except OSError:
+        break
+    time.sleep(1)
+"""
+_LIFECYCLE = {"preStop": {"exec": {"command": ["python3", "-c", _OUTLIVE_LEADER]}}}
 
 
 def group_variables(workload: WorkloadId, namespace: str, num_pods: int) -> list[Manifest]:
@@ -83,7 +94,7 @@ def _stock(engine: Manifest) -> Manifest:
     kept = {
         name: value for name, value in engine.items() if name not in (*_OF_SERVER, "restartPolicy")
     }
-    return {**kept, "command": [*engine["command"], "--headless"]}
+    return {**kept, "command": [*engine["command"], "--headless"], "lifecycle": _LIFECYCLE}
 
 
 def _headless(worker: Manifest) -> Manifest:
@@ -96,6 +107,7 @@ def _headless(worker: Manifest) -> Manifest:
         **kept,
         "command": [*worker["command"], *head, "--join-seconds", str(seconds)],
         "startupProbe": {**probe, "tcpSocket": {"port": KV_PORT}},
+        "lifecycle": _LIFECYCLE,
     }
 
 

@@ -113,6 +113,11 @@ def restart(pod: Manifest, minute: int) -> None:
     entry["restartCount"] = 1
 
 
+def delete(pod: Manifest, minute: int) -> None:
+    """It was deleted, as by an eviction, and has its grace period."""
+    pod["metadata"]["deletionTimestamp"] = clock(minute + 5)
+
+
 def replace(pod: Manifest, minute: int) -> None:
     """Another pod of its name, which begins."""
     pod["metadata"]["creationTimestamp"] = pod["status"]["startTime"] = clock(minute)
@@ -171,7 +176,7 @@ def test_the_problem_of_a_follower_is_the_workers() -> None:
     assert f"pod {WIDE.name}-1-f-1: no node takes it" in problem.message
 
 
-@pytest.mark.parametrize("change", [restart, replace])
+@pytest.mark.parametrize("change", [restart, replace, delete])
 @pytest.mark.parametrize("which", ["1-0", "1-f-2"])
 def test_a_worker_restarts_when_one_of_its_pods_ended_while_others_ran(
     which: str, change: Any
@@ -193,6 +198,13 @@ def test_what_ends_before_its_worker_has_served_is_the_kubelets(which: str) -> N
     restart(world.pod(which), 5)
     assert world.stopped() == set()
     assert not world.state().pods[1].ready
+
+
+def test_pods_that_all_end_are_waited_for_by_their_sets() -> None:
+    world = World()
+    for name in ("1-0", "1-f-1", "1-f-2"):
+        delete(world.pod(name), 5)
+    assert world.stopped() == set()
 
 
 def test_a_follower_that_ended_before_the_leader_was_ready_has_joined_since() -> None:

@@ -1,5 +1,9 @@
 """A worker of several pods: its two StatefulSets, their pods, and what belongs to them."""
 
+import os
+import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -137,7 +141,7 @@ def test_engines_of_ours_join_the_leader() -> None:
         "3600",
     ]
     assert follower["startupProbe"]["tcpSocket"] == {"port": 9100}
-    assert not {"readinessProbe", "livenessProbe", "lifecycle"} & follower.keys()
+    assert not {"readinessProbe", "livenessProbe"} & follower.keys()
     engine = engine_of(TWO)
     assert engine["listen"] == {"head": 9001, "headless": 1}
     assert "dataParallelSize" not in engine["engine"]  # one engine in each pod
@@ -158,6 +162,24 @@ def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
     for engine in (led, following):
         assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}
+
+
+@pytest.mark.parametrize("change", [TWO, STOCK])
+def test_followers_outlive_the_requests_of_their_leader(change: Change) -> None:
+    """The hook's program waits while the leader's port is open, and ends when it is closed."""
+    _, follower = sets_of(change).values()
+    (container,) = pod(follower)["spec"]["containers"]
+    _, *program = container["lifecycle"]["preStop"]["exec"]["command"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, *(word.replace("8000", str(port)) for word in program)],
+            env={**os.environ, "LWS_LEADER_ADDRESS": "127.0.0.1"},
+        )
+        for _ in range(2):
+            server.accept()[0].close()
+        assert process.poll() is None
+    assert process.wait(30) == 0
 
 
 def test_pods_follow_from_the_accelerators_of_one() -> None:
