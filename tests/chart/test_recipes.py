@@ -19,6 +19,7 @@ from tests.system.stock_vllm import FOLDER, SWITCH
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
+PAGE = ROOT / "docs" / "recipes.md"
 HEAD = ("# Source: ", "# Verified: ", "# Not run: ", "#   kubectl apply -f examples/recipes/")
 PARSE = """
 import json, sys
@@ -33,12 +34,14 @@ for line in json.load(sys.stdin):
 """
 
 
-def engines(path: Path) -> Iterator[dict[str, Any]]:
-    """The engine's container of each pod."""
+def engines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The engine's container of each workload, and its number of pods."""
     for manifest in manifests(yaml.safe_load(path.read_text())):
-        pod = manifest.get("spec", {}).get("template", {}).get("spec", {})
-        containers = (*pod.get("initContainers", ()), *pod.get("containers", ()))
-        yield from (each for each in containers if each["name"] == "engine")
+        spec = manifest.get("spec", {})
+        pod = spec.get("template", {}).get("spec", {})
+        for each in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+            if each["name"] == "engine":
+                yield spec["replicas"], each
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -53,33 +56,34 @@ def test_recipe_is_valid_and_its_head_says_what_is_known_of_it(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe_renders_an_engine_with_the_gpus_of_its_ranks(path: Path) -> None:
+def test_pods_of_a_recipe_have_the_accelerators_that_the_docs_say(path: Path) -> None:
     spec = load(path).spec
-    sizes = sorted(
-        spec.gpus_per_replica(role, pool) // pods
+    needed = sum(
+        spec.gpus_per_replica(role, pool) * pool.replicas
         for role, one in spec.roles.computing().items()
         for pool in one.pools
-        if (pods := spec.pods_per_replica(role, pool))
-        for _ in range(min(pods, 2))  # a leader, and its followers alike
     )
-    found = sorted(int(each["resources"]["limits"]["nvidia.com/gpu"]) for each in engines(path))
+    gpus = [
+        pods * int(each["resources"]["limits"]["nvidia.com/gpu"]) for pods, each in engines(path)
+    ]
+    row = next(line for line in PAGE.read_text().splitlines() if f"/{path.name})" in line)
 
-    assert found == sizes
+    assert (sum(gpus), row.split(" | ")[-1]) == (needed, f"{needed} |")
 
 
 def test_every_recipe_is_in_the_table_of_the_docs() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    names = re.findall(r"\]\(\.\./examples/recipes/(\S+)\)", PAGE.read_text())
 
-    assert re.findall(r"\]\(\.\./examples/recipes/(\S+)\)", page) == [p.name for p in RECIPES]
+    assert names == [p.name for p in RECIPES]
 
 
 @pytest.mark.skipif(os.environ.get(SWITCH) != "1", reason=f"set {SWITCH}=1 for stock vLLM")
 def test_the_engine_takes_every_command_line() -> None:
-    # the kubelet puts the rank in
+    # the kubelet fills in what is like $(LWS_WORKER_INDEX)
     lines = [
-        [word.replace("$(LWS_WORKER_INDEX)", "1") for word in each["command"][1:]]
+        [re.sub(r"^\$\(\w+\)$", "1", argument) for argument in each["command"][1:]]
         for path in RECIPES
-        for each in engines(path)
+        for _, each in engines(path)
     ]
     done = subprocess.run(
         [FOLDER / "bin" / "python", "-c", PARSE],
