@@ -1,8 +1,17 @@
 """Cases of the rules about a stock engine: (field, message, right, wrong)."""
 
-from tests.schema.object_cases import Change, at, both, vllm
+from collections.abc import Callable
+
+from tests.schema.object_cases import CPU, Change, at, both, vllm
 
 Case = tuple[str, str, Change, Change]
+
+MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})
+
+
+def same(content: object) -> None:
+    """Change nothing."""
+
 
 OURS = (
     "engine.type: vllm has none of device, dataParallelSize, transport, transferBandwidth, "
@@ -12,8 +21,8 @@ OURS = (
     "engine.args, and more replicas in place of dataParallelSize"
 )
 STOCK = (
-    "engine.image, command, args and env are for a stock engine: leave them out, or set "
-    "engine.type: vllm"
+    "engine.image, command, args, env and kvTransfer are for a stock engine: leave them out, or "
+    "set engine.type: vllm"
 )
 WHOLE = (
     "engine.type is of the whole cluster, since KV moves between engines of one type: set it in "
@@ -46,6 +55,34 @@ VARIABLE = (
 VARIABLE_NAME = (
     "not a name of an environment variable: use letters, digits and '_', not starting with a digit"
 )
+CONNECTOR = (
+    "not a connector that keeps what is promised of remote prefills: use NixlConnector, or leave "
+    "it out (docs/engines.md)"
+)
+KEYS = (
+    "a key that PDCluster sets or cannot work with: remove it, and give kvTransfer.backends for "
+    "backends and kvTransfer.offload for connectors"
+)
+MEMORY = (
+    "not an amount of memory: write bytes, or a number with Ki, Mi, Gi or Ti such as 512Mi; more "
+    "than 0"
+)
+BACKENDS = (
+    "engine.kvTransfer.backends is of the whole cluster, since both ends of a transfer have one "
+    "transport: set it in spec.engine.kvTransfer"
+)
+UNMOVED = (
+    "engine.kvTransfer means nothing beside mixed workers but for offload, since they move no KV: "
+    "leave backends and extraConfig out"
+)
+ON_CPU = (
+    "engine.kvTransfer.offload is for accelerators, since vLLM offloads from those alone, and gpu "
+    "of a pool is cpu: leave it out"
+)
+STAGES = {
+    "prefill": "fails every transfer from a worker of several stages",
+    "decode": "frees a prompt's blocks once the first of several stages has read them",
+}
 
 
 def _fields(engine: str, only: Change) -> list[Case]:
@@ -90,18 +127,78 @@ def _fields(engine: str, only: Change) -> list[Case]:
         ),
         case(f"{engine}.env[].name", VARIABLE, variable("VLLM_PORTS"), variable("VLLM_DP_RANK")),
         case(f"{engine}.env[].name", VARIABLE_NAME, variable("_a1"), variable("A-B")),
+        *_of_transfer(engine, case),
     ]
+
+
+def _of_transfer(engine: str, case: Callable[..., Case]) -> list[Case]:
+    """Those of fields of `kvTransfer`."""
+    section = f"{engine}.kvTransfer"
+    on_gpu = both(*(at(f"spec.roles.{role}.pools.0.gpu", "H100") for role in ("prefill", "decode")))
+    if "mixed" in engine:
+        on_gpu = at("spec.roles.mixed.pools.0.gpu", "H100")
+
+    def offload(memory: str) -> Change:
+        return both(on_gpu, at(f"{section}.offload", {"memory": memory}))
+
+    def extra(key: str) -> Change:
+        return at(f"{section}.extraConfig", {key: 1})
+
+    cases = [
+        case(
+            f"{section}.connector",
+            CONNECTOR,
+            at(f"{section}.connector", "NixlConnector"),
+            at(f"{section}.connector", "LMCacheConnectorV1"),
+        ),
+        case(f"{section}.offload.memory", MEMORY, offload("0.5Gi"), offload("0Gi")),
+    ]
+    right = same if "mixed" in engine else extra("num_threads")
+    return [*cases, case(f"{section}.extraConfig", KEYS, right, extra("backends"))]
 
 
 def role_cases(role: str, only: Change) -> list[Case]:
     """Those of one role.  only: makes an object that has it."""
     own = f"spec.roles.{role}"
     whole = (own, WHOLE, both(only, vllm()), both(only, vllm(), at(f"{own}.engine.type", "vllm")))
-    return [*_fields(f"{own}.engine", only), whole]
+    return [*_fields(f"{own}.engine", only), whole, *_of_role(role, only)]
+
+
+def _of_role(role: str, only: Change) -> list[Case]:
+    own = f"spec.roles.{role}"
+    on_cpu = both(only, vllm(), at(f"{own}.engine.kvTransfer.offload", {"memory": "1Gi"}))
+    on_gpu = both(on_cpu, at(f"{own}.pools.0.gpu", "H100"))
+
+    return [
+        (f"{own}.engine.kvTransfer.offload", f"roles.{role}.{ON_CPU}", on_gpu, on_cpu),
+        (
+            f"{own}.engine.kvTransfer.backends",
+            f"roles.{role}.{BACKENDS}",
+            both(only, vllm()) if role == "mixed" else vllm(kvTransfer={"backends": ["UCX"]}),
+            both(only, vllm(), at(f"{own}.engine.kvTransfer.backends", ["UCX"])),
+        ),
+        *(
+            (
+                f"{own}.engine.pipelineParallelSize",
+                f"roles.{role}.engine.pipelineParallelSize must be 1 with vllm, whose "
+                f"NixlConnector {fate}: raise tensorParallelSize",
+                both(vllm(), at(f"{own}.engine.pipelineParallelSize", 1)),
+                both(vllm(), at(f"{own}.engine.pipelineParallelSize", 2)),
+            )
+            for name, fate in STAGES.items()
+            if name == role
+        ),
+    ]
 
 
 STOCK_CASES: list[Case] = [
-    *_fields("spec.engine", lambda content: None),
+    *_fields("spec.engine", same),
+    (
+        "spec.engine.kvTransfer",
+        UNMOVED,
+        both(MIXED, vllm(kvTransfer={})),
+        both(MIXED, vllm(kvTransfer={"extraConfig": {"num_threads": 4}})),
+    ),
     (
         "spec.model.frontend",
         "model.frontend is engine, which is for a stock engine: leave it out, or set "

@@ -37,7 +37,7 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
             maxBatchedTokens=64,
             blockSize=32,
             tensorParallelSize=2,
-            pipelineParallelSize=2,
+            pipelineParallelSize=1,
             prefixCaching=False,
         )
     )
@@ -60,7 +60,7 @@ def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
             numBlocks=1,
             deviceMemoryShare=0.5,
             tensorParallelSize=2,
-            pipelineParallelSize=2,
+            pipelineParallelSize=1,
             prefixCaching=True,
         )
     )

@@ -222,6 +222,25 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
         at("spec.roles.decode.engine", {"image": "vllm:b"}),
     ),
     "mixed stock engines": both(vllm(), at("spec.roles", {"mixed": {"pools": [CPU]}})),
+    "mixed stock engines of several stages, which offload": both(
+        vllm(pipelineParallelSize=2, kvTransfer={"offload": {"memory": "2Gi"}}),
+        at("spec.roles", {"mixed": {"pools": [{**CPU, "gpu": "H100"}]}}),
+    ),
+    "stock engine with a connector": both(
+        vllm(
+            kvTransfer={
+                "connector": "NixlConnector",
+                "backends": ["LIBFABRIC", "UCX"],
+                "extraConfig": {"num_threads": 4, "kv_lease_duration": 60},
+            }
+        ),
+        at("spec.roles.prefill.pools.0.gpu", "B200"),
+        at(
+            "spec.roles.prefill.engine.kvTransfer.offload",
+            {"memory": "200Gi", "blocksPerChunk": 8, "evictionPolicy": "arc"},
+        ),
+        at("spec.roles.prefill.resources", {"limits": {"memory": "201Gi"}}),
+    ),
 }
 
 GOOD: dict[str, Change] = {

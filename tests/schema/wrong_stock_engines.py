@@ -1,8 +1,18 @@
-"""PDClusters whose stock engine is wrong: (change, the model's fault, the API server's field)."""
+"""PDClusters whose stock engine is wrong: (change, the model's fault, the API server's field, None
+where that cannot say it).
+"""
 
-from tests.schema.object_cases import Change, at, both, vllm
+from tests.schema.object_cases import CPU, Change, at, both, vllm
 
-WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
+MIXED = at("spec.roles", {"mixed": {"pools": [CPU]}})
+ON_GPU = at("spec.roles.decode.pools.0.gpu", "B200")
+
+
+def _transfer(**given: object) -> Change:
+    return vllm(kvTransfer=given)
+
+
+WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     (
         at("spec.engine.type", "sglang"),
         "spec.engine.type: must be 'pdcluster' or 'vllm', not 'sglang'; change it to that",
@@ -94,7 +104,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
     (
         vllm(args=["--kv_offloading_size=8"]),
         "spec.engine.args[0]: --kv-offloading-size takes the place of the connector that moves KV "
-        "between workers, and fails every remote prefill; remove it",
+        "between workers, and fails every remote prefill; set engine.kvTransfer.offload in its",
         "spec.engine.args[0]",
     ),
     (
@@ -179,5 +189,172 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str]] = [
         vllm(env=[{"name": "A"}]),
         "spec.engine.env[0].value: is required; add it",
         "spec.engine.env[0].value",
+    ),
+    (
+        at("spec.engine", {"kvTransfer": {}}),
+        "spec.engine.kvTransfer: is for a stock engine, not pdcluster; leave it out, or set type",
+        "spec.engine",
+    ),
+    *(
+        (
+            _transfer(connector=name),
+            f"spec.engine.kvTransfer.connector: {name} {reason}; use NixlConnector, or leave it",
+            "spec.engine.kvTransfer.connector",
+        )
+        for name, reason in (
+            (
+                "MooncakeConnector",
+                "begins both legs of a request at once, by a transfer id, and keeps a prompt's KV "
+                "for 480 s where its decode worker is lost",
+            ),
+            (
+                "NixlPushConnector",
+                "holds the blocks of a request that ended until its prefill worker has written "
+                "them, and for good where that one is lost",
+            ),
+            (
+                "LMCacheConnectorV1",
+                "gives a decode worker no handle of the KV that a prefill worker keeps for it, "
+                "and computes what its store lacks without saying so",
+            ),
+            ("MultiConnector", "is what PDCluster sets for kvTransfer.offload"),
+            (
+                "HF3FSKVConnector",
+                "gives a decode worker no handle of the KV that a prefill worker keeps for it",
+            ),
+        )
+    ),
+    (
+        _transfer(backends=["UCX", "GDS"]),
+        "spec.engine.kvTransfer.backends[1]: must be 'UCX' or 'LIBFABRIC', not 'GDS'",
+        "spec.engine.kvTransfer.backends[1]",
+    ),
+    (
+        _transfer(backends=[]),
+        "spec.engine.kvTransfer.backends: must have at least 1 entries, not []",
+        "spec.engine.kvTransfer.backends",
+    ),
+    (
+        _transfer(backends=["UCX", "UCX"]),
+        "spec.engine.kvTransfer.backends: UCX is given twice; remove one of them",
+        "spec.engine.kvTransfer.backends[1]",
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine", {"kvTransfer": {"backends": ["LIBFABRIC"]}})),
+        "spec.roles.decode.engine.kvTransfer.backends: is of the whole cluster, since both ends of "
+        "a transfer have one transport; set it in spec.engine.kvTransfer",
+        "spec.roles.decode.engine.kvTransfer.backends",
+    ),
+    *(
+        (
+            _transfer(extraConfig={key: 1}),
+            f"spec.engine.kvTransfer.extraConfig: {message}",
+            "spec.engine.kvTransfer.extraConfig",
+        )
+        for key, message in (
+            ("backends", "backends is a field; set kvTransfer.backends in its place"),
+            (
+                "connectors",
+                "connectors is set by PDCluster; set kvTransfer.offload in its place",
+            ),
+            (
+                "enforce_handshake_compat",
+                "enforce_handshake_compat lets engines read KV that they hold in different forms; "
+                "remove it, and give both roles the same --attention-backend in engine.args",
+            ),
+            (
+                "bidirectional_kv_xfer",
+                "bidirectional_kv_xfer keeps the KV of each answer for 480 s, and no prefill "
+                "worker fetches it; remove it",
+            ),
+            ("Threads", "'Threads' is no key of NIXL; use lower-case letters, digits and '_'"),
+        )
+    ),
+    (
+        _transfer(extraConfig={f"a{number}": 1 for number in range(17)}),
+        "spec.engine.kvTransfer.extraConfig: must have at most 16 entries",
+        "spec.engine.kvTransfer.extraConfig",
+    ),
+    (
+        _transfer(extraConfig={"num_threads": "4"}),
+        "spec.engine.kvTransfer.extraConfig.num_threads: must be a whole number, not '4'",
+        "spec.engine.kvTransfer.extraConfig.num_threads",
+    ),
+    (
+        _transfer(offload={}),
+        "spec.engine.kvTransfer.offload.memory: is required; add it",
+        "spec.engine.kvTransfer.offload.memory",
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine", {"kvTransfer": {"offload": {"memory": 1}}})),
+        "spec.roles.decode.engine.kvTransfer.offload: is for accelerators, since vLLM offloads "
+        "from those alone, and gpu of a pool is cpu; leave it out",
+        "spec.roles.decode.engine.kvTransfer.offload",
+    ),
+    (
+        both(
+            ON_GPU,
+            vllm(),
+            at("spec.roles.decode.engine", {"kvTransfer": {"offload": {"memory": "200Gi"}}}),
+            at("spec.roles.decode.resources", {"limits": {"memory": "200Gi"}}),
+        ),
+        "spec.roles.decode.resources.limits.memory: must be more than the 214748364800 bytes of "
+        "engine.kvTransfer.offload, which count to it, not 200Gi; raise the limit, or lower",
+        None,
+    ),
+    (
+        both(MIXED, _transfer(backends=["UCX"])),
+        "spec.engine.kvTransfer: means nothing beside mixed workers but for offload, since they "
+        "move no KV; leave backends and extraConfig out",
+        "spec.engine.kvTransfer",
+    ),
+    (
+        both(vllm(), at("spec.roles.prefill.engine", {"pipelineParallelSize": 2})),
+        "spec.roles.prefill.engine.pipelineParallelSize: must be 1 with vllm, whose NixlConnector "
+        "fails every transfer from a worker of several stages; raise tensorParallelSize",
+        "spec.roles.prefill.engine.pipelineParallelSize",
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine", {"pipelineParallelSize": 2})),
+        "spec.roles.decode.engine.pipelineParallelSize: must be 1 with vllm, whose NixlConnector "
+        "frees a prompt's blocks once the first of several stages has read them; raise",
+        "spec.roles.decode.engine.pipelineParallelSize",
+    ),
+    *(
+        (
+            both(vllm(args=spec), at("spec.roles.decode.engine.args", decode)),
+            f"spec.roles.decode.engine.args: {reason} for prefill, and vLLM refuses every "
+            "transfer between the two; give both roles the same, in spec.engine.args",
+            None,
+        )
+        for spec, decode, reason in (
+            ([], ["--kv-cache-dtype", "fp8"], "--kv-cache-dtype is fp8 for decode and auto"),
+            (
+                ["--kv_cache_dtype=fp8"],
+                ["--kv-cache-dtype=auto"],
+                "--kv-cache-dtype is auto for decode and fp8",
+            ),
+            (
+                ["--attention-backend", "FLASH_ATTN"],
+                ["--attention-backend=flashinfer"],
+                "--attention-backend is FLASHINFER for decode and FLASH_ATTN",
+            ),
+            (
+                [],
+                ["--disable-hybrid-kv-cache-manager"],
+                "--disable-hybrid-kv-cache-manager is true for decode and false",
+            ),
+            (
+                [],
+                ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'],
+                '--speculative-config is {"method": "mtp"} for decode and none',
+            ),
+            (
+                ["-sc", '{"method":"eagle3","model":"/a"}'],
+                ["--spec-model=/b", "-sc.method", "eagle3"],
+                '--speculative-config is {"method": "eagle3", "model": "/b"} for decode and '
+                '{"method": "eagle3", "model": "/a"}',
+            ),
+        )
     ),
 ]

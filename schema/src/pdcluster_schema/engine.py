@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.kv_transfer import KvTransferSpec
 from pdcluster_schema.ports import MAX_ENGINES, SchedulerName
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Crd, Many, Rule, SpecSection
@@ -135,8 +136,9 @@ class ChunkScheduleSpec(SpecSection):
 _MERGED: dict[str, Callable[[Any, Any], object]] = {
     "args": merged_arguments,
     "env": merged_variables,
+    "kv_transfer": KvTransferSpec.overridden_by,
 }
-"""Lists of which a role's does not take the place of the spec's."""
+"""Fields of which a role's does not take the place of the spec's."""
 
 
 class EngineSpec(SpecSection):
@@ -173,6 +175,7 @@ class EngineSpec(SpecSection):
     container named engine. A role's are added to those of spec.engine, and go over the same names
     there. For type vllm.
     """
+    kv_transfer: KvTransferSpec | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto = cuda where the pool has an accelerator, else cpu. A worker that
     cannot have it does not become ready and says why; cpu on a pool with an accelerator leaves that
@@ -273,7 +276,7 @@ class EngineSpec(SpecSection):
 
     def overridden_by(self, role_engine: "EngineSpec") -> "EngineSpec":
         """This engine with the values that `role_engine` was given; `args` by flag, `env` by
-        name.
+        name, `kv_transfer` by field.
         """
         update = {name: getattr(role_engine, name) for name in role_engine.model_fields_set}
         for name, merged in _MERGED.items():

@@ -34,7 +34,9 @@ from pdcluster_schema.sections import (
 )
 from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
+from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
+from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -136,6 +138,13 @@ class PDClusterSpec(SpecSection):
                 raise rule(reason, "set it in spec.engine", at=f"{path}.type")
             for fault in engine_faults(self.engine.type, engine):
                 raise rule(fault.reason, fault.fix, at=f"{path}.{fault.field}")
+        return self
+
+    @model_validator(mode="after")
+    def _stock_engines_fit(self) -> Self:
+        if self.engine.type == VLLM and (fault := stock_fault(self)) is not None:
+            place, reason, fix = fault
+            raise rule(reason, fix, at=place)
         return self
 
     @model_validator(mode="after")

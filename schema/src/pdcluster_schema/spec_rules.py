@@ -21,6 +21,7 @@ from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
+from pdcluster_schema.stock_rules import stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY
 from pdcluster_schema.workload import (
@@ -68,6 +69,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _one_role_rules()
     yield from _stock_engine_rules()
     yield from front_end_rules()
+    yield from stock_rules()
     yield from _autoscale_rules()
     yield from _mixed_rules()
     yield from _discovery_rules()

@@ -16,7 +16,7 @@ from pdcluster_schema.values import VariableName
 
 VLLM: Final = "vllm"
 
-VLLM_ONLY = ("image", "command", "args", "env")
+VLLM_ONLY = ("image", "command", "args", "env", "kvTransfer")
 """Fields of `engine` that only a stock engine has."""
 
 PDCLUSTER_ONLY = (
@@ -60,7 +60,7 @@ _HARMFUL = {
     "kv-offloading-size": (
         "takes the place of the connector that moves KV between workers, and fails every remote "
         "prefill",
-        "remove it",
+        "set engine.kvTransfer.offload in its place",
     ),
     "kv-offloading-backend": ("is for --kv-offloading-size, which is refused", "remove it"),
 }

@@ -17,6 +17,7 @@ vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 350.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 64.0
 vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 140.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="host"} 12.0
 vllm:num_preemptions_total{engine="0",model_name="m"} 3.0
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="waiting_to_start"} 0.0
 vllm:num_requests_kv_fetch_by_stage{engine="0",model_name="m",stage="in_progress"} 0.0

@@ -63,6 +63,18 @@ def test_a_removed_block_is_gone_and_unknown_ones_change_nothing() -> None:
     assert cache.matched(OURS) == 1
 
 
+def test_offloaded_blocks_without_tokens_are_not_indexed() -> None:
+    """As vLLM's OffloadingConnector publishes them by default."""
+    cache = CacheEvents(SIZE)
+    cache.take(0, batch(stored([11], TOKENS[:4])))
+    offloaded = stored([11], []) | {"block_size": 0, "medium": "CPU", "kv_cache_spec_kind": None}
+
+    assert cache.take(1, batch(offloaded)) is None
+    assert cache.take(2, batch(removed(11))) == BlockEvents([], OURS[:1], 2)
+    assert cache.take(3, batch(stored([12], TOKENS[4:8], parent=11))) is None
+    assert cache.take(4, batch(removed(11) | {"medium": "CPU"})) is None
+
+
 def test_equal_tokens_under_two_hashes_of_theirs_are_one_block_of_ours() -> None:
     cache = CacheEvents(SIZE)
     cache.take(0, batch(stored([11], TOKENS[:4]), stored([21], TOKENS[:4])))

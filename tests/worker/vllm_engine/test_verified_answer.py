@@ -40,9 +40,23 @@ async def fetched(rig: Rig) -> Call:
         (MOVED, Received("r", 5, num_bytes=3_000_000, seconds=0.25)),
         ({"external_prefix_cache_hits_total": 5.0}, Received("r", 5)),
         (MOVED | {"external_prefix_cache_hits_total": 9.0}, Received("r", 5)),
+        (
+            MOVED
+            | {
+                "external_prefix_cache_hits_total": 9.0,
+                "prompt_tokens_cached_by_source_total": 4.0,
+            },
+            Received("r", 5, num_bytes=3_000_000, seconds=0.25),
+        ),
         ({}, Received("r", 0)),
     ],
-    ids=["bytes and time", "tokens alone", "another request's too", "nothing"],
+    ids=[
+        "bytes and time",
+        "tokens alone",
+        "another request's too",
+        "another's from host memory",
+        "nothing",
+    ],
 )
 async def test_kv_that_came_is_said_before_the_first_token(
     by: dict[str, float], said: Received

@@ -15,6 +15,7 @@ from pdcluster_api.manifests.objects import (
     container_security,
     field_variables,
 )
+from pdcluster_api.manifests.vllm_connectors import kv_transfer_config
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.pdcluster import PDCluster
@@ -90,14 +91,10 @@ def vllm_command(
     if on_cpu or "kv_cache_memory" in engine.model_fields_set:
         # by default vLLM takes nearly all memory of a machine without an accelerator
         ours["--kv-cache-memory-bytes"] = engine.kv_cache_memory
-    if cluster.spec.roles.mixed is None:
-        buffers = {"kv_buffer_device": "cpu"} if on_cpu else {}
-        ours["--kv-transfer-config"] = _json(
-            kv_connector="NixlConnector",
-            kv_role="kv_both",
-            kv_load_failure_policy="fail",
-            **buffers,
-        )
+    moves_kv = cluster.spec.roles.mixed is None
+    transfer = kv_transfer_config(engine, on_cpu=on_cpu, moves_kv=moves_kv)
+    if transfer is not None:
+        ours["--kv-transfer-config"] = _json(**transfer)
     return [
         *(engine.command or DEFAULT_COMMAND),
         model_path,
@@ -187,7 +184,6 @@ def _json(**content: object) -> str:
 
 
 ENGINE_CONTAINER = "engine"
-SHARED_MEMORY = "8Gi"  # A bound, not a reservation: ranks of one engine exchange tensors in it
 
 _SCRATCH = "engine-tmp"
 _SCRATCH_SIZE = "64Gi"  # graphs and kernels that it compiles are tens of GiB at the most

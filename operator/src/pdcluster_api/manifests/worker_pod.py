@@ -24,8 +24,8 @@ from pdcluster_api.manifests.objects import (
     workload_selector,
 )
 from pdcluster_api.manifests.pod_template import placement_of, with_accelerator, with_templates
-from pdcluster_api.manifests.vllm import SHARED_MEMORY as ENGINE_SHARED_MEMORY
 from pdcluster_api.manifests.vllm import engine_container, engine_volumes
+from pdcluster_api.manifests.vllm_connectors import shared_memory
 from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
@@ -94,14 +94,15 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     model = worker_model(cluster, workload.role, image)
     files = _files(cluster, workload)
     init_containers = list(model.init_containers)
-    shared_memory, own_volumes = SHARED_MEMORY, list[Manifest]()
+    in_memory, own_volumes = SHARED_MEMORY, list[Manifest]()
     if has_engine := _has_vllm_engine(cluster, workload.role):
-        shared_memory, own_volumes = ENGINE_SHARED_MEMORY, engine_volumes()
+        engine = cluster.spec.engine_of(workload.role)
+        in_memory, own_volumes = shared_memory(engine), engine_volumes()
         init_containers.append(
             engine_container(
                 cluster,
                 pool,
-                cluster.spec.engine_of(workload.role),
+                engine,
                 model.path,
                 num_pods=cluster.spec.pods_per_replica(workload.role, pool),
                 resources=_with_accelerators(cluster, workload, pool),
@@ -135,7 +136,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
             else None,
         ),
         "containers": [_container(base, resources, mounts)],
-        "volumes": [*files.values(), *_scratch(shared_memory), *own_volumes, *model.volumes],
+        "volumes": [*files.values(), *_scratch(in_memory), *own_volumes, *model.volumes],
     }
     if init_containers:
         spec["initContainers"] = init_containers

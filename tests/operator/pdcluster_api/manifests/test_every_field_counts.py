@@ -35,6 +35,11 @@ ONE_CLASS = at(
 )
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
+OFFLOADED = both(
+    at("spec.roles.prefill.pools.0.gpu", "H100"),
+    at("spec.roles.decode.pools.0.gpu", "H100"),
+    vllm(kvTransfer={"offload": {"memory": "1Gi"}}),
+)
 PICKED = at("spec.service.endpointPicker", {"name": "picker"})
 ROUTED: Change = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
 POOL = "spec.roles.decode.pools.0"
@@ -49,6 +54,7 @@ PLANNED = {
     "roles.pools.minReplicas": "a bound of that",
     "roles.pools.maxReplicas": "a bound of that",
     "image.name": "resolved by the caller",
+    "engine.kvTransfer.connector": "vLLM has no other one that keeps what is promised",
     "placement.minTransferGBps": "what a verified transfer is judged by",
     "accelerators.memoryBytes": "the decode capacity of a worker",
     "accelerators.fp8Flops": "the prefill capacity of a worker that computes in FP8",
@@ -152,6 +158,16 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "model.frontend": (vllm(), at("spec.model.frontend", "engine")),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
+    **{
+        f"engine.kvTransfer.{name}": (OFFLOADED, at(f"spec.engine.kvTransfer.{name}", value))
+        for name, value in (
+            ("backends", ["LIBFABRIC"]),
+            ("extraConfig", {"num_threads": 2}),
+            ("offload.memory", "2Gi"),
+            ("offload.blocksPerChunk", 2),
+            ("offload.evictionPolicy", "arc"),
+        )
+    },
     **{
         f"engine.{name}": (no_change, at(f"spec.engine.{name}", value))
         for name, value in ENGINE_VALUES.items()

@@ -125,8 +125,8 @@ class CacheEvents:
         self, event: BlockStored, stored: dict[bytes, None], removed: dict[bytes, None]
     ) -> None:
         size, num_tokens = self._block_size, event.block_size
-        # a group that leaves out blocks names the tokens of all
-        is_whole = len(event.token_ids) == num_tokens * len(event.block_hashes)
+        # a group that leaves out blocks names the tokens of all, and an offloaded block has none
+        is_whole = len(event.token_ids) == num_tokens * len(event.block_hashes) > 0
         if num_tokens % size or not is_whole or not self._follows(event):
             return
         parent, salt = self._parent(event)

@@ -312,6 +312,7 @@ class VllmEngine:
 def received(spec: RequestSpec, before: Scrape, now: Scrape) -> Received:
     """Count what one request has received; with concurrent fetches its bytes may be unknown."""
     num_tokens = now.external_tokens - before.external_tokens
+    num_tokens -= now.host_tokens - before.host_tokens
     if num_tokens > len(spec.prompt):
         return Received(spec.request_id, len(spec.prompt))
     return Received(

@@ -49,7 +49,8 @@ class Scrape:
     preemptions: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    external_tokens: int = 0  # prompt tokens whose KV came from a peer
+    external_tokens: int = 0  # prompt tokens whose KV came from a peer or from host memory
+    host_tokens: int = 0  # the latter of them
     bytes_received: int = 0  # by NIXL, summed over ranks
     transfer_seconds: float = 0.0  # by NIXL, summed over ranks
     fetches_to_start: int = 0  # queued requests with KV from a peer
@@ -71,13 +72,14 @@ _FIELDS = {
     ("prefix_cache_queries_total", ""): "prefix_query_tokens",
     ("prefix_cache_hits_total", ""): "prefix_hit_tokens",
     ("external_prefix_cache_hits_total", ""): "external_tokens",
+    ("prompt_tokens_cached_by_source_total", "host"): "host_tokens",
     ("nixl_bytes_transferred_sum", ""): "bytes_received",
     ("nixl_xfer_time_seconds_sum", ""): "transfer_seconds",
     ("num_requests_kv_fetch_by_stage", "waiting_to_start"): "fetches_to_start",
     ("num_requests_kv_fetch_by_stage", "completed_waiting"): "fetches_complete",
     ("process_start_time_seconds", ""): "started_seconds",
 }
-"""By name of the sample and its label `stage` or `reason`."""
+"""By name of the sample and its label `stage`, `reason` or `source`."""
 
 _NAMES = {"cache_config_info", *(name for name, _ in _FIELDS)}
 _REALS = ("kv_usage", "transfer_seconds", "started_seconds")
@@ -93,7 +95,8 @@ def read_numbers(page: bytes) -> Scrape:
         labels = {key.decode(): text.decode() for key, text in _LABEL.findall(match[2] or b"")}
         if name == "cache_config_info":
             info = labels
-        field = _FIELDS.get((name, labels.get("stage") or labels.get("reason", "")))
+        kind = labels.get("stage") or labels.get("reason") or labels.get("source", "")
+        field = _FIELDS.get((name, kind))
         if field is not None:
             values[field] += float(match[3])
     numbers = {name: value if name in _REALS else int(value) for name, value in values.items()}

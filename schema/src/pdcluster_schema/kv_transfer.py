@@ -1,0 +1,144 @@
+"""The section `engine.kvTransfer`: how a stock vLLM moves KV, and keeps it in host memory.
+
+Checked in the connectors of vLLM 0.32; `manifests.vllm_connectors` renders it.
+"""
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from pdcluster_schema.quantities import Quantity
+from pdcluster_schema.section import Cel, Crd, Many, SpecSection, rule
+from pdcluster_schema.values import Positive, Text
+
+NIXL: Final = "NixlConnector"
+
+_NO_HANDLE = "gives a decode worker no handle of the KV that a prefill worker keeps for it"
+_BREAKS: Final = {
+    "MooncakeConnector": (
+        "begins both legs of a request at once, by a transfer id, and keeps a prompt's KV for "
+        "480 s where its decode worker is lost"
+    ),
+    "NixlPushConnector": (
+        "holds the blocks of a request that ended until its prefill worker has written them, and "
+        "for good where that one is lost"
+    ),
+    "LMCacheConnectorV1": f"{_NO_HANDLE}, and computes what its store lacks without saying so",
+    "LMCacheMPConnector": f"{_NO_HANDLE}, and computes what its store lacks without saying so",
+    "MultiConnector": "is what PDCluster sets for kvTransfer.offload",
+    "OffloadingConnector": "moves no KV between workers, and is what kvTransfer.offload adds",
+}
+"""Promises of a remote prefill that each connector of vLLM breaks."""
+
+_OWNED_KEYS: Final = {
+    "backends": ("is a field", "set kvTransfer.backends in its place"),
+    "connectors": ("is set by PDCluster", "set kvTransfer.offload in its place"),
+    "enforce_handshake_compat": (
+        "lets engines read KV that they hold in different forms",
+        "remove it, and give both roles the same --attention-backend in engine.args",
+    ),
+    "bidirectional_kv_xfer": (
+        "keeps the KV of each answer for 480 s, and no prefill worker fetches it",
+        "remove it",
+    ),
+}
+"""Keys of NIXL that PDCluster sets or cannot work with: the reason and the fix of each."""
+
+_KEY = "[a-z][a-z0-9_]{0,62}"
+MAX_KEYS = 16
+
+
+def _check_connector(name: str) -> str:
+    if name != NIXL:
+        reason = _BREAKS.get(name, _NO_HANDLE)
+        raise rule(f"{name} {reason}", f"use {NIXL}, or leave it out")
+    return name
+
+
+def _check_keys(values: dict[str, int]) -> dict[str, int]:
+    for key in values:
+        if key in _OWNED_KEYS:
+            reason, fix = _OWNED_KEYS[key]
+            raise rule(f"{key} {reason}", fix)
+        if re.fullmatch(_KEY, key) is None:
+            raise rule(f"{key!r} is no key of NIXL", "use lower-case letters, digits and '_'")
+    return values
+
+
+def _check_backends(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise rule(f"{names[0]} is given twice", "remove one of them")
+    return names
+
+
+class HostMemorySpec(SpecSection):
+    """Host memory below the KV cache of an accelerator: prefixes that leave the cache are read back
+    from there, by vLLM's OffloadingConnector. They are not in the index that routing goes by.
+    """
+
+    memory: Quantity
+    """Memory of one worker, of all its ranks together, such as 200Gi. It is in /dev/shm, which
+    grows by it, and counts to resources.limits of the role.
+    """
+    blocks_per_chunk: Positive | None = None
+    """KV blocks that move at a time; by default vLLM's, 1."""
+    eviction_policy: Literal["lru", "arc"] | None = None
+    """Order in which blocks are dropped where the memory is full; by default vLLM's, lru."""
+
+
+class KvTransferSpec(SpecSection):
+    """Connector by which a stock vLLM moves KV blocks between prefill and decode workers. A role's
+    values go over those of spec.engine, one by one. For type vllm.
+    """
+
+    connector: Annotated[
+        Text,
+        Field(max_length=63),
+        AfterValidator(_check_connector),
+        Crd(
+            Cel(
+                f"self == '{NIXL}'",
+                f"not a connector that keeps what is promised of remote prefills: use {NIXL}, or "
+                "leave it out (docs/engines.md)",
+            )
+        ),
+    ] = NIXL
+    """vLLM's connector; others break what is promised of a remote prefill, and are refused with
+    what they break. Default NixlConnector.
+    """
+    backends: (
+        Annotated[
+            tuple[Annotated[Literal["UCX", "LIBFABRIC"], Crd(maxLength=9)], ...],
+            Many,
+            Field(min_length=1, max_length=2),
+            Crd(list_type="set"),
+            AfterValidator(_check_backends),
+        ]
+        | None
+    ) = None
+    """Transports of NIXL, the same for prefill and decode: LIBFABRIC for EFA. By default UCX."""
+    extra_config: (
+        Annotated[
+            dict[str, Annotated[int, Field(ge=0, le=10**9)]],
+            Field(max_length=MAX_KEYS),
+            AfterValidator(_check_keys),
+            Crd(
+                Cel(
+                    f"self.all(key, key.matches('^{_KEY}$') && !(key in {list(_OWNED_KEYS)}))",
+                    "a key that PDCluster sets or cannot work with: remove it, and give "
+                    "kvTransfer.backends for backends and kvTransfer.offload for connectors",
+                ),
+            ),
+        ]
+        | None
+    ) = None
+    """More numbers of NIXL's kv_connector_extra_config, such as num_threads; vLLM ignores keys that
+    it does not know.
+    """
+    offload: HostMemorySpec | None = None
+
+    def overridden_by(self, role: "KvTransferSpec") -> "KvTransferSpec":
+        """This section with the values that `role` was given."""
+        given = {name: getattr(role, name) for name in role.model_fields_set}
+        return self.model_copy(update={n: each for n, each in given.items() if each is not None})
