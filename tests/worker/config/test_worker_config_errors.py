@@ -274,6 +274,15 @@ def test_identity_names_the_missing_variable(monkeypatch: pytest.MonkeyPatch) ->
         Identity.from_env()
 
 
+def test_the_front_end_of_an_engine_is_a_stock_engine_s(tmp_path: Path) -> None:
+    own = MINIMUM.replace("path: /models/m", "path: /models/m, frontend: engine")
+    router = own.replace("role: decode", "role: router")  # of which no file names the type
+    assert load_worker_config(write(tmp_path, router)).model.frontend == "engine"
+
+    with pytest.raises(ConfigError, match=r"model\.frontend: engine is for engine\.type: vllm"):
+        load_worker_config(write(tmp_path, own))
+
+
 DELAYER, DRAFTS = "engine: {prefillDelayer: {}}", "engine: {speculation: {}}"
 
 

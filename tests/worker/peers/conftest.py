@@ -363,6 +363,12 @@ class Handler:
     def hello(self) -> Hello:
         return self._hello
 
+    async def ask(self, path: str, body: bytes) -> bytes:
+        self.calls.append(("ask", path, body))
+        if self.error is not None:
+            raise self.error
+        return b"tokens of " + body
+
     async def generate(self, spec: RequestSpec, prefill: str) -> AsyncIterator[Generated]:
         self.calls.append(("generate", spec, prefill))
         self.contexts.append(trace_context.current())

@@ -68,6 +68,27 @@ async def granted(d: Any, eventually: Eventually, request_id: str = "q1", tokens
     await eventually(lambda: ("p", request_id, True) in d.credits)
 
 
+# --- ask ------------------------------------------------------------------------------------------
+
+
+async def test_the_front_end_of_a_peer_s_engine_answers(d: Any) -> None:
+    assert await d.d2.ask("/detokenize", b"x") == b"tokens of x"
+
+    d.other.handler.error = RequestError("no such role", param="messages")
+    with pytest.raises(RequestError, match="no such role") as refused:
+        await d.d2.ask("/detokenize", b"x")
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+    d.other.handler.error = PeerError("its engine is gone")
+    with pytest.raises(PeerError, match="its engine is gone"):
+        await d.d2.ask("/detokenize", b"x")
+
+
+async def test_a_peer_that_is_lost_is_asked_nothing(d: Any) -> None:
+    await d.d2.close()
+    with pytest.raises(PeerError, match="worker d2 is lost"):
+        await d.d2.ask("/detokenize", b"x")
+
+
 # --- generate -------------------------------------------------------------------------------------
 
 

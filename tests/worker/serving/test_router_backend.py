@@ -47,6 +47,9 @@ class PlayedNode:
     def problem(self) -> None:
         return None
 
+    async def ask(self, path: str, body: bytes) -> bytes:
+        return body
+
     def become(self, *limits: tuple[int, int]) -> None:
         self.peers = [
             SimpleNamespace(hello=SimpleNamespace(max_model_len=length, vocab_size=size))
@@ -105,6 +108,17 @@ async def test_router_request_waits_for_a_decode_worker():
     runtime.become((1024, 90))
 
     assert (await waiting, runtime.worker.active, backend.shortfall()) == ([7], 0, None)
+
+
+async def test_router_asks_for_tokens_once_a_decode_worker_is_there():
+    runtime, backend = make(wait_seconds=600.0)
+    waiting = asyncio.create_task(backend.ask("/detokenize", b"x"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    runtime.become((1024, 90))
+
+    assert await waiting == b"x"
 
 
 async def test_router_wait_is_bounded_in_time_and_in_requests():

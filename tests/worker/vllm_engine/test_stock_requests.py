@@ -16,6 +16,32 @@ def params(spec: RequestSpec) -> dict[str, Any]:
     return sampling
 
 
+def test_a_rendered_form_goes_back_to_vllm_as_it_came() -> None:
+    form = {
+        "sampling_params": {"structured_outputs": {"regex": "a+"}, "thinking_token_budget": 5},
+        "reasoning_ended": False,
+        "reasoning_parser_kwargs": {"chat_template_kwargs": {"enable_thinking": True}},
+    }
+    constraint = Constraint("rendered", json.dumps(form))
+    spec = RequestSpec("r", [1], SamplingParams(max_tokens=5, seed=0, constraint=constraint))
+
+    body = json.loads(generate_api.generate(spec, "m", attempt=1))
+
+    assert form["sampling_params"].items() <= body["sampling_params"].items()
+    assert (body["reasoning_ended"], body["reasoning_parser_kwargs"]) == (
+        False,
+        form["reasoning_parser_kwargs"],
+    )
+
+
+def test_our_own_form_holds_from_the_first_token() -> None:
+    sampling = SamplingParams(max_tokens=5, seed=0, constraint=Constraint("regex", "a+"))
+
+    body = json.loads(generate_api.generate(RequestSpec("r", [1], sampling), "m", attempt=1))
+
+    assert body["reasoning_ended"] is True
+
+
 def test_a_plain_request_leaves_nothing_to_the_servers_defaults() -> None:
     sampling = SamplingParams(max_tokens=5, seed=3, temperature=0.0, eos_token_ids=[2])
     body = json.loads(
