@@ -191,6 +191,9 @@ def _of_role(role: str, only: Change) -> list[Case]:
     ]
 
 
+SQL = {"name": "sql", "path": "/sql"}
+LOADED = at("spec.model.adapters", [SQL])
+
 STOCK_CASES: list[Case] = [
     *_fields("spec.engine", same),
     (
@@ -198,6 +201,32 @@ STOCK_CASES: list[Case] = [
         UNMOVED,
         both(MIXED, vllm(kvTransfer={})),
         both(MIXED, vllm(kvTransfer={"extraConfig": {"num_threads": 4}})),
+    ),
+    (
+        "spec",
+        "are for engine.type: vllm, since our own engine has none: set engine.type: vllm, or "
+        "leave them out",
+        both(vllm(), LOADED),
+        LOADED,
+    ),
+    (
+        "spec.model",
+        "must each have a name of their own, and not that of the model: rename one of them",
+        both(vllm(), LOADED),
+        both(vllm(), at("spec.model.adapters", [{**SQL, "name": "tiny"}])),
+    ),
+    (
+        "spec.model",
+        "path must begin with /, since relative paths without pvc are for pdctl alone: write the "
+        "folder as the engine's container sees it",
+        both(vllm(), LOADED),
+        both(vllm(), at("spec.model.adapters", [{**SQL, "path": "sql"}])),
+    ),
+    (
+        "spec.model.adapters[].name",
+        "not a name of an adapter: use letters, digits, '.', '_', '/', ':' and '-'",
+        both(vllm(), LOADED),
+        both(vllm(), at("spec.model.adapters", [{**SQL, "name": "a b"}])),
     ),
     (
         "spec.model.frontend",

@@ -114,6 +114,46 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.args[0]",
     ),
     (
+        vllm(args=["--lora-modules", "sql=/sql"]),
+        "spec.engine.args[0]: --lora-modules names adapters that the server process does not "
+        "know, so clients could not call them; set model.adapters in its place",
+        "spec.engine.args[0]",
+    ),
+    (
+        at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]),
+        "spec.model.adapters: are for engine.type: vllm, since our own engine has none; set "
+        "engine.type: vllm, or leave them out",
+        "spec.model.adapters",
+    ),
+    (
+        both(vllm(), at("spec.model.adapters", [{"name": "tiny", "path": "/sql"}])),
+        "spec.model.adapters: must each have a name of their own, and not that of the model; "
+        "rename one of them",
+        "spec.model.adapters",
+    ),
+    (
+        both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}] * 2)),
+        "spec.model.adapters: must each have a name of their own, and not that of the model; "
+        "rename one of them",
+        "spec.model.adapters[1]",
+    ),
+    (
+        both(vllm(), at("spec.model.adapters", [{"name": "a b", "path": "/sql"}])),
+        "spec.model.adapters[0].name: 'a b' is not a name of an adapter; use letters",
+        "spec.model.adapters[0].name",
+    ),
+    (
+        both(
+            vllm(),
+            at(
+                "spec.model.adapters",
+                [{"name": str(number), "path": "/sql"} for number in range(65)],
+            ),
+        ),
+        "spec.model.adapters: must have at most 64",
+        "spec.model.adapters",
+    ),
+    (
         vllm(args=["--reasoning-parser", "qwen3"]),
         "spec.engine.args: has --reasoning-parser, which leaves structured answers without their "
         "form until it sees the end of the reasoning, which PDCluster parses itself; set "

@@ -6,14 +6,14 @@ server returns it is accepted too: what the server owns is left out.
 
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pdcluster_schema.faults import Fault, InvalidObjectError, Location, unknown_fields, validated
-from pdcluster_schema.pdcluster import KIND, PDCluster
+from pdcluster_schema.pdcluster import KIND, PDCluster, PDClusterSpec
 from pdcluster_schema.section import json_size, too_long
 from pdcluster_schema.values import MAX_SPEC_BYTES, SHORTEN_SPEC
 from pdcluster_schema.vllm_engine import VLLM
@@ -72,35 +72,38 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
     Raises InvalidObjectError with every fault.
     """
     cluster = parse(document)
-    model = cluster.spec.model
-    if model.path is not None and model.pvc is None and not model.path.startswith("/"):
-        reason = (
-            f"must begin with /, not {model.path!r}: ~ and relative paths without pvc are for "
-            "pdctl alone"
-        )
-        fix = (
-            "write the folder in the image like /models/llm, or give pvc and the folder's path on "
-            "it"
-        )
-        raise InvalidObjectError([Fault("spec.model.path", reason, fix)])
+    for field, path, fix in _paths(cluster.spec):
+        if cluster.spec.model.pvc is None and not path.startswith("/"):
+            reason = (
+                f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl "
+                "alone"
+            )
+            raise InvalidObjectError([Fault(field, reason, fix)])
     for role in cluster.spec.roles.computing():
         engine = cluster.spec.engine_of(role)
         if engine.type == VLLM and engine.image is None:
             reason = f"is missing, and engine.type: {VLLM} needs it on Kubernetes"
             fix = "give a stock image, like vllm/vllm-openai:v0.32.0"
             raise InvalidObjectError([Fault("spec.engine.image", reason, fix)])
-        drafts = engine.speculation
-        path = None if drafts is None else drafts.draft_model
-        if path is not None and model.pvc is None and not path.startswith("/"):
-            reason = (
-                f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl "
-                "alone"
-            )
-            fix = "write the folder in the image, or give model.pvc and the folder's path on it"
-            raise InvalidObjectError(
-                [Fault(f"spec.roles.{role}.engine.speculation.draftModel", reason, fix)]
-            )
     return cluster
+
+
+def _paths(spec: PDClusterSpec) -> Iterator[tuple[str, str, str]]:
+    """Field, path and fix of each folder of a model that the object names."""
+    if spec.model.path is not None:
+        fix = (
+            "write the folder in the image like /models/llm, or give pvc and the folder's path on "
+            "it"
+        )
+        yield "spec.model.path", spec.model.path, fix
+    for index, adapter in enumerate(spec.model.adapters):
+        fix = "write the folder as the engine's container sees it"
+        yield f"spec.model.adapters[{index}].path", adapter.path, fix
+    for role in spec.roles.computing():
+        drafts = spec.engine_of(role).speculation
+        if drafts is not None and drafts.draft_model is not None:
+            fix = "write the folder in the image, or give model.pvc and the folder's path on it"
+            yield f"spec.roles.{role}.engine.speculation.draftModel", drafts.draft_model, fix
 
 
 def bounded(document: Mapping[str, Any]) -> Mapping[str, Any]:

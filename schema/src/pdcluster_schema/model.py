@@ -57,6 +57,28 @@ class HuggingFaceSpec(SpecSection):
     """
 
 
+MAX_ADAPTERS = 64
+
+
+class AdapterSpec(SpecSection):
+    """A LoRA adapter of the model, which clients call by its name in place of the model's."""
+
+    name: Annotated[
+        str,
+        Field(max_length=128),
+        spelled(
+            "[A-Za-z0-9._/:-]+",
+            "a name of an adapter",
+            "use letters, digits, '.', '_', '/', ':' and '-'",
+        ),
+    ]
+    """Name by which clients call it."""
+    path: Annotated[Text, Field(max_length=4096)]
+    """Its folder, with adapter_config.json; an absolute path in the engine's image or on a volume
+    of podTemplate, or with pvc a path below the volume's root.
+    """
+
+
 class ModelSpec(SpecSection):
     """The model, and the source of its Hugging Face folder; path (in the image or on a volume) or
     the hub.
@@ -105,7 +127,31 @@ class ModelSpec(SpecSection):
     for itself.
     """
 
+    adapters: Annotated[
+        tuple[AdapterSpec, ...],
+        Many,
+        Field(max_length=MAX_ADAPTERS),
+        Crd(list_type="map", list_map_keys=["name"]),
+    ] = ()
+    """LoRA adapters that engine.type vllm loads with the model; by default there are none."""
+
     RULES = (
+        Rule(
+            cel="!has(self.adapters) || self.adapters.all(a, a.name != self.name)",
+            holds=lambda model: (
+                len({model.name, *(each.name for each in model.adapters)})
+                == len(model.adapters) + 1
+            ),
+            reason="must each have a name of their own, and not that of the model",
+            fix="rename one of them",
+            at="adapters",
+        ),
+        Cel(
+            "!has(self.adapters) || has(self.pvc) || self.adapters.all(a, a.path.startsWith('/'))",
+            "path must begin with /, since relative paths without pvc are for pdctl alone: write "
+            "the folder as the engine's container sees it",
+            ".adapters",
+        ),
         Rule(
             cel="has(self.path) != has(self.huggingFace)",
             holds=lambda model: (model.path is None) != (model.hugging_face is None),

@@ -23,7 +23,7 @@ from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.stock_rules import stock_rules
 from pdcluster_schema.values import is_label
-from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM_ONLY
+from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -210,6 +210,14 @@ def _one_role_rules() -> Iterator[Rule]:
             "is for decode and mixed workers, and this holds for prefill",
             'set it in roles.decode.engine, or method: "Off" for prefill',
         ),
+    )
+    yield Rule(
+        cel="size(self.model.?adapters.orValue([])) == 0 || "
+        "self.?engine.?type.orValue('pdcluster') == 'vllm'",
+        holds=lambda spec: not spec.model.adapters or spec.engine.type == VLLM,
+        reason="are for engine.type: vllm, since our own engine has none",
+        fix="set engine.type: vllm, or leave them out",
+        at="model.adapters",
     )
     yield Rule(
         cel="!(self.?routing.?relaying.?enabled.orValue(false)) || has(self.roles.router)",

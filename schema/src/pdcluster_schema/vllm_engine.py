@@ -63,6 +63,10 @@ _HARMFUL = {
         "set engine.kvTransfer.offload in its place",
     ),
     "kv-offloading-backend": ("is for --kv-offloading-size, which is refused", "remove it"),
+    "lora-modules": (
+        "names adapters that the server process does not know, so clients could not call them",
+        "set model.adapters in its place",
+    ),
 }
 """Flags that break what PDCluster promises: the reason and the fix of each."""
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class ScriptedBackend:
 
     script: Callable[[RequestSpec], list[int]]
     model_name: str = "tiny"
+    adapters: Sequence[str] = ()
     max_model_len: int = 200
     vocab_size: int = 259
     length_note: str = ""

@@ -239,3 +239,25 @@ async def test_a_prefill_worker_sends_clients_to_a_decode_worker(rig):
         ]
 
     assert statuses == [200] * 5
+
+
+async def test_adapters_are_models_of_their_own_and_their_cache_is_apart(rig, http):
+    rig.backend.adapters = ("sql",)
+
+    cards = (await http.get("/v1/models")).json()["data"]
+    answers = [
+        (await http.post("/v1/chat/completions", json={**BODY, "model": name})).json()
+        for name in ("tiny", "sql")
+    ]
+    unknown = await http.post("/v1/chat/completions", json={**BODY, "model": "SQL"})
+
+    assert [(card["id"], card.get("parent")) for card in cards] == [("tiny", None), ("sql", "tiny")]
+    assert (await http.get("/v1/models/sql")).json() == cards[1]
+    assert [answer["model"] for answer in answers] == ["tiny", "sql"]
+    (base,), (adapted,) = (specs for specs, _ in rig.backend.calls)
+    assert (base.adapter, adapted.adapter) == ("", "sql")
+    assert (base.cache_salt, len(adapted.cache_salt)) == (b"", 32)
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["message"] == (
+        "model 'SQL' is not served here: use 'tiny' or one of its adapters, which /v1/models lists"
+    )

@@ -96,9 +96,22 @@ def test_our_salt_comes_back_from_the_first_block() -> None:
     assert more.stored == salted[2:3]
 
 
+def test_blocks_of_an_adapter_are_those_of_its_salt() -> None:
+    cache = CacheEvents(SIZE)
+    keys = [["sql", SALT.hex()], ["sql"]]
+    event = {**stored([11, 12], TOKENS[:8], keys=keys), "lora_name": "sql"}
+    later = {**stored([13], TOKENS[8:12], parent=12, keys=[["sql"]]), "lora_name": "sql"}
+
+    cache.take(0, batch(event, later))
+
+    assert cache.matched(block_hashes(TOKENS, SIZE, SALT)) == 3
+    assert cache.matched(OURS) == 0
+
+
 @pytest.mark.parametrize(
     "event",
     [
+        {**stored([11], TOKENS[:4], keys=[["sql"]]), "lora_name": "sql"},
         stored([11], TOKENS[:4], parent=99),
         stored([11], TOKENS[:4], keys=[["a lora"]]),
         stored([11], TOKENS[:4], keys=[[SALT.hex(), "more"]]),

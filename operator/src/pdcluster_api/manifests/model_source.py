@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_api.manifests.objects import USER, Manifest
-from pdcluster_schema.model import HuggingFaceSpec, ModelSpec
+from pdcluster_schema.model import AdapterSpec, HuggingFaceSpec, ModelSpec
 
 MODELS = "/models"
 FETCH_CONTAINER = "fetch-model"
@@ -44,6 +44,11 @@ def model_source(model: ModelSpec, container: Manifest, *, weights: bool) -> Mod
 
 def on_volume(path: str) -> str:
     return f"{MODELS}/{path.strip('/')}"
+
+
+def adapter_path(model: ModelSpec, adapter: AdapterSpec) -> str:
+    """As the engine sees it."""
+    return adapter.path if model.pvc is None else on_volume(adapter.path)
 
 
 def _downloaded(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdcluster_api.manifests.model_source import adapter_path
 from pdcluster_api.manifests.objects import (
     ENGINE_FOLDER,
     LOGGING_FILE,
@@ -18,6 +19,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm_connectors import kv_transfer_config
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
@@ -100,6 +102,7 @@ def vllm_command(
         model_path,
         *(engine.args or ()),
         *_caching(engine),
+        *_adapters(cluster.spec.model),
         "--enable-scale-out",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
@@ -170,6 +173,16 @@ def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:
         for name, flag in _FLAGS.items()
         if name in engine.model_fields_set and (value := getattr(engine, name)) is not None
     }
+
+
+def _adapters(model: ModelSpec) -> list[str]:
+    if not model.adapters:
+        return []
+    modules = [
+        _json(name=each.name, path=adapter_path(model, each), base_model_name=model.name)
+        for each in model.adapters
+    ]
+    return ["--enable-lora", "--lora-modules", *modules]
 
 
 def _caching(engine: EngineSpec) -> list[str]:

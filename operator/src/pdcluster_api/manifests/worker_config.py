@@ -176,6 +176,7 @@ def engine_file(
             "name": model.name,
             "path": site.model_path,
             **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
+            **({"adapters": [each.name for each in model.adapters]} if model.adapters else {}),
         },
         "engine": _engine_section(cluster, pool, engine, site),
         "discovery": discovery,

@@ -55,6 +55,35 @@ def find_model(cluster: PDCluster, source: Path, given: Path | None) -> FoundMod
     )
 
 
+def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
+    """The object with the folders of its adapters on this machine, each an absolute path.
+
+    source: the PDCluster's file; a relative path is relative to its folder
+    Raises InvalidObjectError.
+    """
+    model, found = cluster.spec.model, []
+    for index, adapter in enumerate(model.adapters):
+        folder = source.absolute().parent / Path(adapter.path).expanduser()
+        if model.pvc is not None or not (folder / "adapter_config.json").is_file():
+            where = f"volume {model.pvc.claim_name}" if model.pvc else f"folder {folder}"
+            raise InvalidObjectError(
+                [
+                    Fault(
+                        f"spec.model.adapters[{index}].path",
+                        f"no adapter_config.json of {adapter.name} is on this machine, in {where}",
+                        "give the adapter's folder here, and no pvc",
+                    )
+                ]
+            )
+        found.append(adapter.model_copy(update={"path": str(folder)}))
+    here = model.model_copy(update={"adapters": tuple(found)})
+    return (
+        cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"model": here})})
+        if found
+        else cluster
+    )
+
+
 def _no_folder(path: Path) -> str:
     if not path.is_file():
         return f"no folder at {path}; correct the path"

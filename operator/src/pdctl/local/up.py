@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.etcd import running_etcd
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.machine import available_cores, free_port, port_is_free, with_programs
-from pdctl.local.model import FoundModel, find_model
+from pdctl.local.model import FoundModel, find_model, with_adapters
 from pdctl.local.plan import LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
@@ -92,6 +92,7 @@ def prepare(request: UpRequest) -> PreparedRun:
 
     Port 0 is resolved here, so that a restarted worker keeps its announced address.
     """
+    request = replace(request, cluster=with_adapters(request.cluster, request.source))
     port = request.port or free_port()
     plan = plan_local(request.cluster, cores=available_cores(), port=port)
     model = find_model(request.cluster, request.source, request.model_path)

@@ -1,5 +1,6 @@
 """The pod of a worker with a stock engine: two containers, and what each of them gets."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -260,3 +261,17 @@ def test_probe_needs_no_folder_for_its_report(
 
 def test_engine_of_a_pool_without_accelerators_reports_none() -> None:
     assert "nvidia-smi" not in sidecar_of()["livenessProbe"]["exec"]["command"][-1]
+
+
+def test_adapters_are_loaded_with_the_model_and_known_to_every_worker() -> None:
+    adapters = [{"name": "sql", "path": "lora/sql"}, {"name": "fr", "path": "lora/fr"}]
+    change = both(vllm(), at("spec.model", {**VOLUME, "adapters": adapters}))
+    command = sidecar_of(change)["command"]
+    first = command.index("--lora-modules")
+
+    assert command[first - 1] == "--enable-lora"
+    assert [json.loads(text) for text in command[first + 1 : first + 3]] == [
+        {"name": name, "path": f"/models/lora/{name}", "base_model_name": VOLUME["name"]}
+        for name in ("sql", "fr")
+    ]
+    assert engine_of(change)["model"]["adapters"] == ["sql", "fr"]

@@ -10,7 +10,8 @@ import pytest
 
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
-from pdctl.local.model import FoundModel, find_model
+from pdctl.local.model import FoundModel, find_model, with_adapters
+from tests.schema.object_cases import vllm
 
 VOLUME = {"name": "tiny", "path": "tiny", "pvc": {"claimName": "models"}}
 HUB = {"name": "tiny", "huggingFace": {"repo": "org/tiny", "revision": "v2"}}
@@ -99,4 +100,34 @@ def test_a_model_of_the_hub_that_is_nowhere_is_refused_with_its_download(
     assert str(refused.value).endswith(
         f"download it: {sys.executable} -m pdcluster_worker.fetch --repo=org/tiny --revision=v2 "
         f"--target={cache}/tiny"
+    )
+
+
+def test_adapters_are_found_beside_the_file(document: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    vllm(args=[])(document)
+    document["spec"]["model"]["adapters"] = [{"name": "sql", "path": "sql"}]
+
+    found = with_adapters(parse(document), tmp_path / "chat.yaml")
+
+    assert [each.path for each in found.spec.model.adapters] == [str(folder)]
+
+
+@pytest.mark.parametrize("model", [OWN, VOLUME], ids=["path", "volume"])
+def test_an_adapter_that_is_not_here_is_refused(
+    model: dict[str, Any], document: dict[str, Any], tmp_path: Path
+) -> None:
+    vllm(args=[])(document)
+    document["spec"]["model"] = {**model, "adapters": [{"name": "sql", "path": "sql"}]}
+
+    with pytest.raises(InvalidObjectError) as raised:
+        with_adapters(parse(document), tmp_path / "chat.yaml")
+
+    (fault,) = raised.value.faults
+    where = "volume models" if "pvc" in model else f"folder {tmp_path / 'sql'}"
+    assert str(fault) == (
+        f"spec.model.adapters[0].path: no adapter_config.json of sql is on this machine, in "
+        f"{where}; give the adapter's folder here, and no pvc"
     )

@@ -34,6 +34,7 @@ class ModelConfig(Section, frozen=True):
     tool_parser: ToolParserName = "auto"  # auto = by the chat template
     reasoning_parser: ReasoningParserName = "auto"
     frontend: Literal["pdcluster", "engine"] = "pdcluster"  # engine = of a stock engine
+    adapters: tuple[str, ...] = ()  # LoRA adapters that clients may call in place of the model
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

@@ -76,6 +76,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
+    adapter: str = ""  # name of the LoRA adapter that computes it; "" = the model alone
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
     ttft_slo_seconds: float | None = None  # that the client gave; None = that of the policy

@@ -45,7 +45,7 @@ async def run(config: WorkerConfig, identity: Identity, policy_path: Path | None
     limits = (
         (0, 0) if is_picker else model_limits(Path(config.model.path), config.engine.max_model_len)
     )
-    backend = RouterBackend(config.model.name, *limits)
+    backend = RouterBackend(config.model.name, *limits, config.model.adapters)
     metrics, traces = Metrics(), RecentTraces()
     tracing = start_tracing(traces, config, identity)
 

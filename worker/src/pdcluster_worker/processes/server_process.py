@@ -86,7 +86,7 @@ class ServerProcess:
         self._traces = RecentTraces()
         self._tracing = start_tracing(self._traces, config, identity)
         self._engine_metrics = EngineMetrics(self._metrics, time.monotonic)
-        self._backend = WorkerBackend(config.model.name, group.engines)
+        self._backend = WorkerBackend(config.model.name, group.engines, config.model.adapters)
         group.report_children(self._watch)
 
     async def run(self) -> int:

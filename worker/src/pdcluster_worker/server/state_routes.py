@@ -27,7 +27,7 @@ from pdcluster_worker.tracing.request_trace import RecentTraces, as_json
 
 class ModelCard(BaseModel):
     """A model that this worker serves; max_model_len: in tokens, left out until the engine is
-    ready.
+    ready; parent: the model of a LoRA adapter.
     """
 
     id: str
@@ -35,6 +35,7 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "pdcluster"
     max_model_len: int | None
+    parent: str | None = None
 
 
 class ModelList(BaseModel):
@@ -98,15 +99,21 @@ def model_routes(worker: WorkerView) -> list[Route]:
     created = int(time.time())
 
     async def models(request: Request) -> Response:
-        return _without_none(ModelList(data=[card()]))
+        return _without_none(
+            ModelList(data=[card(name) for name in (worker.model_name, *worker.adapters)])
+        )
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["model"], worker.model_name)
-        return _without_none(card())
+        name = request.path_params["model"]
+        check_model(name, worker)
+        return _without_none(card(name))
 
-    def card() -> ModelCard:
+    def card(name: str) -> ModelCard:
         return ModelCard(
-            id=worker.model_name, created=created, max_model_len=worker.max_model_len or None
+            id=name,
+            created=created,
+            max_model_len=worker.max_model_len or None,
+            parent=None if name == worker.model_name else worker.model_name,
         )
 
     return [

@@ -1,7 +1,7 @@
 """A worker or a router as its HTTP side sees it, also before it serves and when it is dead."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from pdcluster_worker.errors import RequestError
@@ -23,8 +23,15 @@ class ServingBackend:
 
     _kind = "worker"
 
-    def __init__(self, model_name: str, max_model_len: int = 0, vocab_size: int = 0) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int = 0,
+        vocab_size: int = 0,
+        adapters: Sequence[str] = (),
+    ) -> None:
         self.model_name = model_name
+        self.adapters = adapters
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.length_note = ""
@@ -83,8 +90,8 @@ class ServingBackend:
 class WorkerBackend(ServingBackend):
     """A worker with engines.  waits_for: why it is not ready until it serves."""
 
-    def __init__(self, model_name: str, engines: Engines) -> None:
-        super().__init__(model_name)
+    def __init__(self, model_name: str, engines: Engines, adapters: Sequence[str] = ()) -> None:
+        super().__init__(model_name, adapters=adapters)
         self.waits_for = "the engine is loading the model"
         self._engines = engines
 
@@ -156,8 +163,14 @@ class RouterBackend(ServingBackend):
 
     _kind = "router"
 
-    def __init__(self, model_name: str, max_model_len: int, vocab_size: int) -> None:
-        super().__init__(model_name, max_model_len, vocab_size)
+    def __init__(
+        self,
+        model_name: str,
+        max_model_len: int,
+        vocab_size: int,
+        adapters: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model_name, max_model_len, vocab_size, adapters)
         self._arrived = asyncio.Event()  # set while a decode worker takes new work
         self._waiting = WaitQueue()
 

@@ -32,6 +32,7 @@ class BlockStored(msgspec.Struct, tag=True):
     parent_block_hash: EngineHash | None
     token_ids: list[int]
     block_size: int
+    lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -134,7 +135,7 @@ class CacheEvents:
             return
         known = self._stored[event.medium]
         for index, theirs in enumerate(event.block_hashes):
-            if parent is not None and event.extra_keys and event.extra_keys[index]:
+            if parent is not None and _keys(event, index):
                 return
             ours = []
             for start in range(index * num_tokens, (index + 1) * num_tokens, size):
@@ -209,11 +210,18 @@ class Subscription:
             self._on_batch(int.from_bytes(sequence, "big"), payload)
 
 
+def _keys(event: BlockStored, index: int) -> list[Any]:
+    """What a block's hash has beside tokens and adapter."""
+    keys = (event.extra_keys[index] if event.extra_keys else None) or []
+    return keys[1:] if event.lora_name and keys[:1] == [event.lora_name] else keys
+
+
 def _salt(event: BlockStored) -> bytes | None:
     """Our salt of a prompt's first block; None where the block has other keys."""
-    keys = (event.extra_keys[0] if event.extra_keys else None) or []
+    keys = _keys(event, 0)
     if not keys:
-        return b""
+        # that of an adapter's requests has its name in it
+        return None if event.lora_name else b""
     if len(keys) > 1 or not isinstance(keys[0], str):
         return None
     try:

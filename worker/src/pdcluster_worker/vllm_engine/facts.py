@@ -73,6 +73,11 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
         await check_endpoints(http, version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
     card = _card_of(models, config.model.name)
+    lacking = {*config.model.adapters} - {card.id for card in models}
+    if lacking:
+        raise ConfigError(
+            f"the engine lacks adapters: start it with {min(lacking)!r} of --lora-modules"
+        )
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
     longest = await _warm_up(http, config)
     scrape = read_numbers(await http.get_patiently("/metrics"))

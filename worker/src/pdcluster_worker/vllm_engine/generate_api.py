@@ -91,7 +91,7 @@ def _body(
         fields["kv_transfer_params"] = transfer
     return _encode(
         {
-            "model": model,
+            "model": spec.adapter or model,
             "request_id": f"{spec.request_id}-{attempt}",
             "token_ids": [*spec.prompt, *spec.output],
             "priority": spec.priority,

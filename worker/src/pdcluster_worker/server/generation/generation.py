@@ -1,6 +1,6 @@
 """Runs all choices of one HTTP request on the backend and turns their tokens into deltas."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -38,6 +38,7 @@ class WorkerView(Protocol):
     """Until the engine is ready sizes are 0, others None.  length_note: why it is shorter."""
 
     model_name: str
+    adapters: Sequence[str]  # names of the model's LoRA adapters
     max_model_len: int
     vocab_size: int
     length_note: str

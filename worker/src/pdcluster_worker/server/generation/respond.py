@@ -22,6 +22,7 @@ from pdcluster_worker.server.generation.generation import (
     Generation,
     GenerationRequest,
     ServingContext,
+    WorkerView,
 )
 from pdcluster_worker.server.generation.sampling import specs_for
 from pdcluster_worker.server.http.raw_http import DIRECT_WRITER
@@ -167,18 +168,19 @@ _SALT_DOMAIN = b"pdcluster prefix cache"
 def check_servable(request: Generate, num_prompts: int, serving: ServingContext) -> None:
     """Raises RequestError: by the policy, 404 for another model, 503 while not ready."""
     backend = serving.backend
-    check_model(request.model, backend.model_name)
+    check_model(request.model, backend)
     _check_policy(request, num_prompts, serving.policy())
     reason = backend.ready()
     if reason is not None and not backend.draining():
         raise not_ready(reason)
 
 
-def check_model(name: str, served: str) -> None:
+def check_model(name: str, worker: WorkerView) -> None:
     """Raises RequestError 404 for a model that this worker does not serve."""
-    if name != served:
+    if name != worker.model_name and name not in worker.adapters:
+        others = " or one of its adapters, which /v1/models lists" if worker.adapters else ""
         raise RequestError(
-            f"model {quoted(name)} is not served here: use {served!r}",
+            f"model {quoted(name)} is not served here: use {worker.model_name!r}{others}",
             status=404,
             param="model",
             code="model_not_found",
@@ -225,7 +227,7 @@ def _allowed_priority(request: Generate, policy: PolicyConfig, tenant: str) -> i
         raise RequestError(str(e), param="priority") from e
 
 
-def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
+def cache_salt(key_digest: bytes, own: str | None, *, shared: bool, adapter: str = "") -> bytes:
     """The salt of a request's prefix cache, which is shared within one salt only: 32 bytes, or b"".
 
     By default each API key has a salt of its own, so neither `cached_tokens` nor the time to the
@@ -234,6 +236,7 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
     key_digest: SHA-256 of the presented API key, b"" where no key is asked for.
     own:        the request's field `cache_salt`.
     shared:     one cache for all keys; `own` separates even then.
+    adapter:    of which the KV is; another one computes another KV of the same tokens.
 
     >>> cache_salt(b"", None, shared=False), cache_salt(b"k" * 32, None, shared=True)
     (b'', b'')
@@ -242,9 +245,11 @@ def cache_salt(key_digest: bytes, own: str | None, *, shared: bool) -> bytes:
     (32, False)
     """
     digest = b"" if shared else key_digest
-    if not digest and own is None:
+    if not digest and own is None and not adapter:
         return b""
-    parts = (_SALT_DOMAIN, digest, b"" if own is None else sha256(own.encode()).digest())
+    parts = [_SALT_DOMAIN, digest, b"" if own is None else sha256(own.encode()).digest()]
+    if adapter:
+        parts.append(sha256(adapter.encode()).digest())
     return sha256(b"".join(len(part).to_bytes(1) + part for part in parts)).digest()
 
 
@@ -264,6 +269,7 @@ def respond(
     limit = tenant_policy(policy, tenant).max_concurrent_requests
     _check_count(request, len(prompts), limit, "be open of this API key (maxConcurrentRequests)")
     shared = policy.shared_prefix_cache
+    adapter = "" if request.model == serving.backend.model_name else request.model
     specs = specs_for(
         request,
         prepared.sampling_request,
@@ -271,7 +277,10 @@ def respond(
         serving.limits,
         response_id=response_id,
         priority=priority,
-        cache_salt=cache_salt(context.key_digest, request.cache_salt, shared=shared),
+        cache_salt=cache_salt(
+            context.key_digest, request.cache_salt, shared=shared, adapter=adapter
+        ),
+        adapter=adapter,
         tenant=tenant,
         prefiller=context.prefiller,
     )

@@ -48,6 +48,7 @@ def specs_for(
     response_id: str,
     priority: int = 0,
     cache_salt: bytes = b"",
+    adapter: str = "",
     tenant: str = "",
     prefiller: str = "",
 ) -> list[list[RequestSpec]]:
@@ -74,6 +75,7 @@ def specs_for(
                         else None,
                     ),
                     priority=priority,
+                    adapter=adapter,
                     cache_salt=cache_salt,
                     tenant=tenant,
                     # likewise: those that follow find the prompt in the cache

@@ -141,7 +141,7 @@ async def _tokens(
 def _check(model: str | None, serving: ServingContext) -> int:
     """The longest request.  Raises RequestError, 503 while it is not known."""
     if model:
-        check_model(model, serving.backend.model_name)
+        check_model(model, serving.backend)
     if not serving.backend.max_model_len:
         reason = serving.backend.ready() or "its engine has yet to load"
         raise not_ready(reason)
