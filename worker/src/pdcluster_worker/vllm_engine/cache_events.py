@@ -211,7 +211,7 @@ class Subscription:
 
 
 def _keys(event: BlockStored, index: int) -> list[Any]:
-    """What a block's hash has beside tokens and adapter."""
+    """Keys that a block's hash has beside tokens and adapter."""
     keys = (event.extra_keys[index] if event.extra_keys else None) or []
     return keys[1:] if event.lora_name and keys[:1] == [event.lora_name] else keys
 
