@@ -35,6 +35,7 @@ ONE_CLASS = at(
 )
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
+ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
 OFFLOADED = both(
     at("spec.roles.prefill.pools.0.gpu", "H100"),
     at("spec.roles.decode.pools.0.gpu", "H100"),
@@ -156,6 +157,8 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     ),
     "engine.type": (no_change, vllm()),
     "model.frontend": (vllm(), at("spec.model.frontend", "engine")),
+    "model.adapters.name": (ADAPTED, at("spec.model.adapters.0.name", "fr")),
+    "model.adapters.path": (ADAPTED, at("spec.model.adapters.0.path", "/fr")),
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{
