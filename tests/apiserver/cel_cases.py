@@ -579,6 +579,8 @@ ACCEPTED: list[Change] = [
         at("spec.roles.decode.engine.tensorParallelSize", 2),
     ),
     at("spec.engine", {"tensorParallelSize": 4, "pipelineParallelSize": 2}),
+    at("spec.engine", {"tensorParallelSize": 4, "dataParallelSize": 4}),
+    vllm(tensorParallelSize=2, dataParallelSize=4, numBlocks=4),
     both(
         at("spec.roles.decode.pools.0.podsPerReplica", 2),
         at("spec.roles.decode.engine.dataParallelSize", 2),

@@ -14,11 +14,11 @@ def same(content: object) -> None:
 
 
 OURS = (
-    "engine.type: vllm has none of device, dataParallelSize, transport, transferBandwidth, "
-    "verifyTransfers, fenceTimeoutSeconds, batchInvariant, scheduler, schedulingPolicy, "
+    "engine.type: vllm has none of device, transport, transferBandwidth, verifyTransfers, "
+    "fenceTimeoutSeconds, batchInvariant, scheduler, schedulingPolicy, "
     "longPrefillTokenThreshold, chunkedPrefill, tbtSloMilliseconds, chunkSchedule, "
     "admissionWatermark, prefillDelayer, speculation: leave them out, or give vLLM's own flags in "
-    "engine.args, and more replicas in place of dataParallelSize"
+    "engine.args"
 )
 STOCK = (
     "engine.image, command, args, env and kvTransfer are for a stock engine: leave them out, or "
@@ -32,7 +32,10 @@ IMAGE = (
     "image is missing, and engine.type: vllm needs it on Kubernetes: give a stock image, like "
     "vllm/vllm-openai:v0.32.0"
 )
-FLAG = "PDCluster sets this flag, or cannot work with it: remove it"
+FLAG = (
+    "PDCluster sets this flag, or cannot work with it: remove it, and give "
+    "engine.dataParallelSize for --data-parallel-size"
+)
 FIELD = (
     "this flag is a field of engine: set maxModelLen, maxSequences, maxBatchedTokens, blockSize, "
     "prefixCaching, kvCacheMemory, deviceMemoryShare, numBlocks, tensorParallelSize or "

@@ -56,20 +56,43 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.args[0]",
     ),
     (
-        vllm(dataParallelSize=2),
-        "spec.engine.dataParallelSize: is not for vllm, of which a worker has one engine; leave it "
-        "out, and give the pool more replicas",
-        "spec.engine",
+        both(vllm(dataParallelSize=4), at("spec.roles.decode.engine", {"tensorParallelSize": 4})),
+        "spec.roles.decode.engine.tensorParallelSize: tensorParallelSize (4) times "
+        "pipelineParallelSize (1) times dataParallelSize (4) is 16 ranks, over the 8 of one "
+        "pod; lower one of them",
+        "spec.roles",
+    ),
+    (
+        both(
+            vllm(dataParallelSize=4),
+            at("spec.roles.decode.pools.0.gpu", "H100"),
+            at("spec.roles.decode.pools.0.gpusPerReplica", 2),
+        ),
+        "spec.roles.decode.pools[0].gpusPerReplica: must be at least 4, not 2: each rank has one "
+        "(tensorParallelSize (1) times pipelineParallelSize (1) times dataParallelSize (4)); raise",
+        "spec.roles",
+    ),
+    (
+        both(vllm(dataParallelSize=4), at("spec.roles.decode.pools.0.podsPerReplica", 2)),
+        "spec.roles.decode.pools[0].podsPerReplica: is 2, and dataParallelSize 4: vLLM's data "
+        "parallel ranks of a worker are in one pod; leave one of them out, and give the pool more",
+        "spec.roles",
+    ),
+    (
+        vllm(dataParallelSize=4, numBlocks=3),
+        "spec.roles.prefill.engine.numBlocks: must be at least dataParallelSize (4), whose engines "
+        "share them, not 3; raise numBlocks",
+        "spec.roles.prefill.engine.numBlocks",
     ),
     (
         vllm(args=["--data-parallel-size=2"]),
-        "spec.engine.args[0]: --data-parallel-size is not for a worker, which has one engine; "
-        "remove it, and give the pool more replicas",
+        "spec.engine.args[0]: --data-parallel-size is set by PDCluster; set "
+        "engine.dataParallelSize in its place",
         "spec.engine.args[0]",
     ),
     (
         vllm(args=["-dp", "2"]),
-        "spec.engine.args[0]: -dp is not for a worker, which has one engine; remove it",
+        "spec.engine.args[0]: -dp is set by PDCluster; set engine.dataParallelSize in its place",
         "spec.engine.args[0]",
     ),
     (
@@ -97,8 +120,8 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     ),
     (
         vllm(args=["--data-par", "2"]),
-        "spec.engine.args[0]: --data-par may be short for --data-parallel-size, which is not for a "
-        "worker, which has one engine; remove it",
+        "spec.engine.args[0]: --data-par may be short for --data-parallel-size, which is set by "
+        "PDCluster; set engine.dataParallelSize in its place",
         "spec.engine.args[0]",
     ),
     (

@@ -215,7 +215,8 @@ class EngineSpec(SpecSection):
     data_parallel_size: Annotated[int, Field(ge=1, le=MAX_ENGINES)] = 1
     """Engine processes of one worker, behind its one address. They share its threads, KV memory,
     blocks and transferBandwidth; each loads the weights and has maxBatchedTokens and maxSequences
-    of its own. One that dies is started again while the others keep serving. Default 1.
+    of its own. One that dies is started again while the others keep serving. For type vllm: ranks
+    of its one server, each with accelerators of its own; they end together. Default 1.
     """
     transport: Literal["auto", "tcp", "nixl", "ucx"] = "auto"
     """Transport of KV blocks between workers. nixl and ucx need an image with that extra

@@ -15,8 +15,9 @@ from pdcluster_schema.vllm_flags import flags_of
 
 
 def num_ranks(engine: EngineSpec) -> int:
-    """Rank processes of one engine."""
-    return engine.tensor_parallel_size * engine.pipeline_parallel_size
+    """Rank processes of one worker with an accelerator each; engines of ours share theirs."""
+    engines = engine.data_parallel_size if engine.type == VLLM else 1
+    return engine.tensor_parallel_size * engine.pipeline_parallel_size * engines
 
 
 def pods_per_replica(engine: EngineSpec, pool: PoolSpec) -> int:
@@ -45,6 +46,8 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
         f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize "
         f"({engine.pipeline_parallel_size})"
     )
+    if engine.type == VLLM and engine.data_parallel_size > 1:
+        sizes += f" times dataParallelSize ({engine.data_parallel_size})"
     for index, pool in enumerate(pools):
         pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
         divided = pods if engine.type == VLLM else 1
@@ -68,6 +71,13 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
                 f"is {pods}, and dataParallelSize {engine.data_parallel_size}: each pod of a "
                 "worker has one of its engines",
                 f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
+            )
+        if engine.type == VLLM and pods > 1 and engine.data_parallel_size > 1:
+            return (
+                f"pools[{index}].podsPerReplica",
+                f"is {pods}, and dataParallelSize {engine.data_parallel_size}: vLLM's data "
+                "parallel ranks of a worker are in one pod",
+                "leave one of them out, and give the pool more replicas",
             )
         field, least = f"pools[{index}].gpusPerReplica", _least_gpus(engine, pods)
         if pool.gpus_per_replica is None:
@@ -119,12 +129,7 @@ def engine_faults(kind: str, engine: EngineSpec) -> Iterator[EngineFault]:
                 )
         return
     for field in PDCLUSTER_ONLY:
-        if field not in flag_text:
-            continue
-        if field == "dataParallelSize":
-            fix = "leave it out, and give the pool more replicas"
-            yield EngineFault(field, "is not for vllm, of which a worker has one engine", fix)
-        else:
+        if field in flag_text:
             fix = "leave it out, or give vLLM's own flag in engine.args"
             yield EngineFault(field, "is not for vllm, which has no such setting", fix)
 
@@ -160,7 +165,7 @@ def engine_rule(
     *,
     found: Callable[[Any], object] | None = None,
 ) -> Rule:
-    """A rule of a role's engine, of ours alone; a stock engine schedules as it will.
+    """A rule of a role's engine.
 
     cel:   of `role`.
     holds: of the engine and the types of accelerator of its pools.
@@ -176,9 +181,7 @@ def engine_rule(
         return sized
 
     def holds_in(spec: Any) -> bool:
-        if not gpus(spec) or spec.engine.type == VLLM:
-            return True
-        return holds(engine(spec), gpus(spec))
+        return not gpus(spec) or holds(engine(spec), gpus(spec))
 
     return Rule(
         cel=f"[?self.roles.?{role}].all(role, {cel})",
@@ -248,7 +251,8 @@ def _size_rules(role: str) -> Iterator[Rule]:
         role,
         "maxBatchedTokens",
         f"{tokens} >= {sequences} || self.?engine.?type.orValue('pdcluster') != 'pdcluster'",
-        lambda engine, _: engine.max_batched_tokens >= engine.max_sequences,
+        # a stock engine schedules as it will
+        lambda engine, _: engine.type == VLLM or engine.max_batched_tokens >= engine.max_sequences,
         (
             "must be at least {maxSequences}, since a step computes a token of each sequence",
             "raise maxBatchedTokens or lower maxSequences",

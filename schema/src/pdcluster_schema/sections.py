@@ -136,7 +136,7 @@ class PoolSpec(SpecSection):
     """
     gpus_per_replica: Ranks | None = None
     """Accelerators of one worker, which autoscale counts and pods request; by default one for each
-    rank, tensorParallelSize times pipelineParallelSize of the engine.
+    rank, tensorParallelSize times pipelineParallelSize of the engine, and dataParallelSize of vllm.
     """
     pods_per_replica: Annotated[int, Field(ge=1, le=MAX_PODS), Crd(format="int32")] | None = None
     """Pods of one worker, a group that starts, drains and restarts as one (docs/groups.md): a stock

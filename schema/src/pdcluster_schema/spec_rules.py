@@ -139,7 +139,7 @@ def _pair_rule(field: str, condition: str, holds: Callable[[Any, Any], bool], re
 
 
 def _rank_rules() -> Iterator[Cel]:
-    tensor, pipeline = "tensorParallelSize", "pipelineParallelSize"
+    tensor, pipeline, data = "tensorParallelSize", "pipelineParallelSize", "dataParallelSize"
     # number of a pool's pods, and of a stock engine's ranks and of ours in each
     pods = "p.?podsPerReplica.orValue(p.?gpusPerPod.optMap(g, (ranks + g - 1) / g).orValue(1))"
     is_ours = "self.?engine.?type.orValue('pdcluster') == 'pdcluster'"
@@ -147,7 +147,8 @@ def _rank_rules() -> Iterator[Cel]:
     def of_pools(condition: str) -> str:
         ranks = (
             f"{value_or_default(tensor, 'self.roles.ROLE')} * "
-            f"{value_or_default(pipeline, 'self.roles.ROLE')}"
+            f"{value_or_default(pipeline, 'self.roles.ROLE')} * "
+            f"({is_ours} ? 1 : {value_or_default(data, 'self.roles.ROLE')})"
         )
         return _each(
             f"(!has(self.roles.ROLE) || [{ranks}].all(ranks, self.roles.ROLE.pools.all(p, "
@@ -159,18 +160,18 @@ def _rank_rules() -> Iterator[Cel]:
             f"({is_ours} ? ranks : ranks % pods == 0 ? ranks / pods : 1024) <= "
             f"p.?gpusPerPod.orValue({MAX_RANKS})"
         ),
-        f"engine.{tensor} times engine.{pipeline} must be at most {MAX_RANKS} in each pod, or "
-        "gpusPerPod, and for a stock engine a multiple of podsPerReplica: lower one of them, or "
-        "give pools another podsPerReplica",
+        f"engine.{tensor} times engine.{pipeline}, and engine.{data} of type vllm, must be at "
+        f"most {MAX_RANKS} in each pod, or gpusPerPod, and for a stock engine a multiple of "
+        "podsPerReplica: lower one of them, or give pools another podsPerReplica",
         ".roles",
     )
     yield Cel(
         of_pools(
-            f"pods == 1 || !({is_ours}) || "
-            f"{value_or_default('dataParallelSize', 'self.roles.ROLE')} == pods"
+            f"pods == 1 || {value_or_default(data, 'self.roles.ROLE')} == ({is_ours} ? pods : 1)"
         ),
         "engine.dataParallelSize must be podsPerReplica, since each pod has one of the engines of "
-        "a worker: set it to that, or leave podsPerReplica out",
+        "a worker, and 1 for a stock engine of several pods: set it to that, or leave "
+        "podsPerReplica out",
         ".roles",
     )
     yield Cel(
@@ -180,9 +181,9 @@ def _rank_rules() -> Iterator[Cel]:
             f"p.gpusPerReplica <= pods * p.?gpusPerPod.orValue({MAX_RANKS}) && "
             f"p.gpusPerReplica >= ranks * ({is_ours} ? pods : 1))"
         ),
-        f"gpusPerReplica must be at least engine.{tensor} times engine.{pipeline}, on pools with "
-        f"an accelerator, at most {MAX_RANKS} or gpusPerPod in each pod, and a multiple of "
-        "podsPerReplica: correct it, or leave it out",
+        f"gpusPerReplica must be at least engine.{tensor} times engine.{pipeline}, and "
+        f"engine.{data} of type vllm, on pools with an accelerator, at most {MAX_RANKS} or "
+        "gpusPerPod in each pod, and a multiple of podsPerReplica: correct it, or leave it out",
         ".roles",
     )
 
@@ -264,7 +265,7 @@ def _stock_engine_rules() -> Iterator[Cel]:
         yield Cel(
             f"[?{engine}].all(engine, {type_of} == 'pdcluster' || !({ours}))",
             f"engine.type: vllm has none of {', '.join(PDCLUSTER_ONLY)}: leave them out, or give "
-            "vLLM's own flags in engine.args, and more replicas in place of dataParallelSize",
+            "vLLM's own flags in engine.args",
             path,
         )
         yield Cel(

@@ -21,7 +21,6 @@ VLLM_ONLY = ("image", "command", "args", "env", "kvTransfer")
 
 PDCLUSTER_ONLY = (
     "device",
-    "dataParallelSize",
     "transport",
     "transferBandwidth",
     "verifyTransfers",
@@ -111,7 +110,7 @@ OWNED_FLAGS = f"^--?({'|'.join(_OWNED)})([=.]|$)"
 """A flag that PDCluster sets itself, or that would hide the engine from it or break it."""
 
 DATA_PARALLEL_FLAGS = "^--?(data-parallel-[a-z-]+|dp[a-z]?)([=.]|$)"
-"""Those of them for several engines in one server, whose events and KV have an address each."""
+"""Those of them for several ranks of one server, whose events and KV have an address each."""
 
 FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
 """A flag that a field of `engine` stands for."""
@@ -146,7 +145,8 @@ OWNED_VARIABLES = (
 ARGUMENT_RULES = (
     Cel(
         f"!self.replace('_', '-').matches('{OWNED_FLAGS}')",
-        "PDCluster sets this flag, or cannot work with it: remove it",
+        "PDCluster sets this flag, or cannot work with it: remove it, and give "
+        "engine.dataParallelSize for --data-parallel-size",
     ),
     Cel(
         f"!self.replace('_', '-').matches('{FLAGS_OF_FIELDS}')",
@@ -175,10 +175,7 @@ def check_argument(value: str) -> str:
     flag = long_flag(flag_text)
     subject = flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
     if re.search(DATA_PARALLEL_FLAGS, flag):
-        raise rule(
-            f"{subject} is not for a worker, which has one engine",
-            "remove it, and give the pool more replicas",
-        )
+        raise rule(f"{subject} is set by PDCluster", "set engine.dataParallelSize in its place")
     if (harm := _HARMFUL.get(flag.lstrip("-"))) is not None:
         raise rule(f"{subject} {harm[0]}", harm[1])
     if re.search(OWNED_FLAGS, flag):

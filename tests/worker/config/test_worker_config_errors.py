@@ -57,7 +57,7 @@ def test_worker_config_says_how_tokens_are_drafted(tmp_path: Path) -> None:
     "field",
     [
         *("device: cpu", "kvCacheMemory: 1024", "deviceMemoryShare: 0.5", "numBlocks: 64"),
-        *("threads: 2", "dataParallelSize: 2", "transport: nixl", "transferBandwidth: 1000"),
+        *("threads: 2", "transport: nixl", "transferBandwidth: 1000"),
         *("verifyTransfers: true", "fenceTimeoutSeconds: 5", "batchInvariant: true"),
         *("scheduler: sarathi", "schedulingPolicy: fcfs", "longPrefillTokenThreshold: 100"),
         *("chunkedPrefill: false", "tbtSloMilliseconds: 50", f"chunkSchedule: {CHUNKS}"),

@@ -27,6 +27,20 @@ vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 4.42368e+06
 vllm:cache_config_info{block_size="4",enable_prefix_caching="True",num_gpu_blocks="16"} 1.0
 """
 
+
+def metrics_of(num_ranks: int) -> str:
+    """Numbers of several ranks: each the same ones under its own label."""
+    lines = METRICS.splitlines()
+    return "\n".join(
+        line.replace('engine="0"', f'engine="{rank}"').replace(
+            "info{block", f'info{{engine="{rank}",block'
+        )
+        for rank in range(num_ranks)
+        for line in lines
+        if rank == 0 or "vllm:" in line
+    )
+
+
 TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "e"}
 
 

@@ -12,7 +12,8 @@ from pdcluster_worker.messages.engine import EngineOutput
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.vllm_engine.engine import VllmEngine
 from pdcluster_worker.vllm_engine.http import VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports, read_numbers
+from pdcluster_worker.vllm_engine.metrics_page import VllmMetrics, read_numbers
+from pdcluster_worker.vllm_engine.reports import Reports
 from pdcluster_worker.vllm_engine.responses import KvTransferParams, encode_handle
 from tests.worker.vllm_engine.fake_vllm import (
     METRICS,
@@ -39,9 +40,8 @@ class Rig:
         self.stats: list[messages.EngineStats] = []
         self.http = VllmClient(fake.port)
         first = read_numbers(METRICS.encode())
-        self.reports = Reports(
-            self.http, first, self.take, self.gone.append, max_sequences=max_sequences
-        )
+        self.page = VllmMetrics(self.http, [first], self.gone.append)
+        self.reports = Reports(self.page, 0, self.take, max_sequences=max_sequences)
         self.traces: dict[str, dict[str, str]] = {}
         self.engine = VllmEngine(self.http, "m", self.reports, self.take, self.trace)
         self._reading: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class Rig:
         return self.traces.get(request_id, {})
 
     def read_pages(self) -> None:
-        self._reading = asyncio.create_task(self.reports.run())
+        self._reading = asyncio.create_task(self.page.run())
 
     def close(self) -> None:
         if self._reading is not None:

@@ -9,7 +9,8 @@ from pdcluster_worker.messages import engine as messages
 from pdcluster_worker.messages.requests import Constraint, TransferTarget
 from pdcluster_worker.vllm_engine import engine_load, http
 from pdcluster_worker.vllm_engine.http import VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports, read_numbers
+from pdcluster_worker.vllm_engine.metrics_page import VllmMetrics, read_numbers
+from pdcluster_worker.vllm_engine.reports import Reports
 from pdcluster_worker.vllm_engine.responses import KvTransferParams, decode_handle, encode_handle
 from tests.worker.vllm_engine.fake_vllm import (
     METRICS,
@@ -233,7 +234,7 @@ async def test_an_answer_that_broke_off_is_no_failure_of_a_later_request_of_its_
             await resubmitted.wait()
             return True
 
-        monkeypatch.setattr(rig.reports, "is_alive", is_alive)
+        monkeypatch.setattr(rig.page, "is_alive", is_alive)
         rig.engine.take(messages.Submit(spec()))
         (await rig.call()).cut()
         await asyncio.wait_for(looked.wait(), 10)
@@ -416,7 +417,7 @@ async def test_a_ping_that_comes_while_the_page_does_not_is_answered_with_the_pa
         page = rig.fake.pages.pop("/metrics")
         rig.read_pages()
         async with asyncio.timeout(10):
-            while not rig.reports.is_silent:
+            while not rig.page.is_silent:
                 await asyncio.sleep(0.01)
         rig.engine.take(messages.Ping())
         assert rig.outputs.empty()
@@ -501,7 +502,7 @@ async def test_the_time_of_a_peer_s_prefill_comes_with_its_kv() -> None:
 async def test_an_engine_that_refuses_its_port_is_gone() -> None:
     async with fake_vllm() as fake:
         rig = Rig(fake)
-    reading = asyncio.create_task(rig.reports.run())
+    reading = asyncio.create_task(rig.page.run())
     try:
         await until(lambda: rig.gone)
     finally:
@@ -513,7 +514,7 @@ async def test_an_engine_that_refuses_its_port_is_gone() -> None:
 async def test_an_engine_that_was_started_again_is_another_one() -> None:
     async with rigged() as rig:
         rig.fake.pages["/metrics"] = METRICS.replace("1.79542970805e+09", "1.8e+09").encode()
-        reading = asyncio.create_task(rig.reports.run())
+        reading = asyncio.create_task(rig.page.run())
         try:
             async with asyncio.timeout(10):
                 while not rig.gone:
@@ -550,8 +551,9 @@ class InstantHttp(VllmClient):
 async def test_no_cancellation_is_lost_whenever_it_comes() -> None:
     first = read_numbers(METRICS.encode())
     for turns in range(8):
-        reports = Reports(InstantHttp(1), first, lambda _: None, lambda _: None, max_sequences=8)
-        reading = asyncio.create_task(reports.run())
+        page = VllmMetrics(InstantHttp(1), [first], lambda _: None)
+        Reports(page, 0, lambda _: None, max_sequences=8)
+        reading = asyncio.create_task(page.run())
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()

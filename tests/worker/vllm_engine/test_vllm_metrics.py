@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdcluster_worker.vllm_engine.reports import read_numbers
+from pdcluster_worker.vllm_engine.metrics_page import read_numbers
 
 NAME = b"vllm:num_requests_kv_fetch_by_stage"
 

@@ -41,6 +41,7 @@ _FLAGS = {
     "device_memory_share": "--gpu-memory-utilization",
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
+    "data_parallel_size": "--data-parallel-size",
 }
 
 
@@ -58,6 +59,7 @@ class VllmSettings:
 
     address: str = LOOPBACK
     http: int = 8100  # of this worker's server process alone, on loopback
+    # of the first rank, the others in a row behind it
     kv_events: int = 8101
     side_channel: int = 8200  # where engines of other workers ask for KV blocks, at `address`
     # started by the worker's server process; otherwise in a container of its own
@@ -92,11 +94,16 @@ def vllm_command(
     on_cpu = pool.gpu == NO_ACCELERATOR
     if on_cpu or "kv_cache_memory" in engine.model_fields_set:
         # by default vLLM takes nearly all memory of a machine without an accelerator
-        ours["--kv-cache-memory-bytes"] = engine.kv_cache_memory
+        ours["--kv-cache-memory-bytes"] = _share(engine.kv_cache_memory, engine)
+    if engine.num_blocks:
+        ours["--num-gpu-blocks-override"] = _share(engine.num_blocks, engine)
     moves_kv = cluster.spec.roles.mixed is None
     transfer = kv_transfer_config(engine, on_cpu=on_cpu, moves_kv=moves_kv)
     if transfer is not None:
         ours["--kv-transfer-config"] = _json(**transfer)
+    if engine.data_parallel_size > 1:
+        # numbers of several HTTP servers have no time of start, by which a restart is seen
+        ours["--api-server-count"] = 1
     return [
         *(engine.command or DEFAULT_COMMAND),
         model_path,
@@ -114,7 +121,7 @@ def vllm_environment(pool: PoolSpec, engine: EngineSpec, site: VllmSettings) -> 
     on_cpu = {"VLLM_TARGET_DEVICE": "cpu"} if pool.gpu == NO_ACCELERATOR else {}
     threads = {}
     if engine.threads:
-        threads["OMP_NUM_THREADS"] = str(engine.threads)
+        threads["OMP_NUM_THREADS"] = str(_share(engine.threads, engine))
         if on_cpu:
             # its own choice of cores is the same in every process of a machine
             threads["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -165,6 +172,11 @@ def vllm_logging(engine: EngineSpec) -> str:
         handlers=handlers,
         loggers={"vllm": logger},
     )
+
+
+def _share(value: int, engine: EngineSpec) -> int:
+    """Even share of each rank in what its worker has."""
+    return max(1, value // engine.data_parallel_size)
 
 
 def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:

@@ -86,6 +86,7 @@ _VLLM_FACTS = {
     "prefix_caching",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "data_parallel_size",
 }
 
 _VLLM_SIZES = {"maxBatchedTokens": 8192, "maxSequences": 1024}

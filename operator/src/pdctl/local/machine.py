@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,12 +43,15 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Held until all are known, so that they differ."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """In a row."""
+    while True:
+        with ExitStack() as held, suppress(OSError, OverflowError):
+            ports = [0]
+            while len(ports) <= count:
+                each = held.enter_context(socket.socket())
+                each.bind(("127.0.0.1", ports[-1] and ports[-1] + 1))
+                ports.append(each.getsockname()[1])
+            return ports[1:]
 
 
 def _cgroup_cores(cgroup: Path) -> float | None:
@@ -76,8 +79,9 @@ def with_programs(plan: LocalPlan, source: Path, given: Path | None) -> LocalPla
     return replace(plan, processes=tuple(processes.values()), ingress=processes[plan.ingress.name])
 
 
-def vllm_settings() -> VllmSettings:
-    http, kv_events, side_channel = free_ports(3)
+def vllm_settings(num_ranks: int) -> VllmSettings:
+    http, kv_events, *others = free_ports(1 + 2 * num_ranks)
+    side_channel = others[num_ranks - 1]
     return VllmSettings(http=http, kv_events=kv_events, side_channel=side_channel, is_process=True)
 
 

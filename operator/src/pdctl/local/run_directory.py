@@ -256,5 +256,7 @@ def _worker_settings(process: ProcessSpec, settings: RunSettings) -> WorkerFileS
         http_port=process.http_port,
         grpc_port=0,
         kv_port=0,
-        vllm=vllm_settings() if process.engine.type == VLLM else IN_CONTAINER,
+        vllm=vllm_settings(process.engine.data_parallel_size)
+        if process.engine.type == VLLM
+        else IN_CONTAINER,
     )

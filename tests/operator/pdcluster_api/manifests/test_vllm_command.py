@@ -109,6 +109,37 @@ def test_fields_are_passed_on_where_they_are_given() -> None:
     assert not {"--max-model-len", "--block-size", "--tensor-parallel-size"} & set(line_of())
 
 
+def test_ranks_share_what_a_worker_has_behind_one_server() -> None:
+    given = {"dataParallelSize": 2, "numBlocks": 9, "kvCacheMemory": "1Gi", "threads": 5}
+    line = line_of(vllm(**given))
+
+    assert value(line, "--data-parallel-size") == "2"
+    assert value(line, "--api-server-count") == "1"
+    assert value(line, "--num-gpu-blocks-override") == "4"
+    assert value(line, "--kv-cache-memory-bytes") == str(1 << 29)
+    assert environment_of(vllm(**given))["OMP_NUM_THREADS"] == "2"
+    assert not {"--data-parallel-size", "--api-server-count"} & set(line_of())
+    on_gpu = line_of(ON_GPU, at("spec.engine.dataParallelSize", 2))
+    assert "--kv-cache-memory-bytes" not in on_gpu
+
+
+WIDE = [
+    "--enable-expert-parallel",
+    "--enable-eplb",
+    "--eplb-config",
+    '{"window_size":1000,"num_redundant_experts":32}',
+    "--all2all-backend=deepep_low_latency",
+    "--enable-dbo",
+    "--dbo-decode-token-threshold=32",
+]
+
+
+def test_flags_of_wide_expert_parallelism_are_passed_on() -> None:
+    line = line_of(vllm(args=WIDE, dataParallelSize=8))
+
+    assert line[3 : 3 + len(WIDE)] == WIDE
+
+
 @pytest.mark.parametrize(
     ("change", "flags"),
     [

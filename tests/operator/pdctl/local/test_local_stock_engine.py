@@ -97,6 +97,7 @@ def test_worker_is_given_the_command_and_its_ports(
 
 
 def test_ports_of_an_engine_are_different() -> None:
-    site = vllm_settings()
+    site = vllm_settings(2)
+    rows = [site.kv_events, site.kv_events + 1, site.side_channel, site.side_channel + 1]
 
-    assert len({site.http, site.kv_events, site.side_channel}) == 3
+    assert len({site.http, *rows}) == 5

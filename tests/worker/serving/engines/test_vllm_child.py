@@ -4,108 +4,32 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from pdcluster_worker.config.engine import EngineConfig, VllmConfig
-from pdcluster_worker.config.worker import (
-    DiscoveryConfig,
-    ModelConfig,
-    TLSConfig,
-    WorkerConfig,
-)
 from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
 from pdcluster_worker.serving.engines import vllm_child
 from pdcluster_worker.serving.engines.client import EngineDiedError
-from pdcluster_worker.serving.engines.vllm_child import VllmChild
 from pdcluster_worker.vllm_engine import http
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts, read_shape
 from tests.make_tiny_model import make_tiny_model
 from tests.ports import free_port
-from tests.worker.vllm_engine.fake_vllm import (
-    METRICS,
-    Call,
-    FakeVllm,
-    end_events,
-    fake_vllm,
-    tokens_event,
+from tests.worker.serving.engines.stock_server import (
+    config,
+    pages,
+    params_of,
+    served,
+    started,
+    warm_up,
 )
+from tests.worker.vllm_engine.fake_vllm import end_events, fake_vllm, tokens_event
 
 pytestmark = pytest.mark.processes
-
-SHAPE = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "vocab_size": 512,
-    "dtype": "bfloat16",
-}
-
-
-def pages(**over: Any) -> dict[str, bytes]:
-    output = {
-        "/health": "",
-        "/version": json.dumps({"version": "0.32.0"}),
-        "/v1/models": json.dumps({"data": [{"id": "m", "max_model_len": 99}]}),
-        "/metrics": METRICS,
-    }
-    return {path: text.encode() for path, text in (output | over).items()}
-
-
-def config(folder: Path, port: int, *command: str) -> WorkerConfig:
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    vllm = VllmConfig(port=port, kv_events_port=free_port(), command=command)
-    return WorkerConfig(
-        cluster="c",
-        revision="r",
-        role="decode",
-        pool="p",
-        model=ModelConfig(name="m", path=str(folder)),
-        discovery=DiscoveryConfig(endpoints=["127.0.0.1:1"]),
-        tls=TLSConfig(ca="", certificate="", key=""),
-        engine=EngineConfig(type="vllm", vllm=vllm),
-    )
-
-
-@asynccontextmanager
-async def started(folder: Path, port: int, *command: str) -> AsyncIterator[VllmChild]:
-    child = VllmChild(config(folder, port, *command))
-    await child.start()
-    try:
-        yield child
-    finally:
-        await child.stop()
-
-
-async def warmed(fake: FakeVllm) -> list[Call]:
-    """Answer the warm-up of an engine without log probabilities."""
-    calls: list[Call] = []
-    while len(calls) < 4:
-        call = await asyncio.wait_for(fake.calls.get(), 10)
-        calls.append(call)
-        is_scored = "prompt_logprobs" in params_of(call) or "logprobs" in params_of(call)
-        await call.answer(b"{}", 400 if is_scored else 200)
-    return calls
-
-
-@asynccontextmanager
-async def serving(folder: Path, *command: str) -> AsyncIterator[tuple[FakeVllm, VllmChild]]:
-    """A child that is ready."""
-    async with fake_vllm() as fake, started(folder, fake.port, *command) as child:
-        fake.pages = pages()
-        child.client.begin("float32")
-        await warmed(fake)
-        await asyncio.wait_for(child.client.ready(), 10)
-        yield fake, child
 
 
 async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: str) -> VllmFacts:
@@ -113,21 +37,16 @@ async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: str) ->
     async with fake_vllm() as fake:
         fake.pages = pages(**{"/version": json.dumps({"version": version})})
         given = msgspec.structs.replace(config(folder, fake.port), **settings)
-        reading = asyncio.create_task(read_facts(http.VllmClient(fake.port), given))
-        await warmed(fake)
-        return await asyncio.wait_for(reading, 10)
-
-
-def params_of(call: Call) -> dict[str, Any]:
-    params = call.body["sampling_params"]
-    assert isinstance(params, dict)
-    return params
+        reading = asyncio.create_task(read_facts([http.VllmClient(fake.port)], given))
+        await warm_up(fake)
+        (facts,) = await asyncio.wait_for(reading, 10)
+        return facts
 
 
 async def test_what_is_compiled_at_first_use_is_used_before_a_worker_is_ready(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         fake.pages = pages()
-        sampled, scored, *plain = await warmed(fake)
+        sampled, scored, *plain = await warm_up(fake)
         await asyncio.wait_for(child.client.ready(), 10)
 
     assert params_of(sampled)["logprobs"] == 2
@@ -153,7 +72,7 @@ async def test_one_late_answer_costs_no_start(tmp_path, monkeypatch, path):
     async with fake_vllm() as fake:
         fake.pages, fake.late = pages(), {path: 1}
         async with started(tmp_path, fake.port) as child:
-            await warmed(fake)
+            await warm_up(fake)
             await asyncio.wait_for(child.client.ready(), 10)
 
     assert fake.late == {path: 0}
@@ -185,7 +104,7 @@ async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):
-    async with serving(tmp_path) as (fake, child):
+    async with served(tmp_path) as (fake, child):
         ready = await child.client.ready()
         mailbox = child.client.open("r")
         child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))
@@ -309,7 +228,7 @@ async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path):
             while not output:
                 await asyncio.sleep(0.05)
         fake.pages = pages()
-        await warmed(fake)
+        await warm_up(fake)
         await asyncio.wait_for(child.client.ready(), 10)
 
     assert output[0].startswith("the engine does not serve yet: the engine answered 404")
@@ -343,18 +262,14 @@ async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(tmp_path, monkeyp
 
 
 async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path):
-    child = VllmChild(config(tmp_path, free_port(), "/no/such/vllm"))
-    try:
-        await child.start()
+    async with started(tmp_path, free_port(), "/no/such/vllm") as child:
         with pytest.raises(EngineDiedError, match="there is no program /no/such/vllm"):
             await asyncio.wait_for(child.client.ready(), 10)
         assert child.exit_status.result() == WRONG_SETTING
-    finally:
-        await child.stop()
 
 
 async def test_an_engine_that_ends_fails_its_requests(tmp_path):
-    async with serving(tmp_path, sys.executable, "-c", SILENT) as (_, child):
+    async with served(tmp_path, sys.executable, "-c", SILENT) as (_, child):
         mailbox = child.client.open("r")
 
         child.kill("it answers nothing")
@@ -365,7 +280,7 @@ async def test_an_engine_that_ends_fails_its_requests(tmp_path):
 
 
 async def test_an_engine_of_another_container_is_not_killed(tmp_path):
-    async with serving(tmp_path) as (_, child):
+    async with served(tmp_path) as (_, child):
         child.kill("it answers nothing")
 
         assert child.client.died is None
@@ -373,7 +288,7 @@ async def test_an_engine_of_another_container_is_not_killed(tmp_path):
 
 
 async def test_an_engine_whose_numbers_cannot_be_read_has_ended(tmp_path):
-    async with serving(tmp_path) as (fake, child):
+    async with served(tmp_path) as (fake, child):
         fake.pages["/metrics"] = b"vllm:num_requests_running NaN\n"
         mailbox = child.client.open("r")
         child.client.send(Submit(RequestSpec("r", [1], SamplingParams(max_tokens=1, seed=0))))

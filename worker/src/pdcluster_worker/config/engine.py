@@ -25,10 +25,10 @@ OwnPort = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 # fmt: off
 OURS_ALONE = (
     "device", "kv_cache_memory", "device_memory_share", "num_blocks", "threads",
-    "data_parallel_size", "transport", "transfer_bandwidth", "verify_transfers",
-    "fence_timeout_seconds", "admission_watermark", "batch_invariant", "scheduler",
-    "scheduling_policy", "long_prefill_token_threshold", "chunked_prefill",
-    "tbt_slo_milliseconds", "chunk_schedule", "prefill_delayer", "speculation",
+    "transport", "transfer_bandwidth", "verify_transfers", "fence_timeout_seconds",
+    "admission_watermark", "batch_invariant", "scheduler", "scheduling_policy",
+    "long_prefill_token_threshold", "chunked_prefill", "tbt_slo_milliseconds",
+    "chunk_schedule", "prefill_delayer", "speculation",
 )
 """Fields of `engine` that vLLM does not read."""
 # fmt: on
@@ -94,10 +94,12 @@ class EngineConfig(Section, frozen=True):
                 "vLLM's own arguments"
             )
         limit = MAX_RANKS if self.type == "pdcluster" else MAX_WORKER_RANKS
-        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > limit:
+        if self.num_ranks > limit:
+            engines = self.data_parallel_size
+            times = f" times dataParallelSize ({engines})" if self.type == "vllm" else ""
             raise ValueError(
                 f"tensorParallelSize ({self.tensor_parallel_size}) times pipelineParallelSize "
-                f"({self.pipeline_parallel_size}) is {ranks} "
+                f"({self.pipeline_parallel_size}){times} is {self.num_ranks} "
                 f"ranks, over the {limit} of one worker: lower one of them"
             )
         if self.type == "vllm":
@@ -114,6 +116,12 @@ class EngineConfig(Section, frozen=True):
             wrong = wrong_sizes(scheduler, self.max_batched_tokens, most)
         if wrong:
             raise ValueError(wrong)
+
+    @property
+    def num_ranks(self) -> int:
+        """Rank processes with a device each; engines of ours in one worker share theirs."""
+        engines = self.data_parallel_size if self.type == "vllm" else 1
+        return self.tensor_parallel_size * self.pipeline_parallel_size * engines
 
     @property
     def drafts(self) -> SpeculationSettings | None:

@@ -52,9 +52,8 @@ def check_computes_on(device: DeviceFacts, cache: torch.device) -> None:
 def find_device(config: WorkerConfig) -> DeviceFacts:
     """Raises DeviceError."""
     requested = requested_device(config)
-    engine = config.engine
-    num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    return choose(requested, read_facts(needs_cuda=requested.kind == "cuda"), num_ranks)
+    facts = read_facts(needs_cuda=requested.kind == "cuda")
+    return choose(requested, facts, config.engine.num_ranks)
 
 
 def read_facts(*, needs_cuda: bool) -> MachineFacts:

@@ -250,7 +250,7 @@ def gpu_use(engine: EngineConfig, device: DeviceFacts) -> Callable[[], GpuUse | 
         return None
     if engine.type != "pdcluster" and not engine.vllm.command:
         return lambda: read_report().use()
-    return Gpus(engine.tensor_parallel_size * engine.pipeline_parallel_size).use
+    return Gpus(engine.num_ranks).use
 
 
 async def _let_relayed_end(http: HttpServer, hurried: asyncio.Future[Any]) -> None:

@@ -17,7 +17,8 @@ from pdcluster_worker.messages.requests import EPOCH_BYTES, PromptLogprob, Reque
 from pdcluster_worker.vllm_engine import generate_api, responses
 from pdcluster_worker.vllm_engine.engine_load import FETCH_SECONDS
 from pdcluster_worker.vllm_engine.http import HttpAnswer, HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.reports import Reports, Scrape, read_numbers
+from pdcluster_worker.vllm_engine.metrics_page import Scrape
+from pdcluster_worker.vllm_engine.reports import Reports
 from pdcluster_worker.vllm_engine.responses import TokenStream, VllmError
 
 logger = logging.getLogger(__name__)
@@ -220,7 +221,7 @@ class VllmEngine:
         try:
             await exchange(request, *args)
         except HttpFailedError as e:
-            if request.task is not None and await self._reports.is_alive(str(e)):
+            if request.task is not None and await self._reports.page.is_alive(str(e)):
                 self._fail(request, VllmError(f"the engine broke off its answer: {e}"))
         except Exception as e:
             if not isinstance(e, VllmError):
@@ -245,7 +246,7 @@ class VllmEngine:
         async with self._post(request, body) as answer:
             async for chunk in answer.chunks():
                 if before is not None:
-                    self._emit([received(request.spec, before, await self._page())])
+                    self._emit([received(request.spec, before, await self._numbers())])
                     before = None
                 if tokens := stream.feed(chunk):
                     self._made(request, tokens, is_end=stream.has_ended)
@@ -253,11 +254,11 @@ class VllmEngine:
             raise VllmError("the engine ended its answer before the last token")
 
     async def _verify(self, request: VllmRequest, body: bytes, stream: TokenStream) -> None:
-        await self._stream(request, body, stream, await self._page())
+        await self._stream(request, body, stream, await self._numbers())
 
-    async def _page(self) -> Scrape:
+    async def _numbers(self) -> Scrape:
         try:
-            return read_numbers(await self._http.get("/metrics"))
+            return await self._reports.numbers()
         except HttpFailedError as e:
             raise VllmError(f"the engine does not say what it fetched: {e}") from e
 

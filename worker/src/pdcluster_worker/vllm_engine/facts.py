@@ -26,7 +26,7 @@ from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
 from pdcluster_worker.vllm_engine import generate_api
 from pdcluster_worker.vllm_engine.front_end import check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
-from pdcluster_worker.vllm_engine.reports import Scrape, read_numbers
+from pdcluster_worker.vllm_engine.metrics_page import Scrape, read_ranks
 
 OLDEST, NEWEST = (0, 32), (0, 32)  # vLLM versions tested by tests/stock, both inclusive
 
@@ -46,7 +46,7 @@ _LEAST_USED = 0.01  # of a GPU's memory: an idle one uses less, a serving engine
 
 @dataclass(frozen=True, slots=True)
 class VllmFacts:
-    """scrape: its /metrics page at that time."""
+    """Facts of one rank.  scrape: its numbers at that time."""
 
     ready: EngineReady
     scrape: Scrape
@@ -65,8 +65,12 @@ class _Models(msgspec.Struct):
     data: list[_Card] = []
 
 
-async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
-    """Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError."""
+async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[VllmFacts]:
+    """ranks: a client of each.
+
+    Raises ConfigError for a wrong version or model, ModelError, or HttpFailedError.
+    """
+    http = ranks[0]
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
     check_version(version)
     if config.model.frontend == "engine":
@@ -79,9 +83,11 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
             f"the engine lacks adapters: start it with {min(lacking)!r} of --lora-modules"
         )
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
-    longest = await _warm_up(http, config)
-    scrape = read_numbers(await http.get_patiently("/metrics"))
-    if not scrape.num_blocks or not scrape.block_size:
+    longest = await asyncio.gather(
+        *(_warm_up(client, config, 3 * rank) for rank, client in enumerate(ranks))
+    )
+    scrapes = read_ranks(await http.get_patiently("/metrics"), len(ranks))
+    if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
     engine = config.engine
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
@@ -93,27 +99,38 @@ async def read_facts(http: VllmClient, config: WorkerConfig) -> VllmFacts:
         pipeline_parallel_size=engine.pipeline_parallel_size,
     )
     ready = EngineReady(
-        engine_id=uuid.uuid4().hex,
-        kv_ports=[engine.vllm.side_channel_port],
+        engine_id="",  # of each rank, as its ports, blocks and steps are
+        kv_ports=[],
         geometry=KVGeometry(
-            *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrape.block_size),
+            *(shape.num_kv_heads, shape.head_dim, shape.num_layers, scrapes[0].block_size),
             dtype=dtype,
             kind=f"vllm-{version}-{TRANSPORT}",
         ),
         weights=shape.fingerprint,
         dtype=dtype,
-        num_blocks=scrape.num_blocks,
+        num_blocks=0,
         max_model_len=card.max_model_len or 0,
         vocab_size=shape.vocab_size,
-        longest_step_seconds=longest,
         device=device,
         transport="" if config.role == "mixed" else TRANSPORT,  # mixed ones have no connector
         scheduler="vllm",
         restarts_grammar=True,
-        prefix_caching=scrape.prefix_caching,
+        prefix_caching=scrapes[0].prefix_caching,
         own_stop_seconds=_OWN_STOP_SECONDS,
     )
-    return VllmFacts(ready, scrape)
+    return [
+        VllmFacts(
+            msgspec.structs.replace(
+                ready,
+                engine_id=uuid.uuid4().hex,
+                kv_ports=[engine.vllm.side_channel_port + rank],
+                num_blocks=scrape.num_blocks,
+                longest_step_seconds=longest[rank],
+            ),
+            scrape,
+        )
+        for rank, scrape in enumerate(scrapes)
+    ]
 
 
 def check_version(version: str) -> None:
@@ -176,13 +193,16 @@ def _card_of(models: list[_Card], name: str) -> _Card:
     return card
 
 
-async def _warm_up(http: VllmClient, config: WorkerConfig) -> float:
-    """Seconds that a whole step may take, scaled up from a short prompt.
+async def _warm_up(http: VllmClient, config: WorkerConfig, first: int) -> float:
+    """Seconds that a whole step may take, scaled up from a short prompt.  first: number of its
+    three prompts.
 
     The prompt comes after vLLM has compiled its operations, which would count as a stall.
     """
     model = config.model.name
-    scored = _warm_up_spec(0, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1))
+    scored = _warm_up_spec(
+        first, SamplingParams(max_tokens=2, seed=0, logprobs=1, prompt_logprobs=1)
+    )
     for body in (
         generate_api.generate(scored, model, attempt=1),
         generate_api.prompt_only(scored, model),
@@ -190,7 +210,7 @@ async def _warm_up(http: VllmClient, config: WorkerConfig) -> float:
         with contextlib.suppress(HttpFailedError):  # log probabilities may be disabled
             await http.post(generate_api.PATH, body)
     seconds = 0.0
-    for number in (1, 2):
+    for number in (first + 1, first + 2):
         plain = _warm_up_spec(number, SamplingParams(max_tokens=1, seed=0))
         start = time.monotonic()
         await http.post(generate_api.PATH, generate_api.prompt_only(plain, model))

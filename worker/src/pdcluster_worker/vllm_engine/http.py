@@ -76,16 +76,21 @@ class HttpAnswer:
 
 
 class VllmClient:
-    def __init__(self, port: int) -> None:
+    """rank: the one of several that computes its requests; None = there is one."""
+
+    def __init__(self, port: int, rank: int | None = None) -> None:
         self._address = f"127.0.0.1:{port}"
         self._port = port
+        self._lines = ["Host: localhost", "Connection: close"]
+        if rank is not None:
+            self._lines.append(f"X-data-parallel-rank: {rank}")
 
     @asynccontextmanager
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[HttpAnswer]:
         """The server sees its connection end with the block.  Raises HttpFailedError."""
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
+        lines = [f"{method} {path} HTTP/1.1", *self._lines]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

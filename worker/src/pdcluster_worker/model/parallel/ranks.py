@@ -44,8 +44,7 @@ class _Rank:
 
 def rank_threads(engine: EngineConfig) -> int:
     """CPU threads of each rank."""
-    num_ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
-    return max(1, (engine.threads or available_threads()) // num_ranks)
+    return max(1, (engine.threads or available_threads()) // engine.num_ranks)
 
 
 class RankProcesses:

@@ -1,4 +1,7 @@
-"""A vLLM engine of this worker: its process if it is ours, and the client to it."""
+"""A vLLM server of this worker: its process if it is ours, and a client to each of its ranks.
+
+Its ranks live and end together, since one HTTP server stands before all of them.
+"""
 
 import asyncio
 import logging
@@ -17,6 +20,7 @@ from pdcluster_worker.vllm_engine.command import Command
 from pdcluster_worker.vllm_engine.engine import VllmEngine
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
+from pdcluster_worker.vllm_engine.metrics_page import VllmMetrics
 from pdcluster_worker.vllm_engine.reports import Reports
 
 logger = logging.getLogger(__name__)
@@ -30,49 +34,56 @@ less.
 """
 
 
-class VllmChild(Child):
-    """The only engine of its worker."""
+class VllmServer:
+    """Its ranks start and end together."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        super().__init__(0, EngineClient())
-        vllm = config.engine.vllm
+        vllm, size = config.engine.vllm, config.engine.data_parallel_size
+        self.ranks = [VllmChild(self, config, rank) for rank in range(size)]
         self._config = config
-        self._http = VllmClient(vllm.port)
+        self._clients = [rank.http for rank in self.ranks]
         self._command = Command(vllm.command, vllm.env) if vllm.command else None
-        self._subscription = Subscription(vllm.kv_events_port, self._on_batch)
-        self._reports: Reports | None = None
-        self._engine: VllmEngine | None = None
+        self._num_open = 0
+        self._living: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Start its command, if it has one; `client.ready()` says when it serves."""
+        """Start its command, if it has one, once each rank listens for its events."""
+        self._num_open += 1
+        if self._num_open < len(self.ranks):
+            return
         try:
-            self._subscription.open()
             if self._command is not None:
                 await self._command.start()
         except WorkerError as e:
-            self._end(str(e), WRONG_SETTING)
+            self.end(str(e), WRONG_SETTING)
             return
-        self._tasks = [asyncio.create_task(self._live(), name="stock engine")]
+        self._living = asyncio.create_task(self._live(), name="stock engine")
 
     def kill(self, reason: str) -> None:
         """End one that answers nothing; another's stays out until it is restarted."""
         if self._command is None:
             logger.error("the engine is lost and its container is to restart reason=%s", reason)
-        else:
-            super().kill(reason)
+            return
+        self._command.kill()
+        for rank in self.ranks:
+            rank.client.fail(reason)
+            if not rank.killed.done():
+                rank.killed.set_result(None)
 
-    def _kill(self) -> None:
-        if self._command is not None:
-            self._command.kill()
+    def end(self, reason: str, status: int) -> None:
+        for rank in self.ranks:
+            rank.client.has_ended = True
+            rank.client.fail(reason)
+            if not rank.exit_status.done():
+                rank.exit_status.set_result(status)
 
     async def stop(self) -> None:
-        await super().stop()
-        if self._engine is not None:
-            self._engine.close()
-        if self._reports is not None:
-            self._reports.close()
-        self._subscription.close()
+        if self._living is not None:
+            self._living.cancel()
+            await asyncio.gather(self._living, return_exceptions=True)
+        for rank in self.ranks:
+            rank.close()
         if self._command is not None:
             await self._command.stop()
 
@@ -87,50 +98,32 @@ class VllmChild(Child):
             if ended is None:
                 serving.result()
             else:
-                self._end(str(ended.result()), 1)
+                self.end(str(ended.result()), 1)
         except WorkerError as e:
-            self._end(str(e), WRONG_SETTING)
+            self.end(str(e), WRONG_SETTING)
         except (HttpFailedError, msgspec.DecodeError) as e:
-            self._end(str(e), 1)
+            self.end(str(e), 1)
         except Exception as e:
             # Otherwise requests would wait for an engine that nothing speaks with.
             logger.exception("the client of the stock engine failed")
-            self._end(f"its client failed: {e!r}", 1)
+            self.end(f"its client failed: {e!r}", 1)
         finally:
             for part in (serving, *ends):
                 part.cancel()
             await asyncio.gather(serving, *ends, return_exceptions=True)
 
-    def _end(self, reason: str, status: int) -> None:
-        self.client.has_ended = True
-        self.client.fail(reason)
-        if not self.exit_status.done():
-            self.exit_status.set_result(status)
-
     async def _serve(self) -> None:
         served = await self._served()
-        client = self.client
-        model, max_sequences = self._config.model.name, self._config.engine.max_sequences
-        reports = Reports(
-            *(self._http, served.scrape, client.deliver, self._on_gone),
-            max_sequences=max_sequences,
-        )
-        engine = VllmEngine(self._http, model, reports, client.deliver, client.trace)
-        self._reports, self._engine = reports, engine
-        client.deliver([served.ready])
-        await run_until_first_ends(reports.run(), self._take_all(engine))
+        page = VllmMetrics(self._clients[0], [facts.scrape for facts in served], self._on_gone)
+        for rank, facts in zip(self.ranks, served, strict=True):
+            rank.serve(facts, page)
+        await run_until_first_ends(page.run(), *(rank.take_all() for rank in self.ranks))
 
-    async def _take_all(self, engine: VllmEngine) -> None:
-        while True:
-            for message in await self.client.inputs():
-                if not isinstance(message, Begin | Stop):
-                    engine.take(message)
-
-    async def _served(self) -> VllmFacts:
+    async def _served(self) -> list[VllmFacts]:
         try:
             async with asyncio.timeout(NEVER_READY_SECONDS if self._command else None):
                 await self._healthy()
-                return await read_facts(self._http, self._config)
+                return await read_facts(self._clients, self._config)
         except TimeoutError as e:
             output = self._command.last_lines() if self._command else ""
             message = f"it does not serve after {NEVER_READY_SECONDS:.0f} s{output}"
@@ -139,16 +132,72 @@ class VllmChild(Child):
     async def _healthy(self) -> None:
         while True:
             try:
-                await self._http.get("/health")
-                self.client.on_wait("the engine answers /health, and warms up")
+                await self._clients[0].get("/health")
+                self._wait("the engine answers /health, and warms up")
                 return
             except HttpFailedError as e:
-                self.client.on_wait(f"the engine does not serve yet: {e}")
+                self._wait(f"the engine does not serve yet: {e}")
             await asyncio.sleep(POLL_SECONDS)
+
+    def _wait(self, reason: str) -> None:
+        for rank in self.ranks:
+            rank.client.on_wait(reason)
 
     def _on_gone(self, reason: str) -> None:
         if not self._gone.done():
             self._gone.set_result(reason)
+
+
+class VllmChild(Child):
+    """One rank of a server: an engine of its worker."""
+
+    def __init__(self, server: VllmServer, config: WorkerConfig, rank: int) -> None:
+        super().__init__(rank, EngineClient())
+        vllm, size = config.engine.vllm, config.engine.data_parallel_size
+        self.http = VllmClient(vllm.port, rank if size > 1 else None)
+        self._server = server
+        self._config = config
+        self._subscription = Subscription(vllm.kv_events_port + rank, self._on_batch)
+        self._reports: Reports | None = None
+        self._engine: VllmEngine | None = None
+
+    async def start(self) -> None:
+        """`client.ready()` says when it serves."""
+        try:
+            self._subscription.open()
+        except WorkerError as e:
+            self._server.end(str(e), WRONG_SETTING)
+        else:
+            await self._server.start()
+
+    def kill(self, reason: str) -> None:
+        self._server.kill(reason)
+
+    async def stop(self) -> None:
+        if self.rank == 0:
+            await self._server.stop()
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._reports is not None:
+            self._reports.close()
+        self._subscription.close()
+
+    def serve(self, facts: VllmFacts, page: VllmMetrics) -> None:
+        client, max_sequences = self.client, self._config.engine.max_sequences
+        reports = Reports(page, self.rank, client.deliver, max_sequences=max_sequences)
+        model = self._config.model.name
+        engine = VllmEngine(self.http, model, reports, client.deliver, client.trace)
+        self._reports, self._engine = reports, engine
+        client.deliver([facts.ready])
+
+    async def take_all(self) -> None:
+        assert self._engine is not None, "it serves"
+        while True:
+            for message in await self.client.inputs():
+                if not isinstance(message, Begin | Stop):
+                    self._engine.take(message)
 
     def _on_batch(self, sequence: int, payload: bytes) -> None:
         """Follow its prefix cache; what came before it served is of no request of ours."""
