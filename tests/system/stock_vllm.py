@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.system.client import MODEL, Json
 
 FOLDER = Path.home() / ".cache" / "pdcluster" / "vllm"
@@ -19,12 +19,14 @@ NUM_BLOCKS = 256
 MAX_MODEL_LEN = 1024
 
 
-def stock_engine(model: Path, role: str, *, traces: str = "", **over: Any) -> Json:
+def stock_engine(model: Path, role: str, *, traces: str = "", size: int = 1, **over: Any) -> Json:
     """The section `engine` of a worker in whose place a vLLM computes.
 
     traces: URL of a collector that takes OTLP over HTTP; empty = no traces.
+    size:   number of its data-parallel ranks.
     """
-    ports = {name: free_port() for name in ("port", "kvEventsPort", "sideChannelPort")}
+    ports = {"port": free_port()}
+    ports |= {name: free_ports(size) for name in ("kvEventsPort", "sideChannelPort")}
     environment = {
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,6 +38,9 @@ def stock_engine(model: Path, role: str, *, traces: str = "", **over: Any) -> Js
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports["sideChannelPort"]),
     }
     flags = command(model, role, ports)
+    if size > 1:
+        flags += ["--data-parallel-size", str(size), "--api-server-count", "1"]
+        over["dataParallelSize"] = size
     if traces:
         flags += ["--otlp-traces-endpoint", f"{traces}/v1/traces"]
         environment |= {
