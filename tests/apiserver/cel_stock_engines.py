@@ -21,8 +21,8 @@ OURS = (
     "engine.args"
 )
 STOCK = (
-    "engine.image, command, args, env and kvTransfer are for a stock engine: leave them out, or "
-    "set engine.type: vllm"
+    "engine.image, command, args, env, kvTransfer and allowUnknownVersion are for a stock engine: "
+    "leave them out, or set engine.type: vllm"
 )
 WHOLE = (
     "engine.type is of the whole cluster, since KV moves between engines of one type: set it in "

@@ -1,12 +1,17 @@
-"""A stock engine's fields: a place for every field of the engine."""
+"""A stock engine's fields: a place for every field of the engine, and flags that vLLM has."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from pdcluster_api.manifests import vllm
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.engine import EngineSpec
+from pdcluster_schema.load import load
+from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.vllm_engine import (
     FIELD_OF_FLAG,
     FLAGS_OF_FIELDS,
@@ -18,6 +23,32 @@ from pdcluster_worker.config.engine import OURS_ALONE as WORKER_OURS_ALONE
 from pdcluster_worker.config.engine import EngineConfig
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 from tests.schema.object_cases import vllm as stock
+from tests.system.stock_vllm import NOT_ASKED, installed, parsed
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def command_lines(cluster: PDCluster) -> Iterator[list[str]]:
+    for role, declared in cluster.spec.roles.computing().items():
+        engine = cluster.spec.engine_of(role)
+        for pool in declared.pools:
+            yield vllm.vllm_command(cluster, pool, engine, "/m", vllm.IN_CONTAINER)
+
+
+def every_flag() -> PDCluster:
+    return cluster_of(
+        stock(
+            maxModelLen=1,
+            maxSequences=1,
+            maxBatchedTokens=1,
+            blockSize=32,
+            numBlocks=1,
+            deviceMemoryShare=0.5,
+            tensorParallelSize=2,
+            pipelineParallelSize=1,
+            prefixCaching=True,
+        )
+    )
 
 
 def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
@@ -51,23 +82,7 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
 
 
 def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
-    cluster = cluster_of(
-        stock(
-            maxModelLen=1,
-            maxSequences=1,
-            maxBatchedTokens=1,
-            blockSize=32,
-            numBlocks=1,
-            deviceMemoryShare=0.5,
-            tensorParallelSize=2,
-            pipelineParallelSize=1,
-            prefixCaching=True,
-        )
-    )
-    pool = cluster.spec.roles.present()["decode"].pools[0]
-    line = vllm.vllm_command(
-        cluster, pool, cluster.spec.engine_of("decode"), "/m", vllm.IN_CONTAINER
-    )
+    _, line = command_lines(every_flag())
     flags = [text for text in line if text.startswith("-")]
 
     assert [
@@ -80,3 +95,16 @@ def test_every_flag_that_is_rendered_is_refused_of_the_user() -> None:
         "pp",
         "no-enable-prefix-caching",
     }
+
+
+@pytest.mark.skipif(not installed(parser_only=True), reason=NOT_ASKED)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("version", installed(parser_only=True))
+def test_vllm_s_own_parser_takes_every_command_line(version: str) -> None:
+    clusters = [every_flag(), *map(load, sorted(EXAMPLES.glob("*.yaml")))]
+    of_stock = [each for each in clusters if each.spec.engine.type == "vllm"]
+    lines = [line[1:] for cluster in of_stock for line in command_lines(cluster)]
+
+    assert len(lines) > 2
+    folder = installed(parser_only=True)[version]
+    assert parsed(folder, lines) == [" ".join(line) for line in lines]

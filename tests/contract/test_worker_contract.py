@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 import yaml
+from pydantic.alias_generators import to_snake
 
 from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd
@@ -55,7 +56,7 @@ ENTRY = "alice"
 OF_MODEL = {"dtype", "chat_template", "tool_parser", "reasoning_parser", "frontend"}
 """Settings of the model in a worker's file, beside name and path."""
 
-STOCK = set(VLLM_ONLY)
+STOCK = {to_snake(field) for field in VLLM_ONLY}
 """Fields of the object's engine that a worker has in its section `vllm`, whole commands and all."""
 
 SITE = WorkerFileSettings(
@@ -86,7 +87,12 @@ def stock_engine() -> dict[str, Any]:
 def stock_file() -> dict[str, Any]:
     """The engine file of a worker that starts a stock engine; no value of that is the default."""
     document = minimal()
-    document["spec"]["engine"] = {"type": "vllm", "blockSize": 32, "maxModelLen": 512}
+    document["spec"]["engine"] = {
+        "type": "vllm",
+        "blockSize": 32,
+        "maxModelLen": 512,
+        "allowUnknownVersion": True,
+    }
     document["spec"]["model"]["frontend"] = "engine"
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
@@ -262,6 +268,11 @@ def test_worker_records_are_read_by_the_operator() -> None:
     noted = msgspec.structs.replace(record, device=DeviceFacts("cuda", "B200", "never run"))
     assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(noted)) == replace(
         read, device=state.WorkerDevice("cuda", "B200", "never run")
+    )
+    unknown = DeviceFacts("cpu", "Xeon", engine_note="vLLM 0.99.1 is not known here")
+    told = msgspec.structs.replace(record, device=unknown)
+    assert etcd.parse_record("decode/cpu/pod-0", records.encode_record(told)) == replace(
+        read, device=state.WorkerDevice("cpu", "Xeon", engine_note=unknown.engine_note)
     )
 
 

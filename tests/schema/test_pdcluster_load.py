@@ -9,6 +9,7 @@ import yaml
 
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import load, parse, parse_applied, parse_stored
+from tests.schema.object_cases import vllm
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -164,3 +165,33 @@ def test_stored_object_with_other_faults_is_refused(document: dict[str, Any]) ->
         parse_stored(document)
 
     assert [fault.path for fault in refused.value.faults] == ["spec.roles.decode.pools[0].replicas"]
+
+
+@pytest.mark.parametrize(
+    "image", ["registry:5000/vllm:0.32.0-cu129", "vllm:nightly", "vllm@sha256:0321"]
+)
+def test_images_of_one_version_or_of_none_that_is_said_are_a_pair(
+    image: str, document: dict[str, Any]
+) -> None:
+    vllm()(document)
+    document["spec"]["roles"]["prefill"]["engine"] = {"image": image}
+
+    assert parse(document).spec.engine_of("prefill").image == image
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [("my/vllm:v0.31.0-cu129", "0.31.0"), ("vllm:v0.32.1", "0.32.1"), ("a:0.32.0rc1", "0.32.0rc1")],
+)
+def test_images_of_two_versions_are_no_pair(
+    image: str, version: str, document: dict[str, Any]
+) -> None:
+    vllm()(document)
+    document["spec"]["roles"]["decode"]["engine"] = {"image": image}
+
+    with pytest.raises(InvalidObjectError) as refused:
+        parse(document)
+    assert str(refused.value.faults[0]) == (
+        f"spec.roles.decode.engine.image: is vLLM {version}, and that of prefill 0.32.0: KV moves "
+        "between equal versions alone; give both roles one version"
+    )

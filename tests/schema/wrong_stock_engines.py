@@ -25,6 +25,11 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.roles.decode",
     ),
     (
+        at("spec.engine", {"allowUnknownVersion": True}),
+        "spec.engine.allowUnknownVersion: is for a stock engine, not pdcluster",
+        "spec.engine",
+    ),
+    (
         vllm(scheduler="continuous"),
         "spec.engine.scheduler: is not for vllm, which has no such setting; leave it out, or give "
         "vLLM's own flag in engine.args",

@@ -1,4 +1,5 @@
-"""One prefill and one decode worker around real, stock vLLM servers, KV by NIXL on this CPU.
+"""One prefill and one decode worker around real, stock vLLM servers, KV by NIXL on this CPU, of
+each version that is installed.
 
 They take minutes and a large environment, so they run where PDCLUSTER_TEST_VLLM is set.
 What vLLM itself promises is not tested again: these hold that a version of it does
@@ -6,7 +7,6 @@ what `stock` takes for granted.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.otlp_collector import Collector
 from tests.reference import Reference
 from tests.system.client import Answer, body
 from tests.system.cluster import NewCluster, Pair
-from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
+from tests.system.stock_vllm import NOT_ASKED, installed, stock_engine
 from tests.system.tokens import write_tokenizer
 from tests.system.verifying import verified
 from tests.system.worker_process import END_SECONDS, WorkerProcess
@@ -33,10 +33,7 @@ leases last.
 """
 
 pytestmark = [
-    pytest.mark.skipif(
-        not os.environ.get(SWITCH) or not (FOLDER / ".ready").is_file(),
-        reason=f"set {SWITCH}=1, after bench/peers/install_vllm.sh {FOLDER}",
-    ),
+    pytest.mark.skipif(not installed(), reason=NOT_ASKED),
     pytest.mark.timeout(2 * START_SECONDS),
 ]
 
@@ -55,16 +52,22 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
-@pytest.fixture(scope="module")
-def stock_pair(open_cluster: NewCluster, wide_model: Path, collector: Collector) -> Iterator[Pair]:
-    with open_cluster("stock") as cluster:
+@pytest.fixture(scope="module", params=[*installed()])
+def stock_pair(
+    open_cluster: NewCluster,
+    wide_model: Path,
+    collector: Collector,
+    request: pytest.FixtureRequest,
+) -> Iterator[Pair]:
+    folder = installed()[request.param]
+    with open_cluster(f"stock-{request.param.replace('.', '-')}") as cluster:
         cluster.lease_seconds = LEASE_SECONDS
         workers = []
         for role in ("prefill", "decode"):
             worker = cluster.add_worker(role, f"stock-{role}-0", model=wide_model, start=False)
             sent = collector.environment()
             traces = sent["OTEL_EXPORTER_OTLP_ENDPOINT"]
-            worker.settings["engine"] = stock_engine(wide_model, role, traces=traces)
+            worker.settings["engine"] = stock_engine(wide_model, role, folder=folder, traces=traces)
             worker.environment |= sent
             worker.start()
             workers.append(worker)
@@ -92,6 +95,28 @@ def wait_idle(worker: WorkerProcess) -> None:
         return worker.blocks()["in_use"] + worker.blocks()["receiving"]
 
     worker.wait_for(lambda: used() == 0, lambda: f"{worker.name} holds {used()} blocks")
+
+
+@pytest.mark.skipif(len(installed()) < 2, reason=f"of one version alone: {NOT_ASKED}")
+def test_clusters_of_two_versions_serve_side_by_side(open_cluster, wide_model, prompts):
+    prompt = prompts(40)
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for version, folder in sorted(installed().items())[-2:]:
+            name = f"side-{version.replace('.', '-')}"
+            cluster = stack.enter_context(open_cluster(name))
+            cluster.lease_seconds = LEASE_SECONDS
+            worker = cluster.add_worker("mixed", name, model=wide_model, start=False)
+            worker.settings["engine"] = stock_engine(wide_model, "mixed", folder=folder)
+            worker.start()
+            workers[version] = worker
+        for version, worker in workers.items():
+            worker.wait_ready(START_SECONDS)
+            answer = worker.client.complete(prompt)
+            device = worker.client.http.get("/version").json()["device"]
+
+            assert device["operations"].startswith(f"vllm {version}")
+            Reference(wide_model).check(prompt, answer.tokens)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 33, 100, 300])

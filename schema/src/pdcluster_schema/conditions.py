@@ -35,6 +35,7 @@ ROLE_READY = {
 
 # All is well.
 AS_DECLARED: Final = "AsDeclared"
+UNKNOWN_ENGINE_VERSION: Final = "UnknownEngineVersion"
 ETCD_ANSWERS: Final = "EtcdAnswers"
 ANSWERING: Final = "Answering"
 

@@ -176,6 +176,11 @@ class EngineSpec(SpecSection):
     there. For type vllm.
     """
     kv_transfer: KvTransferSpec | None = None
+    allow_unknown_version: bool = False
+    """Serve with a version of the stock engine that is not known (docs/engines.md), which the
+    condition of the role says; without it such a worker does not become ready. For type vllm.
+    Default false.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto = cuda where the pool has an accelerator, else cpu. A worker that
     cannot have it does not become ready and says why; cpu on a pool with an accelerator leaves that

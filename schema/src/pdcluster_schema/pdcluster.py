@@ -36,7 +36,7 @@ from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_engine import VLLM, tagged_version
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -145,6 +145,20 @@ class PDClusterSpec(SpecSection):
         if self.engine.type == VLLM and (fault := stock_fault(self)) is not None:
             place, reason, fix = fault
             raise rule(reason, fix, at=place)
+        return self
+
+    @model_validator(mode="after")
+    def _engines_are_of_one_version(self) -> Self:
+        """By the tags of their images.  No rule of the API server, which it would cost too much."""
+        roles = self.roles.computing()
+        found = {role: tagged_version(self.engine_of(role).image) for role in roles}
+        if len(set(found.values()) - {""}) > 1:
+            raise rule(
+                f"is vLLM {found['decode']}, and that of prefill {found['prefill']}: KV moves "
+                "between equal versions alone",
+                "give both roles one version",
+                at="roles.decode.engine.image",
+            )
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from pdcluster_schema.values import VariableName
 
 VLLM: Final = "vllm"
 
-VLLM_ONLY = ("image", "command", "args", "env", "kvTransfer")
+VLLM_ONLY = ("image", "command", "args", "env", "kvTransfer", "allowUnknownVersion")
 """Fields of `engine` that only a stock engine has."""
 
 PDCLUSTER_ONLY = (
@@ -37,6 +37,17 @@ PDCLUSTER_ONLY = (
     "speculation",
 )
 """Those that only our own engine has: they would have no effect on a stock engine."""
+
+
+def tagged_version(image: str | None) -> str:
+    """Version of a stock engine by its image's tag; empty where that is not said.
+
+    >>> tagged_version("registry:5000/vllm/vllm-openai:v0.32.0-cu129")
+    '0.32.0'
+    """
+    found = re.search(r":v?(\d+\.\d+\.\d+[.a-z0-9]*)", image or "")
+    return "" if found is None else found[1]
+
 
 FIELD_OF_FLAG = {
     "max-model-len": "maxModelLen",

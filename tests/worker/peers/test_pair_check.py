@@ -29,6 +29,15 @@ def facts(**changes: Any) -> PeerFacts:
     return replace(mine, **changes)
 
 
+def test_engines_of_two_versions_are_to_get_one() -> None:
+    _, reason = mismatch(facts(kind="vllm-0.31.0-nixl"), facts(kind="vllm-0.32.0-nixl")) or ("", "")
+
+    assert reason == (
+        "KV geometry differs: kind is vllm-0.31.0-nixl here and vllm-0.32.0-nixl at the peer; give "
+        "the engines of both workers one version of vLLM, to the last digit"
+    )
+
+
 def test_every_field_of_the_geometry_is_compared() -> None:
     assert set(OTHERS) == set(KVGeometry.__struct_fields__)
 

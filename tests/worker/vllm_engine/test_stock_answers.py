@@ -1,4 +1,4 @@
-"""Answers that vLLM 0.32.0 gave, as our tokens."""
+"""Answers that vLLM 0.31.0 and 0.32.0 gave, as our tokens."""
 
 import pytest
 
@@ -43,6 +43,12 @@ LOGPROBS = (
     '{"content":[{"token_id":162,"logprob":-2.22,"rank":4,"top_logprobs":['
     '{"token_id":162,"logprob":-2.22,"rank":4},{"token_id":8083,"logprob":-1.5,"rank":1},'
     '{"token_id":163,"logprob":-1.7,"rank":2}]}]}'
+)
+OLDER_LOGPROBS = (
+    '{"content":[{"token":"token_id:162","logprob":-2.22,"bytes":null,"top_logprobs":['
+    '{"token":"token_id:162","logprob":-2.22,"bytes":null},'
+    '{"token":"token_id:8083","logprob":-1.5,"bytes":null},'
+    '{"token":"token_id:163","logprob":-1.7,"bytes":null}]}]}'
 )
 FAILED = event(
     '{"error": {"message": "Internal server error", "type": "InternalServerError", '
@@ -111,8 +117,9 @@ def test_a_stop_token_of_the_request_is_named_and_the_models_own_is_not() -> Non
     assert (ended("2").finish_reason, ended("2").stop_reason) == ("stop", None)
 
 
-def test_top_logprobs_are_the_most_likely_ones_whatever_was_sampled() -> None:
-    (token,) = read(TokenStream(spec(logprobs=2)), chunk("[162]", LOGPROBS))
+@pytest.mark.parametrize("logprobs", [LOGPROBS, OLDER_LOGPROBS])
+def test_top_logprobs_are_the_most_likely_ones_whatever_was_sampled(logprobs: str) -> None:
+    (token,) = read(TokenStream(spec(logprobs=2)), chunk("[162]", logprobs))
 
     assert token.logprob == -2.22
     assert token.top_logprobs == [(8083, -1.5), (163, -1.7)]
@@ -141,6 +148,7 @@ def test_a_fetched_prompt_has_the_prefill_engines_cached_tokens() -> None:
         ([chunk("[]", reason='"abort"')], "ended the request: abort"),
         ([event("{")], "cannot be read"),
         ([event('{"choices":[{"token_ids":["a"]}]}')], "cannot be read"),
+        ([chunk("[5]", '{"content":[{"token":"five","logprob":-1}]}')], "cannot be read"),
     ],
 )
 def test_an_error_inside_a_200_fails_the_request(parts: list[bytes], message: str) -> None:

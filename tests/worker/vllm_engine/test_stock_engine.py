@@ -209,6 +209,36 @@ async def test_kv_that_waits_in_the_engine_s_queue_is_not_given_up(
         assert (await rig.made(call, 7)).token_id == 7
 
 
+def without_stages(page: str, **values: float) -> bytes:
+    """The page of vLLM 0.31, where `waiting` are queued and `running` run."""
+    kept = (line for line in page.splitlines() if "fetch_by_stage" not in line)
+    for name, value in values.items():
+        kept = [
+            f"{line.rsplit(' ', 1)[0]} {value}"
+            if line.startswith(f"vllm:num_requests_{name}")
+            else line
+            for line in kept
+        ]
+    return "\n".join([*kept, ""]).encode()
+
+
+@pytest.mark.parametrize(("waiting", "running"), [(1.0, 0.0), (0.0, 8.0)])
+async def test_a_page_without_stages_gives_up_none_that_may_wait_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch, waiting: float, running: float
+) -> None:
+    monkeypatch.setattr(engine_load, "FETCH_SECONDS", 0.0)
+    async with rigged(max_sequences=8) as rig:
+        rig.fake.pages["/metrics"] = without_stages(METRICS, waiting=waiting, running=running)
+        await rig.fetch()
+        rig.read_pages()
+        await until(lambda: len(rig.stats) >= 2)
+        assert rig.outputs.empty()
+
+        rig.fake.pages["/metrics"] = without_stages(METRICS, waiting=0.0, running=0.0)
+
+        assert "no token came" in (await rig.said(messages.FetchFailed)).reason
+
+
 async def test_a_fetch_that_was_aborted_is_not_given_up_in_a_later_request_of_its_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,6 +340,18 @@ async def test_fetches_in_the_engine_s_queue_keep_their_room() -> None:
     async with rigged() as rig:
         await rig.fetch(spec("a", num_tokens=39))
         await read_page(rig, num_requests_waiting=1.0, waiting_to_start=1.0)
+
+        rig.engine.take(messages.Receive(spec("b", num_tokens=39)))
+
+        assert (await rig.said(messages.ReceiveRefused)).needed_blocks == 10
+
+
+async def test_without_stages_all_that_is_queued_may_be_fetches() -> None:
+    async with rigged() as rig:
+        rig.fake.pages["/metrics"] = without_stages(METRICS, waiting=1.0)
+        await rig.fetch(spec("a", num_tokens=39))
+        rig.read_pages()
+        await until(lambda: len(rig.stats) >= 2)
 
         rig.engine.take(messages.Receive(spec("b", num_tokens=39)))
 

@@ -247,6 +247,5 @@ def _device(content: Mapping[str, Any]) -> WorkerDevice | None:
     reported = content.get("device")
     if not isinstance(reported, Mapping) or not reported.get("kind"):
         return None
-    return WorkerDevice(
-        str(reported["kind"]), str(reported.get("name") or ""), str(reported.get("note") or "")
-    )
+    texts = (str(reported.get(name) or "") for name in ("name", "note", "engine_note"))
+    return WorkerDevice(str(reported["kind"]), *texts)

@@ -225,6 +225,8 @@ def _engine_section(
         )
         return section
     vllm = _changed(site.vllm, _VLLM_PORTS)
+    if engine.allow_unknown_version:
+        vllm["allowUnknownVersion"] = True
     if site.vllm.is_process:
         vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
         vllm["env"] = vllm_environment(pool, engine, site.vllm)

@@ -89,6 +89,7 @@ BEFORE: dict[str, Change] = {  # what is there before a field, or the fields of 
     "engine.image": STOCK,
     "engine.command": STOCK,
     "engine.args": STOCK,
+    "engine.allowUnknownVersion": STOCK,
     "engine.tbtSloMilliseconds": SARATHI,
     "engine.chunkSchedule": CHUNKS,
     "routing.relaying.enabled": ROUTED,

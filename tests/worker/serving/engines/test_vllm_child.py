@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ from tests.worker.vllm_engine.fake_vllm import end_events, fake_vllm, tokens_eve
 pytestmark = pytest.mark.processes
 
 
-async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: str) -> VllmFacts:
+async def facts_of(folder: Path, *, version: str = "0.32.0", **settings: Any) -> VllmFacts:
     """Facts that a worker with these settings reads."""
     async with fake_vllm() as fake:
         fake.pages = pages(**{"/version": json.dumps({"version": version})})
@@ -103,6 +104,19 @@ async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu
     )
 
 
+async def test_an_unknown_version_serves_where_it_is_allowed_and_its_worker_says_so(tmp_path):
+    engine = config(tmp_path, 1).engine
+    allowed = msgspec.structs.replace(engine.vllm, allow_unknown_version=True)
+    engine = msgspec.structs.replace(engine, vllm=allowed)
+    unknown, known = [
+        (await facts_of(tmp_path, version=version, engine=engine)).ready.device.engine_note
+        for version in ("0.99.1", "0.33.0")
+    ]
+
+    assert unknown == "vLLM 0.99.1 is not known here: use 0.30 to 0.33"
+    assert known == ""
+
+
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):
     async with served(tmp_path) as (fake, child):
         ready = await child.client.ready()
@@ -123,7 +137,10 @@ async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"/version": json.dumps({"version": "0.99.1"})}, "vLLM 0.99.1 is not known here"),
+        (
+            {"/version": json.dumps({"version": "0.99.1"})},
+            "not known here: use 0.30 to 0.33, or set engine",
+        ),
         (
             {"/v1/models": json.dumps({"data": [{"id": "other"}]})},
             "the engine serves other, not m: start it with --served-model-name m",

@@ -40,6 +40,7 @@ class VllmConfig(Section, frozen=True):
     side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
     command: tuple[str, ...] = ()  # empty = another container runs it
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    allow_unknown_version: bool = False
 
 
 def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:

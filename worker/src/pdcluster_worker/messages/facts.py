@@ -32,6 +32,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     model_code: str = ""  # that computes the layers, decoder or transformers; empty likewise
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    engine_note: str = ""  # what a user must know of a stock engine's version
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,9 @@ def _geometry_reason(mine: KVGeometry, theirs: KVGeometry) -> str:
         if ours[name] != others[name]
     )
     fix = "give both workers the same model and the same engine sizes"
-    if mine.dtype != theirs.dtype:
+    if mine.kind != theirs.kind and mine.kind.startswith("vllm-"):
+        fix = "give the engines of both workers one version of vLLM, to the last digit"
+    elif mine.dtype != theirs.dtype:
         fix = f"set model.dtype to bfloat16 or float32, and {fix}"
     return f"KV geometry differs: {differences}; {fix}"
 

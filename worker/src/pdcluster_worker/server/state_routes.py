@@ -61,7 +61,7 @@ class DeviceState(BaseModel):
     model_code: whose code computes the layers, decoder (ours) or transformers.
     tensor_parallel_size, pipeline_parallel_size: its ranks are their product.
     note: what a user must know of computing on it, such as why operations is reference, and the
-          fix; left out where there is nothing.
+          fix; left out where there is nothing.  engine_note: of a stock engine's version likewise.
     """
 
     kind: str
@@ -71,6 +71,7 @@ class DeviceState(BaseModel):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     note: str = ""
+    engine_note: str | None = None
 
 
 class VersionReply(BaseModel):

@@ -28,7 +28,9 @@ from pdcluster_worker.vllm_engine.front_end import check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.metrics_page import Scrape, read_ranks
 
-OLDEST, NEWEST = (0, 32), (0, 32)  # vLLM versions tested by tests/stock, both inclusive
+# vLLM versions that docs/engines.md has tests of, both inclusive.  They take the same flags and
+# requests; what differs between their /metrics the page itself tells (`Scrape.has_fetch_stages`)
+OLDEST, NEWEST = (0, 30), (0, 33)
 
 TRANSPORT = "nixl"
 _WARM_UP_TOKENS = 64
@@ -72,7 +74,9 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
     """
     http = ranks[0]
     version = msgspec.json.decode(await http.get_patiently("/version"), type=_Version).version
-    check_version(version)
+    unknown = unknown_version(version)
+    if unknown and not config.engine.vllm.allow_unknown_version:
+        raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
     if config.model.frontend == "engine":
         await check_endpoints(http, version)
     models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
@@ -97,6 +101,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         model_code="vllm",
         tensor_parallel_size=engine.tensor_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
+        engine_note=unknown,
     )
     ready = EngineReady(
         engine_id="",  # of each rank, as its ports, blocks and steps are
@@ -133,20 +138,20 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
     ]
 
 
-def check_version(version: str) -> None:
-    """Raise ConfigError for an untested version.
+def unknown_version(version: str) -> str:
+    """Return the fault of an unknown version; empty for a known one.
 
-    >>> check_version("0.32.0")
-    >>> check_version("0.99.1")
-    Traceback (most recent call last):
-    ...
-    pdcluster_worker.errors.ConfigError: vLLM 0.99.1 is not known here: use 0.32
+    >>> unknown_version("0.33.1+cpu")
+    ''
+    >>> unknown_version("0.29.0")
+    'vLLM 0.29.0 is not known here: use 0.30 to 0.33'
     """
     parts = version.split(".")[:2]
     known = tuple(int(part) if part.isdigit() else -1 for part in parts)
-    if not OLDEST <= known <= NEWEST:
-        ends = [".".join(map(str, end)) for end in dict.fromkeys((OLDEST, NEWEST))]
-        raise ConfigError(f"vLLM {version or '?'} is not known here: use {' to '.join(ends)}")
+    if OLDEST <= known <= NEWEST:
+        return ""
+    ends = " to ".join(".".join(map(str, end)) for end in (OLDEST, NEWEST))
+    return f"vLLM {version or '?'} is not known here: use {ends}"
 
 
 @dataclass(frozen=True, slots=True)

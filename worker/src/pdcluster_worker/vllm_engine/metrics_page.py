@@ -26,7 +26,7 @@ _LABEL = re.compile(rb'([a-z_]+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """vLLM's `/metrics`; a missing name is 0, since the version is checked."""
+    """vLLM's `/metrics`; a missing name is 0."""
 
     num_blocks: int = 0  # 0 = unknown
     block_size: int = 0  # 0 = unknown
@@ -42,6 +42,7 @@ class Scrape:
     host_tokens: int = 0  # the latter of them
     bytes_received: int = 0  # by NIXL, summed over ranks
     transfer_seconds: float = 0.0  # by NIXL, summed over ranks
+    has_fetch_stages: bool = False  # vLLM 0.32 and later say the two next ones
     fetches_to_start: int = 0  # queued requests with KV from a peer
     fetches_complete: int = 0  # the same, with KV that has arrived
     started_seconds: float = 0.0  # start of the process; identifies it
@@ -99,15 +100,17 @@ def read_ranks(page: bytes, num_ranks: int) -> list[Scrape]:
                 infos[rank] = labels
             if field is not None:
                 values[rank][field] += float(match[3])
-    return [_scrape(*of_rank) for of_rank in zip(values, infos, strict=True)]
+    has_stages = b"num_requests_kv_fetch_by_stage{" in page
+    return [_scrape(*of_rank, has_stages) for of_rank in zip(values, infos, strict=True)]
 
 
-def _scrape(values: dict[str, float], info: dict[str, str]) -> Scrape:
+def _scrape(values: dict[str, float], info: dict[str, str], has_stages: bool) -> Scrape:
     numbers = {name: value if name in _REALS else int(value) for name, value in values.items()}
     sizes = {
         "num_blocks": _integer(info.get("num_gpu_blocks", "")),
         "block_size": _integer(info.get("block_size", "")),
         "prefix_caching": info.get("enable_prefix_caching") == "True",
+        "has_fetch_stages": has_stages,
     }
     return msgspec.convert(numbers | sizes, Scrape)
 

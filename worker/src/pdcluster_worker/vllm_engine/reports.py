@@ -20,6 +20,9 @@ KEPT_SECONDS = 600.0
 REPORT_SECONDS = 0.1
 """Minimum between two statistics; the last change is always reported."""
 
+_SEQUENCES = 256
+"""vLLM's smallest `--max-num-seqs` on an accelerator, where it chooses by itself."""
+
 
 class Reports:
     """emit: receives statistics and pongs."""
@@ -89,13 +92,25 @@ class Reports:
         """Free blocks, less those of queued prompts and expected transfers."""
         load, scrape, when = self.load, self._scrape, self._scraped_at
         num_prompts = max(0, scrape.num_queued - scrape.fetches_to_start)
-        queued = load.queued_tokens(when, scrape.fetches_to_start, num_prompts)
+        num_fetches = scrape.fetches_to_start if scrape.has_fetch_stages else scrape.num_queued
+        queued = load.queued_tokens(when, num_fetches, num_prompts)
         coming = self.num_blocks(queued + load.tokens_since(when)) + load.reserved_blocks
         return max(0, self._first.num_blocks - scrape.used_blocks - coming)
 
     @property
     def _has_slot(self) -> bool:
         return self.load.num_slots < self._max_sequences
+
+    @property
+    def _fetches_to_start(self) -> int:
+        """Fetches whose time is not to count yet: without stages all of them, while any request is
+        queued or none could start, since which ones wait is not said.
+        """
+        scrape = self._scrape
+        if scrape.has_fetch_stages:
+            return scrape.fetches_to_start
+        is_full = scrape.num_running >= min(self._max_sequences, _SEQUENCES)
+        return len(self.fetches) if scrape.num_queued or is_full else 0
 
     @property
     def _waits_for_kept(self) -> bool:
@@ -131,7 +146,7 @@ class Reports:
         if scrape != self._scrape:
             self._changed_at = requested_at
         self._scrape, self._scraped_at = scrape, requested_at
-        self.fetches.seen(scrape.fetches_to_start, scrape.fetches_complete, requested_at)
+        self.fetches.seen(self._fetches_to_start, scrape.fetches_complete, requested_at)
         if self._is_pinged:
             self.answer_ping()
         self.on_page()

@@ -33,7 +33,12 @@ class _Ranked(msgspec.Struct):
 
 
 class _Candidate(_Ranked, kw_only=True):
-    token_id: int
+    token_id: int = -1
+    token: str = ""  # "token_id:7" of vLLM before 0.32, which has no field token_id
+
+    def __post_init__(self) -> None:
+        if self.token_id < 0:
+            self.token_id = int(self.token.removeprefix("token_id:"))
 
 
 class _Scored(_Candidate):

@@ -165,6 +165,7 @@ class WorkerDevice:
     name: str  # of the processor or the accelerator
     # what a user must know of computing on it, or why it is unknown; empty = nothing
     note: str = ""
+    engine_note: str = ""  # what a user must know of a stock engine's version; empty = nothing
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,26 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
     draining = facts.draining.get(view.name, ())
     notes = [*draining, *(pool.declared.note for pool in view.pools if pool.declared.note)]
     if view.is_ready:  # with workers that are too many: they serve, or finish what they have
-        reason = words.SCALING if draining else words.AS_DECLARED
-        return Condition.true(kind, reason, "; ".join([_numbers(view), *notes]))
+        unknown = list(_unknown_engines(view, facts.observed))
+        reason = words.UNKNOWN_ENGINE_VERSION if unknown else words.AS_DECLARED
+        reason = words.SCALING if draining else reason
+        return Condition.true(kind, reason, "; ".join([_numbers(view), *notes, *unknown]))
     problem = None
     if not facts.is_rolled_back:
         lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
         problem = worst_of([lost, worst_problem(view)])
     reason, message = problem or _in_progress(view, facts)
     return Condition.false(kind, reason, "; ".join([message, *_still_exists(view, facts), *notes]))
+
+
+def _unknown_engines(view: RoleView, observed: Observed) -> Iterator[str]:
+    """Name the first worker with a stock engine of an unknown version, and how many have one."""
+    devices = observed.worker_records.devices if observed.worker_records else {}
+    pods = [pod.name for pool in view.pools for pod in (pool.target.pods if pool.target else ())]
+    noted = sorted(pod for pod in pods if pod in devices and devices[pod].engine_note)
+    if noted:
+        served = "served, since engine.allowUnknownVersion is true"
+        yield f"{noted[0]}{and_more(len(noted))}: {devices[noted[0]].engine_note}; {served}"
 
 
 def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.observed.state import ScalerState, WriteFailure
+from pdcluster_api.plan.observed.state import (
+    ScalerState,
+    WorkerDevice,
+    WorkerRecords,
+    WriteFailure,
+)
 from pdcluster_api.plan.status.condition import MAX_MESSAGE
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of
@@ -50,6 +55,24 @@ def test_what_is_on_its_way_out_has_no_problem():
     drains = failing_pod(DECODE, 2, words.CRASH_LOOPING)
     status = status_of(with_decode(workload(DECODE, 3, ready=1, pods=(drains,))))
     assert words_of(status, words.DECODE_READY)[1] == words.STARTING
+
+
+def test_an_unknown_version_of_a_stock_engine_is_said_while_its_workers_are_ready():
+    note = "vLLM 0.99.1 is not known here: use 0.30 to 0.33"
+    pods = tuple(pod_state(DECODE, f"decode-{ordinal}") for ordinal in range(2))
+    state = workload(DECODE, 2, ready=2, pods=pods)
+    devices = {pod.name: WorkerDevice("cpu", "cpu", engine_note=note) for pod in pods}
+    records = WorkerRecords({}, devices=devices)
+
+    status = status_of(with_decode(state, worker_records=records))
+
+    assert words_of(status, words.DECODE_READY) == (
+        "True",
+        words.UNKNOWN_ENGINE_VERSION,
+        f"2 of 2 workers are ready; decode-0 (and 1 more): {note}; served, since "
+        "engine.allowUnknownVersion is true",
+    )
+    assert words_of(status, words.PREFILL_READY)[1] == words.AS_DECLARED
 
 
 def test_the_order_of_pods_does_not_matter():
