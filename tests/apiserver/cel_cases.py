@@ -76,10 +76,16 @@ class Rule:
     before: Change | None = None
 
 
+ENGINELESS = ("router", "picker")
+OWN_PICKER = at("spec.service.endpointPicker", {})
+
+
 def only(role: str) -> Change:
     """An object that has the role, and the others that it needs."""
     if role == "router":
         return at("spec.roles.router", {"pools": [CPU]})
+    if role == "picker":
+        return both(OWN_PICKER, at("spec.roles.picker", {"pools": [CPU]}))
     return at("spec.roles", {"mixed": {"pools": [CPU]}}) if role == "mixed" else SAME
 
 
@@ -87,7 +93,7 @@ def pool_rules(role: str) -> list[Rule]:
     """Rules of the pools of every role, routers included."""
     pools = f"spec.roles.{role}.pools"
     first = f"{pools}.0"
-    other = "cpu" if role == "router" else "H200"
+    other = "cpu" if role in ENGINELESS else "H200"
 
     def bounds(replicas: int, low: int, high: int) -> Change:
         return both(
@@ -174,34 +180,27 @@ def amount_rules(role: str) -> list[Rule]:
     ]
 
 
-def router_rules() -> list[Rule]:
-    """Rules of routers."""
-    own, there = "spec.roles.router", only("router")
+def engineless_rules(role: str) -> list[Rule]:
+    """Rules of routers, or of pickers."""
+    own, there = f"spec.roles.{role}", only(role)
     name = (
-        "metadata.name and the name of each router pool may have at most 35 characters together: "
+        f"metadata.name and the name of each {role} pool may have at most 35 characters together: "
         "shorten one of them"
     )
-    long = at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]})
+    long = both(there, at(own, {"pools": [{"name": "r" * 20, "replicas": 1}]}))
     return [
-        *pool_rules("router"),
+        *pool_rules(role),
         Rule(
             f"{own}.engine",
-            "router.engine is not for routers, which have no engine: remove it",
+            f"{role}.engine is not for {role}s, which have no engine: remove it",
             there,
             both(there, at(f"{own}.engine", {"blockSize": 16})),
         ),
         Rule(
             f"{own}.pools",
-            "router.pools must have gpu: cpu, since a router computes nothing: leave gpu out",
+            f"{role}.pools must have gpu: cpu, since a {role} computes nothing: leave gpu out",
             there,
-            at(own, {"pools": [BIG]}),
-        ),
-        Rule(
-            "spec.routing.relaying",
-            "routing.relaying is for routers, and there are none: give roles.router, or leave "
-            "routing.relaying out",
-            both(there, at("spec.routing", {"relaying": {"enabled": True}})),
-            at("spec.routing", {"relaying": {"enabled": True}}),
+            both(there, at(own, {"pools": [BIG]})),
         ),
         Rule(
             "metadata.name",
@@ -452,7 +451,7 @@ POOLS = "pools of all roles must be at most 16 together: join some, or make anot
 
 def pools_in_all(role: str, number: int) -> Change:
     """So many pools, those of one role and what the others have."""
-    rest = number - {"mixed": 0, "router": 2}.get(role, 1)
+    rest = number - {"mixed": 0, "router": 2, "picker": 2}.get(role, 1)
     return at(
         f"spec.roles.{role}.pools", [{"name": f"p{each}", "replicas": 0} for each in range(rest)]
     )
@@ -460,7 +459,7 @@ def pools_in_all(role: str, number: int) -> Change:
 
 def many(role: str, replicas: int) -> Change:
     """So many in all, five pools of one role and what the other has."""
-    rest = replicas - 4 * 1023 - {"mixed": 0, "router": 2}.get(role, 1)
+    rest = replicas - 4 * 1023 - {"mixed": 0, "router": 2, "picker": 2}.get(role, 1)
     pools = [{"name": f"p{number}", "replicas": 1023} for number in range(4)]
     return at(f"spec.roles.{role}.pools", [*pools, {"name": "p4", "replicas": rest}])
 
@@ -499,7 +498,20 @@ def speculation_rules(place: str) -> list[Rule]:
 
 RULES: list[Rule] = [
     *(rule for role in ROLES for rule in role_rules(role)),
-    *router_rules(),
+    *(rule for role in ENGINELESS for rule in engineless_rules(role)),
+    Rule(
+        "spec.routing.relaying",
+        "routing.relaying is for routers, and there are none: give roles.router, or leave "
+        "routing.relaying out",
+        both(only("router"), at("spec.routing", {"relaying": {"enabled": True}})),
+        at("spec.routing", {"relaying": {"enabled": True}}),
+    ),
+    Rule(
+        "spec.service.endpointPicker",
+        "service.endpointPicker without a name and roles.picker go together: give both, or neither",
+        only("picker"),
+        OWN_PICKER,
+    ),
     *MODEL_RULES,
     *ETCD_RULES,
     *AUTOSCALE_RULES,
@@ -703,6 +715,6 @@ ACCEPTED: list[Change] = [
     night(minReplicas=2, maxReplicas=2),
     night(maxReplicas=None, minReplicas=0),
     night(name="night-2"),
-    *(both(only(role), many(role, 4096)) for role in (*ROLES, "router")),
-    *(both(only(role), pools_in_all(role, 16)) for role in ("prefill", "decode", "router")),
+    *(both(only(role), many(role, 4096)) for role in (*ROLES, *ENGINELESS)),
+    *(both(only(role), pools_in_all(role, 16)) for role in ("prefill", "decode", *ENGINELESS)),
 ]

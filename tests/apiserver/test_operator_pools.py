@@ -78,6 +78,9 @@ DEFINITION = {
 }
 
 
+OWN = {"picker": {"pools": [{"name": "cpu", "replicas": 2}]}}
+
+
 @pytest.fixture
 def scene(control_plane: ControlPlane, namespace: str) -> Iterator[Scene]:
     """A PDCluster with an endpoint picker, where no InferencePool can be made yet."""
@@ -125,3 +128,29 @@ def test_pool_is_made_once_its_kind_is_there(
             },
         }
         scene.await_condition("Ready", "True")
+
+
+def test_own_picker_has_a_service_and_the_pool_of_decode_workers(
+    control_plane: ControlPlane, scene: Scene, tmp_path: Path, namespace: str
+):
+    scene.api.create(DEFINITIONS, DEFINITION)
+    path = f"/apis/{GROUP}/v1/namespaces/{namespace}/inferencepools/{scene.name}"
+    scene.change(roles=OWN, service={"endpointPicker": {"name": None}})
+    with OperatorProcess(
+        tmp_path, control_plane.kubeconfig, PDCLUSTER_WATCH_NAMESPACES=namespace
+    ) as operator:
+        pool = wait_for(lambda: scene.api.get(path), DEADLINE_SECONDS, lambda: operator.log_end)
+        scene.await_condition("PickerReady", "True")
+        service = scene.api.get(scene.path("Service", f"{scene.name}-picker"))
+    assert pool["spec"]["selector"] == {
+        "matchLabels": {"pdcluster.io/cluster": scene.name, "pdcluster.io/role": "decode"}
+    }
+    assert pool["spec"]["endpointPickerRef"]["name"] == f"{scene.name}-picker"
+    assert service is not None
+    assert service["spec"]["selector"] == {
+        "pdcluster.io/cluster": scene.name,
+        "pdcluster.io/role": "picker",
+        "pdcluster.io/revision": scene.revision,
+    }
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (9002, 9002)

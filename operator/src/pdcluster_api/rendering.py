@@ -27,7 +27,7 @@ from pdcluster_schema.conditions import APPLY_FAILED
 from pdcluster_schema.labels import TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash, written_names
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, PoolSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 
@@ -77,10 +77,10 @@ class Records:
         """The record that there is; of a workload that has lost it, as what runs says.  Declared
         routers without one are made from the spec.
         """
-        is_declared_router = workload.role == ROUTER and workload in self._declared()
+        is_declared_router = workload.role in ENGINELESS and workload in self._declared()
         found = (
             self._router(workload, is_declared=is_declared_router)
-            if workload.role == ROUTER
+            if workload.role in ENGINELESS
             else self.live.own("ControllerRevision").get(workload.name)
         )
         return found if found is not None or is_declared_router else self._of_what_runs(workload)
@@ -92,7 +92,7 @@ class Records:
             return next(iter(found), None)
         # an older operator had routers in the revision: they are as declared if that is unchanged
         is_unchanged = workload.revision in written_names(self.cluster.spec)
-        hashed = template_hash(self.cluster.spec, ROUTER)
+        hashed = template_hash(self.cluster.spec, workload.role)
         by_hash = {each["metadata"]["labels"].get(TEMPLATE_HASH): each for each in reversed(found)}
         return by_hash.get(hashed) or (by_hash.get(None) if is_unchanged else None)
 

@@ -18,6 +18,7 @@ PREFILL_READY: Final = "PrefillReady"
 DECODE_READY: Final = "DecodeReady"
 MIXED_READY: Final = "MixedReady"
 ROUTER_READY: Final = "RouterReady"
+PICKER_READY: Final = "PickerReady"
 INGRESS_READY: Final = "IngressReady"
 DISCOVERY_IN_SYNC: Final = "DiscoveryInSync"
 ACCELERATORS_IN_USE: Final = "AcceleratorsInUse"
@@ -31,6 +32,7 @@ ROLE_READY = {
     "decode": DECODE_READY,
     "mixed": MIXED_READY,
     "router": ROUTER_READY,
+    "picker": PICKER_READY,
 }
 
 # All is well.

@@ -22,8 +22,8 @@ from pdcluster_schema.qos import QosSpec
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
+    ENGINELESS,
     MAX_ACCELERATORS,
-    ROUTER,
     AcceleratorSpec,
     Metadata,
     NetworkPolicySpec,
@@ -173,7 +173,7 @@ class PDClusterSpec(SpecSection):
         """The engine of one role: its own values over `spec.engine`; of routers, which have none,
         what they must know of the others'.
         """
-        if role == ROUTER:
+        if role in ENGINELESS:
             decode = self.engine_of(self.decode_role)
             return EngineSpec().model_copy(
                 update={"block_size": decode.block_size, "max_model_len": decode.max_model_len}
@@ -186,7 +186,7 @@ class PDClusterSpec(SpecSection):
 
     def pods_per_replica(self, role: str, pool: PoolSpec) -> int:
         """Pods of one worker of a pool; 1 = the worker is a pod."""
-        return 1 if role == ROUTER else pods_per_replica(self.engine_of(role), pool)
+        return 1 if role in ENGINELESS else pods_per_replica(self.engine_of(role), pool)
 
     def accelerator_of(self, pool: PoolSpec) -> AcceleratorSpec:
         """Demand of the pool's gpu on a node: the object's own definition, or that of

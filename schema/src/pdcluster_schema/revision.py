@@ -25,7 +25,7 @@ from pdcluster_schema.engine import BY_DEVICE, EngineSpec
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.section import SpecSection
-from pdcluster_schema.sections import ROUTER, PlacementSpec, RoleSpec
+from pdcluster_schema.sections import ENGINELESS, PlacementSpec, RoleSpec
 from pdcluster_schema.workload import REVISION_LENGTH
 
 _OF_QUANTITIES = frozenset({"requests", "limits"})
@@ -69,10 +69,10 @@ def written_names(spec: PDClusterSpec) -> tuple[str, str]:
 def template_hash(spec: PDClusterSpec, role: str | None = None) -> str:
     """A hash that all specs share which make the same pods, however they are written.
 
-    role: `router` = over what its pods have for themselves; any other = over the pods of all
-          workers with an engine, which are replaced together
+    role: `router` or `picker` = over what its pods have for themselves; any other = over the pods
+          of all workers with an engine, which are replaced together
     """
-    return _template_hash(_Same(spec), is_router=role == ROUTER)
+    return _template_hash(_Same(spec), role=role if role in ENGINELESS else None)
 
 
 def at_revision(cluster: PDCluster, revision: str) -> PDCluster:
@@ -106,11 +106,11 @@ def _written(same: _Same, *, knows_devices: bool = True) -> str:
 
 
 @lru_cache(maxsize=32)
-def _template_hash(same: _Same, *, is_router: bool) -> str:
+def _template_hash(same: _Same, *, role: str | None) -> str:
     spec = same.spec
-    if is_router:
-        routers = {} if spec.roles.router is None else {ROUTER: spec.roles.router}
-        return _hash(canonical(_roles(spec, routers)))
+    if role is not None:
+        own = {name: each for name, each in spec.roles.engineless().items() if name == role}
+        return _hash(canonical(_roles(spec, own)))
     shared, etcd = _shared(spec), spec.discovery.etcd
     image = shared["image"] | {"pull_secrets": in_order(spec.image.pull_secrets)}
     sets = {"image": image, "etcd": [in_order(etcd.endpoints), etcd.tls_secret]}

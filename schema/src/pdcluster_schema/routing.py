@@ -239,8 +239,9 @@ class RelayingSpec(SpecSection):
     enabled: bool = False
     """Routers relay."""
     policy: RelayingPolicyName = "leastRequest"
-    """Choice of the worker: the fewest requests, one after the other, or the one that had the
-    beginning of this prompt's text. A session goes first (decodeScore.sessionAffinity).
+    """Choice of the worker, by pickers too: the fewest requests, one after the other, or the one
+    that had the beginning of this prompt's text. A session goes first
+    (decodeScore.sessionAffinity).
     """
     prefix_bytes: Annotated[int, Field(ge=64, le=65536)] = 1024
     """Bytes of that beginning, as the request has them."""

@@ -1,6 +1,7 @@
 """Roles and pools, accelerators, placement, rollout and network policy of a PDCluster spec."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -77,7 +78,7 @@ ROUTER: Final = "router"
 PICKER: Final = "picker"
 ENGINELESS = (ROUTER, PICKER)
 """Roles without an engine, whose workers hold no KV."""
-ROLES = (*COMPUTING, ROUTER)
+ROLES = (*COMPUTING, *ENGINELESS)
 MAX_ACCELERATORS = 64
 MAX_RESOURCE = 317
 """Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
@@ -239,16 +240,56 @@ class RoleSpec(SpecSection):
         return self
 
 
+def _engineless_rules(name: str) -> Iterator[Rule]:
+    def pools(roles: "RolesSpec") -> tuple[PoolSpec, ...]:
+        role = roles.engineless().get(name)
+        return () if role is None else role.pools
+
+    def computing(roles: "RolesSpec") -> int:
+        return next(i for i, pool in enumerate(pools(roles)) if pool.gpu != NO_ACCELERATOR)
+
+    def has_no_engine(roles: "RolesSpec") -> bool:
+        role = roles.engineless().get(name)
+        return role is None or "engine" not in role.model_fields_set
+
+    yield Rule(
+        cel=f"!has(self.{name}) || !has(self.{name}.engine)",
+        holds=has_no_engine,
+        reason=f"is not for {name}s, which have no engine",
+        fix="remove it",
+        at=f"{name}.engine",
+    )
+    yield Rule(
+        cel=f"!has(self.{name}) || self.{name}.pools.all(p, p.gpu == 'cpu')",
+        holds=lambda roles: all(pool.gpu == NO_ACCELERATOR for pool in pools(roles)),
+        reason=f"must have gpu: cpu, since a {name} computes nothing",
+        fix="leave gpu out",
+        at=f"{name}.pools",
+        found=lambda roles: pools(roles)[computing(roles)].gpu,
+        place=lambda roles: f"[{computing(roles)}]",
+    )
+    yield Rule(
+        cel=f"!has(self.{name}) || self.{name}.pools.all(p, p.?podsPerReplica.orValue(1) == 1)",
+        holds=lambda roles: all(pool.pods_per_replica in (None, 1) for pool in pools(roles)),
+        reason=f"must have podsPerReplica 1, since a {name} is one process",
+        fix="leave podsPerReplica out",
+        at=f"{name}.pools",
+        found=lambda roles: max(pool.pods_per_replica or 1 for pool in pools(roles)),
+    )
+
+
 class RolesSpec(SpecSection):
     """Either prefill and decode, or mixed. With router workers without an engine take the requests
     of clients, and keep models listed while the others are at zero; where none is asked for, decode
-    or mixed workers take them.
+    or mixed workers take them. With picker workers without an engine choose a decode or mixed
+    worker for each request of a gateway (service.endpointPicker).
     """
 
     prefill: RoleSpec | None = None
     decode: RoleSpec | None = None
     mixed: RoleSpec | None = None
     router: RoleSpec | None = None
+    picker: RoleSpec | None = None
 
     RULES = (
         *(
@@ -282,34 +323,7 @@ class RolesSpec(SpecSection):
             fix="join some, or make another PDCluster",
             found=lambda roles: len(roles.pools()),
         ),
-        Rule(
-            cel="!has(self.router) || !has(self.router.engine)",
-            holds=lambda roles: not roles.router or "engine" not in roles.router.model_fields_set,
-            reason="is not for routers, which have no engine",
-            fix="remove it",
-            at="router.engine",
-        ),
-        Rule(
-            cel="!has(self.router) || self.router.pools.all(p, p.gpu == 'cpu')",
-            holds=lambda roles: (
-                not roles.router or all(pool.gpu == NO_ACCELERATOR for pool in roles.router.pools)
-            ),
-            reason="must have gpu: cpu, since a router computes nothing",
-            fix="leave gpu out",
-            at="router.pools",
-            found=lambda roles: roles.router.pools[_computing_pool(roles)].gpu,
-            place=lambda roles: f"[{_computing_pool(roles)}]",
-        ),
-        Rule(
-            cel="!has(self.router) || self.router.pools.all(p, p.?podsPerReplica.orValue(1) == 1)",
-            holds=lambda roles: (
-                not roles.router or all(p.pods_per_replica in (None, 1) for p in roles.router.pools)
-            ),
-            reason="must have podsPerReplica 1, since a router is one process",
-            fix="leave podsPerReplica out",
-            at="router.pools",
-            found=lambda roles: max(p.pods_per_replica or 1 for p in roles.router.pools),
-        ),
+        *(each for role in ENGINELESS for each in _engineless_rules(role)),
     )
 
     def pools(self) -> list[PoolSpec]:
@@ -318,19 +332,17 @@ class RolesSpec(SpecSection):
 
     def present(self) -> dict[str, RoleSpec]:
         """The roles that are given, by name, in a fixed order."""
-        routers = {} if self.router is None else {ROUTER: self.router}
-        return {**self.computing(), **routers}
+        return {**self.computing(), **self.engineless()}
+
+    def engineless(self) -> dict[str, RoleSpec]:
+        """Those of them whose workers have none."""
+        roles = {ROUTER: self.router, PICKER: self.picker}
+        return {name: role for name, role in roles.items() if role is not None}
 
     def computing(self) -> dict[str, RoleSpec]:
         """Those of them whose workers have an engine."""
         roles = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return {name: role for name, role in roles.items() if role is not None}
-
-
-def _computing_pool(roles: RolesSpec) -> int:
-    """Index of the first pool of routers that has an accelerator."""
-    gpus = [pool.gpu for pool in roles.router.pools] if roles.router else []
-    return next(index for index, gpu in enumerate(gpus) if gpu != NO_ACCELERATOR)
 
 
 class RolloutSpec(SpecSection):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pdcluster_schema.ports import HTTP_PORT
+from pdcluster_schema.ports import HTTP_PORT, PICKER_PORT
 from pdcluster_schema.quantities import Quantity
 from pdcluster_schema.section import Crd, Many, Rule, SpecSection, spelled
 from pdcluster_schema.values import Endpoint, ObjectName, Port, Text
@@ -32,14 +32,16 @@ HeaderName = Annotated[
 
 
 class EndpointPickerSpec(SpecSection):
-    """Make an InferencePool of the workers that answer clients, with this endpoint picker, for
-    gateways of the Gateway API Inference Extension, whose CRDs have to be installed. By default
-    none is made.
+    """Make an InferencePool with this endpoint picker, for gateways of the Gateway API Inference
+    Extension, whose CRDs have to be installed: of the workers that answer clients; with the
+    cluster's own pickers of the decode or mixed ones. By default none is made.
     """
 
-    name: ObjectName
-    """Service of the endpoint picker, in the same namespace."""
-    port: Port = 9002
+    name: ObjectName | None = None
+    """Service of another endpoint picker, in the same namespace; by default the cluster's own,
+    which roles.picker runs and routing.relaying rules.
+    """
+    port: Port = PICKER_PORT
     """Its gRPC port."""
     failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
     """Behaviour of the gateway while the picker does not answer; FailOpen = any worker takes the
@@ -124,6 +126,10 @@ class ServiceSpec(SpecSection):
     cors: CorsSpec = CorsSpec()
     limits: HttpLimitsSpec = HttpLimitsSpec()
     endpoint_picker: EndpointPickerSpec | None = None
+
+    @property
+    def has_own_picker(self) -> bool:
+        return self.endpoint_picker is not None and self.endpoint_picker.name is None
 
 
 MAX_ENDPOINTS = 16

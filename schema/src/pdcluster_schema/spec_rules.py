@@ -67,6 +67,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     for role in COMPUTING:
         yield from engine_rules(role)
     yield from _one_role_rules()
+    yield _picker_rule()
     yield from _stock_engine_rules()
     yield from front_end_rules()
     yield from stock_rules()
@@ -247,6 +248,17 @@ def _one_role_rules() -> Iterator[Rule]:
         reason="counts for no engine, since schedulingPolicy is fcfs",
         fix="leave it out, or set engine.schedulingPolicy: priority",
         at="qos.allowClientPriority",
+    )
+
+
+def _picker_rule() -> Rule:
+    own = "self.?service.?endpointPicker.optMap(p, !p.?name.hasValue()).orValue(false)"
+    return Rule(
+        cel=f"has(self.roles.picker) == {own}",
+        holds=lambda spec: (spec.roles.picker is not None) == spec.service.has_own_picker,
+        reason="without a name and roles.picker go together",
+        fix="give both, or neither",
+        at="service.endpointPicker",
     )
 
 

@@ -110,7 +110,7 @@ class PoolSizeStatus(TypedDict, total=False):
     """Workers of one pool."""
 
     role: Required[str]
-    """prefill, decode, mixed or router."""
+    """prefill, decode, mixed, router or picker."""
     pool: Required[str]
     """Name of the pool in the spec."""
     replicas: Required[Int32]
@@ -205,7 +205,7 @@ class RoleStatus(TypedDict, total=False):
     """One role."""
 
     name: Required[str]
-    """prefill, decode, mixed or router."""
+    """prefill, decode, mixed, router or picker."""
     desired: Int32
     """Workers that should be."""
     ready: Int32
@@ -250,16 +250,17 @@ class ClusterStatus(TypedDict, total=False):
     observedGeneration: int
     """metadata.generation that this status speaks of; -1 = the operator has not seen the object."""
     conditions: Annotated[list[ConditionStatus], Crd(list_type="map", list_map_keys=["type"])]
-    """Ready = all is as declared, and follows from DiscoveryReady, PrefillReady, DecodeReady (or
-    MixedReady), RouterReady (with routers) and IngressReady; Serving = requests are answered;
-    DiscoveryInSync = the records in etcd are those of the pods, reported once etcd was read;
-    Disaggregating = long prompts are prefilled by prefill workers, Unknown until there were some,
-    absent of mixed workers; KVTransferVerified = KV was seen to move from each prefill pool to each
-    decode pool, Unknown until then, absent of mixed workers; AcceleratorsInUse = workers compute on
-    the accelerators that their pools reserve, absent without such a pool. Reconciling and Stalled
-    are there only while they are true, and so is what stands in the autoscaler's way:
-    MetricsMissing, CapacityShort, RatioConstraintViolated, BudgetTooSmall, BoundsConflict and
-    ScalingLimited; RolloutOverBudget = the revisions of a roll out need more accelerators than
+    """Ready = all is as declared, and follows from DiscoveryReady, PrefillReady, DecodeReady
+    (or MixedReady), RouterReady (with routers), PickerReady (with pickers) and IngressReady;
+    Serving = requests are answered; DiscoveryInSync = the records in etcd are those of the
+    pods, reported once etcd was read; Disaggregating = long prompts are prefilled by prefill
+    workers, Unknown until there were some, absent of mixed workers; KVTransferVerified = KV was
+    seen to move from each prefill pool to each decode pool, Unknown until then, absent of mixed
+    workers; AcceleratorsInUse = workers compute on the accelerators that their pools reserve,
+    absent without such a pool. Reconciling and Stalled are there only while they are true, and
+    so is what stands in the autoscaler's way: MetricsMissing, CapacityShort,
+    RatioConstraintViolated, BudgetTooSmall, BoundsConflict and ScalingLimited;
+    RolloutOverBudget = the revisions of a roll out need more accelerators than
     autoscale.budget.
     """
     revision: str
@@ -276,6 +277,8 @@ class ClusterStatus(TypedDict, total=False):
     """Decode (or mixed) workers as ready/desired."""
     router: str
     """Routers as ready/desired; absent without the role."""
+    picker: str
+    """Pickers as ready/desired; absent without the role."""
     disaggregation: DisaggregationStatus
     transfers: TransfersStatus
     autoscaling: AutoscalingStatus
@@ -296,7 +299,7 @@ class PoolScalerSpec(TypedDict):
 
     cluster: ScalerName
     """Name of the PDCluster in this namespace."""
-    role: Literal["prefill", "decode", "mixed", "router"]
+    role: Literal["prefill", "decode", "mixed", "router", "picker"]
     """Role of the pool."""
     pool: ScalerName
     """Name of the pool."""

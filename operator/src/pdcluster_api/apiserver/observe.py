@@ -28,7 +28,7 @@ from pdcluster_api.plan.status.condition import worst_of
 from pdcluster_schema import labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import at_revision, template_hash, written_names
-from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 # Characters of the annotation that asks for a verification; they are kept in the status
@@ -145,7 +145,7 @@ def as_it_runs(cluster: PDCluster, live: Live) -> PDCluster:
     records = [
         (workload.revision, body["metadata"]["labels"].get(labels.TEMPLATE_HASH))
         for workload, body in live.records()
-        if workload.role != ROUTER
+        if workload.role not in ENGINELESS
     ]
     same = sorted(revision for revision, its_hash in records if its_hash == hashed)
     older = {revision for revision, its_hash in records if its_hash is None}

@@ -39,7 +39,9 @@ from pdcluster_schema.ports import (
     KV_PORT,
     NUM_KV_PORTS,
     NUM_UCX_PORTS,
+    PICKER_PORT,
 )
+from pdcluster_schema.sections import PICKER
 from pdcluster_schema.service import EndpointPickerSpec
 from pdcluster_schema.workload import WorkloadId
 
@@ -61,9 +63,10 @@ def workers_policy(
     *,
     has_stock_engines: bool = False,
     has_groups: bool = False,
+    has_pickers: bool = False,
 ) -> Manifest:
-    """HTTP from anywhere (clients, probes, Prometheus); gRPC and KV from this cluster's workers,
-    gRPC from the operator too.
+    """HTTP, and a picker's port, from anywhere (clients, gateways, probes, Prometheus); gRPC and KV
+    from this cluster's workers, gRPC from the operator too.
 
     has_stock_engines: any port from them, since a stock engine moves KV over ports of its choice
     has_groups: and the port where a worker's engines in other pods join
@@ -74,7 +77,8 @@ def workers_policy(
         heads = [_policy_port(HEAD_PORT)] if has_groups else []
         peers["ports"] = [_policy_port(GRPC_PORT), *heads, _KV_PORTS]
     operator = {"ports": [_policy_port(GRPC_PORT)], "from": [_namespace(operator_namespace)]}
-    rules = [{"ports": [_policy_port(HTTP_PORT)]}, peers, operator]
+    public = [HTTP_PORT, PICKER_PORT] if has_pickers else [HTTP_PORT]
+    rules = [{"ports": [_policy_port(number) for number in public]}, peers, operator]
     return shared_object(_POLICY, policy_name(owner.name), owner, spec=_policy(workers, rules))
 
 
@@ -173,15 +177,26 @@ def _http_port(number: int) -> Manifest:
     }
 
 
+def picker_service(picker: EndpointPickerSpec, owner: Owner, serving: str) -> Manifest:
+    """The cluster's own pickers, for gateways; they speak TLS."""
+    port = {"name": "grpc", "port": picker.port, "targetPort": PICKER_PORT, "protocol": "TCP"}
+    selector = {CLUSTER: owner.name, ROLE: PICKER, REVISION: serving}
+    spec = {"selector": selector, "ports": [port]}
+    return shared_object("v1/Service", f"{owner.name}-picker", owner, spec=spec)
+
+
 def inference_pool(picker: EndpointPickerSpec, owner: Owner, serving: str, role: str) -> Manifest:
-    """The pods of the ingress Service, and the endpoint picker that chooses among them."""
+    """The pods of the ingress Service, and the endpoint picker that chooses among them.  Our own
+    picker chooses pods of its own revision: a roll out switches its Service alone.
+    """
+    revision = {} if picker.name is None else {REVISION: serving}
     spec = {
-        "selector": {"matchLabels": {CLUSTER: owner.name, ROLE: role, REVISION: serving}},
+        "selector": {"matchLabels": {CLUSTER: owner.name, ROLE: role, **revision}},
         "targetPorts": [{"number": HTTP_PORT}],
         "endpointPickerRef": {
             "group": "",
             "kind": "Service",
-            "name": picker.name,
+            "name": picker.name or f"{owner.name}-picker",
             "port": {"number": picker.port},
             "failureMode": picker.failure_mode,
         },

@@ -11,7 +11,7 @@ from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.labels import CLUSTER, REVISION
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdcluster_schema.sections import ROUTER, AcceleratorSpec, PlacementSpec
+from pdcluster_schema.sections import ENGINELESS, AcceleratorSpec, PlacementSpec
 from pdcluster_schema.workload import WorkloadId
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -91,7 +91,7 @@ def with_templates(rendered: Manifest, spec: PDClusterSpec, role: str) -> Manife
     has_engine = any(map(_is_engine, rendered["spec"].get("initContainers", ())))
     if not has_engine:
         shared = _with_containers(shared, _no_engine)
-    if role == ROUTER:
+    if role in ENGINELESS:
         shared = _without_accelerators(shared, with_runtime=not _has_accelerators(spec))
     own = spec.roles.present()[role].pod_template
     merged = merge_pod_template(merge_pod_template(rendered, shared), own)

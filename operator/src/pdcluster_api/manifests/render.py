@@ -11,6 +11,7 @@ import yaml
 from pdcluster_api.manifests.access import (
     inference_pool,
     ingress_service,
+    picker_service,
     render_scaler,
     render_tls_secrets,
     service_account,
@@ -41,7 +42,7 @@ from pdcluster_schema.labels import (
 )
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import GroupId, WorkloadId, workload_name
 
@@ -96,7 +97,7 @@ def render_record(
 
 def record_name(workload: WorkloadId, hashed: str) -> str:
     """hashed: `template_hash`; routers of one revision come from one snapshot after another"""
-    return f"{workload.name}-{hashed}" if workload.role == ROUTER else workload.name
+    return f"{workload.name}-{hashed}" if workload.role in ENGINELESS else workload.name
 
 
 def hashed_record(record: Manifest, hashed: str) -> Manifest:
@@ -190,7 +191,7 @@ def _stateful_set(workload: WorkloadId, template: Manifest) -> Manifest:
     reverted at once and must not cost a running worker. Routers hold no KV, and are replaced in
     place, one after another, when their own part of the spec changes.
     """
-    strategy = "RollingUpdate" if workload.role == ROUTER else "OnDelete"
+    strategy = "RollingUpdate" if workload.role in ENGINELESS else "OnDelete"
     marks = {name: template["metadata"]["labels"][name] for name in workload_selector(workload)}
     spec = {
         "serviceName": f"{workload.cluster}-workers",
@@ -270,8 +271,13 @@ def render_shared(
                 site.operator_namespace,
                 has_stock_engines=has_stock,
                 has_groups=any(number > 1 for number in pods.values()),
+                has_pickers=cluster.spec.roles.picker is not None,
             )
         )
     if picker is not None:
-        found.append(inference_pool(picker, owner, serving, role))
+        pooled = role
+        if picker.name is None:
+            found.append(picker_service(picker, owner, serving))
+            pooled = cluster.spec.decode_role if role == ROUTER else role
+        found.append(inference_pool(picker, owner, serving, pooled))
     return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))

@@ -30,7 +30,7 @@ from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
-from pdcluster_schema.sections import ROUTER, PoolSpec, RoleSpec
+from pdcluster_schema.sections import ENGINELESS, PoolSpec, RoleSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
 
@@ -87,7 +87,7 @@ def worker_pod(
 
 def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
     container = _base_container(cluster, cluster.spec.roles.present()[role], image)
-    return model_source(cluster.spec.model, container, weights=role != ROUTER)
+    return model_source(cluster.spec.model, container, weights=role not in ENGINELESS)
 
 
 def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
@@ -179,7 +179,7 @@ def _container(base: Manifest, resources: Manifest, mounts: list[Manifest]) -> M
 
 
 def _has_vllm_engine(cluster: PDCluster, role: str) -> bool:
-    return role != ROUTER and cluster.spec.engine_of(role).type == VLLM
+    return role not in ENGINELESS and cluster.spec.engine_of(role).type == VLLM
 
 
 def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec) -> dict[str, Any]:

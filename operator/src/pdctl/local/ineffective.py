@@ -26,10 +26,12 @@ _INEFFECTIVE = {
     "roles.decode.resources": "a process may take what the machine has",
     "roles.mixed.resources": "a process may take what the machine has",
     "roles.router.resources": "a process may take what the machine has",
+    "roles.picker.resources": "a process may take what the machine has",
     "roles.prefill.podTemplate": _NO_PODS,
     "roles.decode.podTemplate": _NO_PODS,
     "roles.mixed.podTemplate": _NO_PODS,
     "roles.router.podTemplate": _NO_PODS,
+    "roles.picker.podTemplate": _NO_PODS,
     "accelerators": "no node is chosen here",
     "discovery.etcd.replicas": _ETCD,
     "discovery.etcd.image": _ETCD,
@@ -51,6 +53,8 @@ _INEFFECTIVE = {
 def ineffective_remarks(cluster: PDCluster) -> list[str]:
     """A line for each reason, with the sections that have no effect here."""
     given = cluster.spec.model_dump(by_alias=True, exclude_defaults=True)
+    if cluster.spec.service.has_own_picker:
+        del given["service"]["endpointPicker"]  # it runs here too
     paths: dict[str, list[str]] = {}
     for path, reason in {**_MODEL, **_INEFFECTIVE}.items():
         if _at(given, path) is not None:

@@ -7,7 +7,7 @@ from pdcluster_schema.engine import MAX_THREADS, EngineSpec
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import process_name
 
@@ -31,7 +31,8 @@ class CpuShare:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One worker process.  http_port 0 = any free port, as its gRPC and KV ports always are.
+    """One worker process.  http_port, picker_port 0 = any free port, as its gRPC and KV ports
+    always are.
 
     owns_cores:   no other worker's threads are planned on its cores.
     shared_cores: None = it uses its own threads only.
@@ -43,6 +44,7 @@ class ProcessSpec:
     ordinal: int
     engine: EngineSpec
     http_port: int
+    picker_port: int
     owns_cores: bool
     shared_cores: CpuShare | None = None
 
@@ -68,10 +70,14 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
         for pool in spec.pools
         for ordinal in range(pool.replicas)
     ]
+    picker = cluster.spec.service.endpoint_picker
+    first_picker = next((slot for slot in slots if slot[0] == PICKER), None)
     first_ingress = next(slot for slot in slots if slot[0] == cluster.spec.ingress_role)
-    threads = max(1, cores // max(1, sum(slot[0] != ROUTER for slot in slots)))
+    threads = max(1, cores // max(1, sum(slot[0] not in ENGINELESS for slot in slots)))
     engines = {
-        slot: _with_threads(cluster.spec.engine_of(slot[0]), 0 if slot[0] == ROUTER else threads)
+        slot: _with_threads(
+            cluster.spec.engine_of(slot[0]), 0 if slot[0] in ENGINELESS else threads
+        )
         for slot in slots
     }
     owns_cores = sum(engine.threads for engine in engines.values()) <= cores
@@ -84,6 +90,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
             ordinal=slot[2],
             engine=engines[slot],
             http_port=port if slot == first_ingress else 0,
+            picker_port=picker.port if picker is not None and slot == first_picker else 0,
             owns_cores=owns_cores,
             shared_cores=shared.get(slot),
         )
@@ -110,7 +117,7 @@ def _shared_cores(
     sharing = {
         slot: engine.threads
         for slot, engine in engines.items()
-        if slot[0] != ROUTER and _may_share(cluster.spec.engine_of(slot[0]))
+        if slot[0] not in ENGINELESS and _may_share(cluster.spec.engine_of(slot[0]))
     }
     fixed = sum(engine.threads for slot, engine in engines.items() if slot not in sharing)
     threads = tuple(sharing.values())

@@ -27,7 +27,8 @@ from pdcluster_api.errors import StartError
 from pdcluster_api.manifests.vllm import IN_CONTAINER
 from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.ports import WORKER_NAME
+from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
+from pdcluster_schema.sections import PICKER
 from pdcluster_schema.vllm_engine import VLLM
 from pdctl.local.machine import vllm_settings
 from pdctl.local.plan import ProcessSpec
@@ -256,6 +257,7 @@ def _worker_settings(process: ProcessSpec, settings: RunSettings) -> WorkerFileS
         http_port=process.http_port,
         grpc_port=0,
         kv_port=0,
+        picker_port=process.picker_port if process.role == PICKER else PICKER_PORT,
         vllm=vllm_settings(process.engine.data_parallel_size)
         if process.engine.type == VLLM
         else IN_CONTAINER,

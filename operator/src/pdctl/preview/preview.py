@@ -23,7 +23,7 @@ from pdcluster_schema.accelerators import NUMBERS, accelerators_text
 from pdcluster_schema.faults import Fault
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.revision import at_revision, revision_of, template_hash
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, PoolSpec
 from pdcluster_schema.workload import PoolKey, WorkloadId
 from pdctl.preview.differences import changed_fields, immutable_faults
 from pdctl.preview.forecast import forecast, upcoming_conflicts, why_resized
@@ -214,8 +214,8 @@ def _changes(old: PDCluster, new: PDCluster, *, is_rollout: bool) -> Iterator[Ch
 
 def _is_of_routers(path: str, old: PDCluster, new: PDCluster) -> bool:
     """Return whether a changed field replaces routers only."""
-    hashes = {template_hash(each.spec, ROUTER) for each in (old, new)}
-    return path.startswith(f"spec.roles.{ROUTER}.") and len(hashes) > 1
+    role = next((role for role in ENGINELESS if path.startswith(f"spec.roles.{role}.")), None)
+    return role is not None and template_hash(old.spec, role) != template_hash(new.spec, role)
 
 
 def effect_of(path: str) -> Effect:

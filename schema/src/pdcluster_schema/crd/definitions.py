@@ -33,7 +33,7 @@ _WIDE_COLUMNS: Sequence[Column] = (
 )
 _SCALER_COLUMNS: Sequence[Column] = (
     ("Cluster", ".spec.cluster", "The PDCluster."),
-    ("Role", ".spec.role", "prefill, decode, mixed or router."),
+    ("Role", ".spec.role", "prefill, decode, mixed, router or picker."),
     ("Pool", ".spec.pool", "The pool of that role."),
 )
 _SCALER_SIZES: Sequence[Column] = (

@@ -229,7 +229,7 @@ def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         at_field = (
             path
-            if name in ("prefill", "decode", "mixed", "router")
+            if name in ("prefill", "decode", "mixed", "router", "picker")
             else f"{path}.{field.alias}".lstrip(".")
         )
         below = next(_models(field.annotation), None)

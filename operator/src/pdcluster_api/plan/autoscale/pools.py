@@ -13,7 +13,7 @@ from pdcluster_schema.accelerators import Accelerator, Precision, accelerators
 from pdcluster_schema.autoscale import BudgetSpec, RatioSpec
 from pdcluster_schema.engine_rules import precision_of
 from pdcluster_schema.pdcluster import PDClusterSpec
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, PoolSpec
 from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
 from pdcluster_schema.workload import PoolKey
 
@@ -134,7 +134,7 @@ class Budget:
         others = Counter[str]()
         for facts in undeclared:
             others[WORKERS] += facts.current
-            if facts.role == ROUTER:  # it computes nothing
+            if facts.role in ENGINELESS:  # it computes nothing
                 continue
             # a type that is not known any more counts in all alone
             for gpu in {ALL, facts.gpu}:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pdcluster_api.plan.observed.state import EndingPod, Observed, PodState, Problem, WorkloadState
 from pdcluster_schema.conditions import NODE_LOST
-from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.sections import ENGINELESS, PICKER, ROUTER
 
 PREFILL: Final = "prefill"  # the one role that answers no HTTP of clients
 
@@ -22,7 +22,7 @@ def ingress_of(roles: Iterable[str]) -> str | None:
     ...     "decode"]), ingress_of(["prefill"])
     ('router', 'decode', None)
     """
-    found = [role for role in roles if role != PREFILL]
+    found = [role for role in roles if role not in (PREFILL, PICKER)]
     return ROUTER if ROUTER in found else next(iter(found), None)
 
 
@@ -61,7 +61,7 @@ class PoolView:
         """
         if self.target is None:
             return 0
-        is_in_place = self.target.id.role == ROUTER
+        is_in_place = self.target.id.role in ENGINELESS
         most = min(self.desired, self.target.updated) if is_in_place else self.desired
         return min(self.target.ready, most)
 
@@ -122,7 +122,7 @@ class Workloads:
         """
         ready = self._ready_by_role(revision)
         answering = role or self.ingress_role(revision)
-        is_decoding = any(ready[each] for each in ready if each not in (PREFILL, ROUTER))
+        is_decoding = any(ready[each] for each in ready if each not in (PREFILL, *ENGINELESS))
         return ready[answering] if is_decoding else 0
 
     def has_prefill(self, revision: str | None) -> bool:

@@ -15,7 +15,7 @@ from pdcluster_api.plan.sizes import PoolSize, together
 from pdcluster_api.plan.status.condition import MAX_MESSAGE, Condition
 from pdcluster_schema import conditions as words
 from pdcluster_schema.autoscale import AutoscaleSpec, BudgetSpec
-from pdcluster_schema.sections import ROUTER
+from pdcluster_schema.sections import ENGINELESS
 from pdcluster_schema.text import shortened
 from pdcluster_schema.values import MAX_REPLICAS
 from pdcluster_schema.workload import PoolKey, Workload
@@ -187,7 +187,7 @@ def rollout_over_budget(
     declared = {size.key: (size.pool.gpu, size.gpus_per_replica) for size in sizes}
     every, old = Counter[str](), Counter[str]()
     for workload in workloads:
-        if workload.id.role == ROUTER:
+        if workload.id.role in ENGINELESS:
             continue
         gpu, number = declared.get((workload.id.role, workload.id.pool), ("", 1))
         if state := there.get(workload.id):
