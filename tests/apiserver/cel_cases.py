@@ -171,11 +171,47 @@ def amount_rules(role: str) -> list[Rule]:
         ),
         Rule(f"{own}.resources.limits{{}}", AMOUNT, amounts("limits", 0), amounts("limits", -1)),
         Rule(
+            f"{own}.sharedMemory",
+            MEMORY,
+            both(only(role), at(f"{own}.sharedMemory", "64Gi")),
+            both(only(role), at(f"{own}.sharedMemory", "64 GiB")),
+        ),
+        Rule(
+            f"{own}.startupTimeoutSeconds",
+            f"roles.{role}.startupTimeoutSeconds must be at most rollout.progressDeadlineSeconds, "
+            "when a roll out is given up: raise rollout.progressDeadlineSeconds too",
+            both(only(role), at(f"{own}.startupTimeoutSeconds", 3600)),
+            both(only(role), at(f"{own}.startupTimeoutSeconds", 3601)),
+        ),
+        Rule(
             f"{own}.resources.requests",
             "each request must be at most the limit of the same resource: lower the request or "
             "raise the limit",
             both(amounts("requests", "1024Mi"), at(f"{own}.resources.limits", {"memory": "1Gi"})),
             both(amounts("requests", "1025Mi"), at(f"{own}.resources.limits", {"memory": "1Gi"})),
+        ),
+    ]
+
+
+def claim_rules(role: str) -> list[Rule]:
+    """Rules of the claims of a role with an engine."""
+    claims = f"spec.roles.{role}.resourceClaims"
+
+    def claim(**fields: str) -> Change:
+        return both(only(role), at(claims, [{"name": "nic", **fields}]))
+
+    one, other = {"resourceClaimName": "a"}, {"resourceClaimTemplateName": "a"}
+    return [
+        Rule(f"{claims}[].name", LABEL, claim(**one), claim(name="1-a", **one)),
+        Rule(
+            f"{claims}[]",
+            "needs one source: give either resourceClaimName or resourceClaimTemplateName",
+            claim(**other),
+            claim(**one, **other),
+        ),
+        *(
+            Rule(f"{claims}[].{field}", NAME, claim(**{field: "a.b"}), claim(**{field: "A"}))
+            for field in (*one, *other)
         ),
     ]
 
@@ -195,6 +231,12 @@ def engineless_rules(role: str) -> list[Rule]:
             f"{role}.engine is not for {role}s, which have no engine: remove it",
             there,
             both(there, at(f"{own}.engine", {"blockSize": 16})),
+        ),
+        Rule(
+            f"{own}.resourceClaims",
+            f"{role}.resourceClaims is not for {role}s, which compute nothing: remove it",
+            there,
+            both(there, at(f"{own}.resourceClaims", [{"name": "a", "resourceClaimName": "a"}])),
         ),
         Rule(
             f"{own}.pools",
@@ -497,7 +539,7 @@ def speculation_rules(place: str) -> list[Rule]:
 
 
 RULES: list[Rule] = [
-    *(rule for role in ROLES for rule in role_rules(role)),
+    *(rule for role in ROLES for rule in (*role_rules(role), *claim_rules(role))),
     *(rule for role in ENGINELESS for rule in engineless_rules(role)),
     Rule(
         "spec.routing.relaying",

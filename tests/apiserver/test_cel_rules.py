@@ -56,7 +56,11 @@ def test_every_rule_refuses_an_object_that_the_model_refuses(dry_clusters: Objec
             missed.append((field, answer.content.get("message")))
     assert missed == []
     # A router has neither an engine nor accelerators: what is said of those cannot be shown.
-    hidden = ("spec.roles.router.engine.", "spec.roles.router.pools[].gpusPerReplica")
+    hidden = tuple(
+        f"spec.roles.{role}.{field}"
+        for role in ("router", "picker")
+        for field in ("engine.", "pools[].gpusPerReplica", "resourceClaims[]")
+    )
     shown = {rule for rule in rules_below(SCHEMA) if not rule[0].startswith(hidden)}
     about_changes = {(rule.field, rule.message) for rule in ABOUT_CHANGES}
     assert {

@@ -18,7 +18,8 @@ from tests.apiserver.control_plane import ControlPlane, KubectlError
 from tests.schema.object_cases import FULL, GOOD, HUB, Change, at, both, minimal, vllm
 from tests.system.waiting import wait_for
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("recipes/*.yaml")])
 RIGHTS = {"privileged": True, "allowPrivilegeEscalation": True}
 EVERYTHING = both(
     FULL,

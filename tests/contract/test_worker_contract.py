@@ -94,6 +94,7 @@ def stock_file() -> dict[str, Any]:
         "allowUnknownVersion": True,
     }
     document["spec"]["model"]["frontend"] = "engine"
+    document["spec"]["roles"]["decode"]["startupTimeoutSeconds"] = 60
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
     vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)

@@ -6,6 +6,7 @@ GREATEST: dict[str, int] = {
     "spec.rollout.gracePeriodSeconds": WEEK,
     "spec.rollout.drainTimeoutSeconds": WEEK,
     "spec.rollout.progressDeadlineSeconds": WEEK,
+    "spec.roles.decode.startupTimeoutSeconds": WEEK,
     "spec.autoscale.capacitySeconds": WEEK,
     "spec.autoscale.backoffSeconds": WEEK,
     "spec.autoscale.prefill.ttftSeconds": WEEK,

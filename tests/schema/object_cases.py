@@ -243,6 +243,10 @@ RIGHT_STOCK_ENGINES: dict[str, Change] = {
     ),
 }
 
+CLAIMS = [
+    {"name": "nic", "resourceClaimTemplateName": "nic"},
+    {"name": "domain", "resourceClaimName": "domain.channel"},
+]
 GOOD: dict[str, Change] = {
     **RIGHT_STOCK_ENGINES,
     "minimum": lambda content: None,
@@ -353,6 +357,20 @@ GOOD: dict[str, Change] = {
     "endpoint picker": at(
         "spec.service.endpointPicker", {"name": "picker", "port": 9003, "failureMode": "FailOpen"}
     ),
+    "claims": at("spec.roles.decode.resourceClaims", CLAIMS),
+    "claims of stock engines": both(
+        vllm(),
+        at("spec.roles.prefill.resourceClaims", CLAIMS),
+        at(
+            "spec.roles.router",
+            {"pools": [CPU], "sharedMemory": "2Gi", "startupTimeoutSeconds": 60},
+        ),
+    ),
+    "start within the deadline": both(
+        at("spec.roles.prefill.startupTimeoutSeconds", 5400),
+        at("spec.rollout.progressDeadlineSeconds", 5400),
+    ),
+    "shared memory": at("spec.roles.decode.sharedMemory", "64Gi"),
     "longest name": at("metadata.name", "c" * 31),
     "labels": at("metadata.labels", {"team": "chat"}),
 }

@@ -26,6 +26,11 @@ ROLLS: dict[str, Change] = {
     "size that a CPU has anyway, and no accelerator": at("spec.engine.kvCacheMemory", "1Gi"),
     "engine of a role": at("spec.roles.decode.engine.maxSequences", 32),
     "resources": at("spec.roles.decode.resources.limits", {"memory": "1Gi"}),
+    "claims": at(
+        "spec.roles.decode.resourceClaims", [{"name": "nic", "resourceClaimTemplateName": "nic"}]
+    ),
+    "shared memory": at("spec.roles.decode.sharedMemory", "2Gi"),
+    "time to start": at("spec.roles.prefill.startupTimeoutSeconds", 60),
     "pod template": at("spec.podTemplate", {"spec": {"hostNetwork": True}}),
     "pod template of a role": at(
         "spec.roles.prefill.podTemplate", {"metadata": {"labels": {"a": "b"}}}

@@ -878,6 +878,50 @@ BAD = [
         "no KV between pools; remove it",
         "spec.placement.minTransferGBps",
     ),
+    wrong(
+        "spec.roles.decode.resourceClaims",
+        [{"name": "nic"}],
+        "needs one source; give either resourceClaimName or resourceClaimTemplateName",
+        fault_at="spec.roles.decode.resourceClaims[0]",
+    ),
+    wrong(
+        "spec.roles.decode.resourceClaims",
+        [{"name": "nic", "resourceClaimName": "a", "resourceClaimTemplateName": "a"}],
+        "needs one source; give either",
+        fault_at="spec.roles.decode.resourceClaims[0]",
+    ),
+    wrong(
+        "spec.roles.decode.resourceClaims",
+        [{"name": "nic", "resourceClaimName": "a"}, {"name": "nic", "resourceClaimName": "b"}],
+        "'nic' names two claims of this role; give each its own name",
+        field="spec.roles.decode.resourceClaims[1]",
+    ),
+    wrong(
+        "spec.roles.decode.resourceClaims",
+        [{"name": "NIC", "resourceClaimName": "a"}],
+        "'NIC' is not a name that Kubernetes takes",
+        fault_at="spec.roles.decode.resourceClaims[0].name",
+    ),
+    wrong(
+        "spec.roles.decode.resourceClaims",
+        [{"name": "nic", "resourceClaimName": "A"}],
+        "'A' is not a name that Kubernetes takes",
+        fault_at="spec.roles.decode.resourceClaims[0].resourceClaimName",
+    ),
+    wrong(
+        "spec.roles.router",
+        {"pools": [CPU], "resourceClaims": [{"name": "nic", "resourceClaimName": "a"}]},
+        "is not for routers, which compute nothing; remove it",
+        fault_at="spec.roles.router.resourceClaims",
+    ),
+    wrong(
+        "spec.roles.decode.startupTimeoutSeconds",
+        5400,
+        "must be at most rollout.progressDeadlineSeconds (3600), when a roll out is given up; "
+        "raise rollout.progressDeadlineSeconds too",
+    ),
+    wrong("spec.roles.decode.startupTimeoutSeconds", 9, "must be at least 10, not 9; raise it"),
+    wrong("spec.roles.decode.sharedMemory", "64G B", "'64G B' is not an amount of memory; write"),
     wrong("spec.networkPolicy.enabled", 1, "must be true or false, not 1; write true or false"),
     wrong("spec.model.name", 7, "must be text, not 7; put it in quotes"),
 ]

@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from pydantic.alias_generators import to_snake
+
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
@@ -372,3 +374,19 @@ def precision_of(engine: EngineSpec) -> Precision:
         return "bf16"
     given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
     return _PRECISION_OF.get(given[-1] if given else "", "bf16")
+
+
+def startup_rule(role: str) -> Rule:
+    seconds = "startupTimeoutSeconds"
+    return Rule(
+        cel=f"[?self.roles.?{role}].all(role, !has(role.{seconds}) || role.{seconds} <= "
+        "self.?rollout.?progressDeadlineSeconds.orValue(3600))",
+        holds=lambda spec: (
+            (getattr(spec.roles.present().get(role), to_snake(seconds), None) or 0)
+            <= spec.rollout.progress_deadline_seconds
+        ),
+        reason="must be at most rollout.{progressDeadlineSeconds}, when a roll out is given up",
+        fix="raise rollout.progressDeadlineSeconds too",
+        at=f"roles.{role}.{seconds}",
+        values=lambda spec: spec.rollout,
+    )

@@ -1,13 +1,15 @@
-"""Kubernetes quantities: memory as bytes, resources of a container, and one spelling of a value."""
+"""Kubernetes quantities: memory as bytes, resources and device claims, one spelling of a value."""
 
 import math
 import re
+from collections import Counter
 from decimal import Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
-from pdcluster_schema.section import Cel, Crd, SpecSection, rule
+from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, rule
+from pdcluster_schema.values import Name, ObjectName, is_label
 
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL = ("k", "M", "G", "T", "P", "E")
@@ -131,6 +133,50 @@ class ResourcesSpec(SpecSection):
                     at=f"requests.{name}",
                 )
         return self
+
+
+class ResourceClaimSpec(SpecSection):
+    """Devices of a worker by dynamic resource allocation, as in a pod: a network card, or a channel
+    of a ComputeDomain.
+    """
+
+    name: Name
+    """Unique within the role; what computes lists it in its resources.claims."""
+    resource_claim_name: ObjectName | None = None
+    """ResourceClaim that all workers of the role share."""
+    resource_claim_template_name: ObjectName | None = None
+    """ResourceClaimTemplate of which each worker gets a claim of its own."""
+
+    RULES = (
+        is_label("self.name", ".name"),
+        Rule(
+            cel="has(self.resourceClaimName) != has(self.resourceClaimTemplateName)",
+            holds=lambda claim: (
+                (claim.resource_claim_name is None) != (claim.resource_claim_template_name is None)
+            ),
+            reason="needs one source",
+            fix="give either resourceClaimName or resourceClaimTemplateName",
+        ),
+    )
+
+
+MAX_CLAIMS = 16
+
+
+def _unlike(claims: tuple[ResourceClaimSpec, ...]) -> tuple[ResourceClaimSpec, ...]:
+    for name, count in Counter(claim.name for claim in claims).items():
+        if count > 1:
+            raise rule(f"{name!r} names two claims of this role", "give each its own name")
+    return claims
+
+
+ResourceClaims = Annotated[
+    tuple[ResourceClaimSpec, ...],
+    Many,
+    Field(max_length=MAX_CLAIMS),
+    Crd(list_type="map", list_map_keys=["name"]),
+    AfterValidator(_unlike),
+]
 
 
 def canonical_quantity(value: Any) -> Any:

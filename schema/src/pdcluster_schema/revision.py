@@ -28,6 +28,8 @@ from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import ENGINELESS, PlacementSpec, RoleSpec
 from pdcluster_schema.workload import REVISION_LENGTH
 
+# of a role, and in no revision that leaves them out
+_NEWER = {"resource_claims", "shared_memory", "startup_timeout_seconds"}
 _OF_QUANTITIES = frozenset({"requests", "limits"})
 _QUANTITIES = frozenset({"sizeLimit", "divisor"})
 _SETS = frozenset({"imagePullSecrets", "tolerations", "topologySpreadConstraints", "add", "drop"})
@@ -146,6 +148,7 @@ def _roles(
             "resources": _set_fields(role.resources),
             "podTemplate": role.pod_template,
         }
+        | role.model_dump(include=_NEWER, exclude_defaults=True)
         for name, role in roles.items()
     }
 

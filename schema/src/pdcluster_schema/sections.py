@@ -1,15 +1,16 @@
 """Roles and pools, accelerators, placement, rollout and network policy of a PDCluster spec."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.ports import MAX_PODS
-from pdcluster_schema.quantities import ResourcesSpec
+from pdcluster_schema.quantities import Quantity, ResourceClaims, ResourcesSpec
 from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, ascending, rule, spelled
 from pdcluster_schema.values import (
     MAX_SECONDS,
@@ -212,6 +213,16 @@ class RoleSpec(SpecSection):
     """Replicas by type of accelerator; at most 16 pools in all roles together."""
     engine: EngineSpec = EngineSpec()
     resources: ResourcesSpec = ResourcesSpec()
+    resource_claims: ResourceClaims = ()
+    """Claims of the pod, each used by the container that computes: worker, or a stock engine's."""
+    shared_memory: Quantity | None = None
+    """Most that a worker may keep in /dev/shm, which counts as its memory; by default 1Gi, and 8Gi
+    with a stock engine.
+    """
+    startup_timeout_seconds: Annotated[int, Field(ge=10, le=MAX_SECONDS)] | None = None
+    """Seconds that a worker may take to load its model before it is started again, by default 3600;
+    at most rollout.progressDeadlineSeconds.
+    """
     pod_template: PodTemplate = Field(default_factory=dict)
     """Metadata and spec of a pod, merged strategically over what the operator renders: lists of
     named things by their names. A role's goes over that of spec; the container engine, device
@@ -248,17 +259,19 @@ def _engineless_rules(name: str) -> Iterator[Rule]:
     def computing(roles: "RolesSpec") -> int:
         return next(i for i, pool in enumerate(pools(roles)) if pool.gpu != NO_ACCELERATOR)
 
-    def has_no_engine(roles: "RolesSpec") -> bool:
-        role = roles.engineless().get(name)
-        return role is None or "engine" not in role.model_fields_set
+    def lacks(field: str) -> Callable[["RolesSpec"], bool]:
+        return lambda roles: (
+            (role := roles.engineless().get(name)) is None or field not in role.model_fields_set
+        )
 
-    yield Rule(
-        cel=f"!has(self.{name}) || !has(self.{name}.engine)",
-        holds=has_no_engine,
-        reason=f"is not for {name}s, which have no engine",
-        fix="remove it",
-        at=f"{name}.engine",
-    )
+    for field, why in (("engine", "have no engine"), ("resourceClaims", "compute nothing")):
+        yield Rule(
+            cel=f"!has(self.{name}) || !has(self.{name}.{field})",
+            holds=lacks(to_snake(field)),
+            reason=f"is not for {name}s, which {why}",
+            fix="remove it",
+            at=f"{name}.{field}",
+        )
     yield Rule(
         cel=f"!has(self.{name}) || self.{name}.pools.all(p, p.gpu == 'cpu')",
         holds=lambda roles: all(pool.gpu == NO_ACCELERATOR for pool in pools(roles)),

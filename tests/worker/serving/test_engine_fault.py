@@ -3,7 +3,6 @@
 from pdcluster_worker.serving.backend import WorkerBackend, restart_reason
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.engines import Engine, Engines
-from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
 from tests.worker.serving.doubles import FACTS, ScriptedEngine
 
 
@@ -13,19 +12,19 @@ def backend_of(*engines: Engine) -> WorkerBackend:
 
 async def test_an_engine_may_load_for_its_time_and_no_longer():
     now = [100.0]
-    fault = restart_reason(backend_of(), lambda: now[0])
+    fault = restart_reason(backend_of(), lambda: now[0], 7200)
 
-    now[0] += NEVER_READY_SECONDS - 1
+    now[0] += 7200 - 1
     assert fault() is None
     now[0] += 1
-    assert fault() == "the engine is not ready after 3600 s"
+    assert fault() == "the engine is not ready after 7200 s"
 
 
 async def test_an_engine_that_serves_is_restarted_when_it_stalls_alone():
     client = EngineClient(ScriptedEngine())
     backend = backend_of(Engine(client, FACTS, "127.0.0.1:9100", 0))
     backend.engines_are_ready()
-    fault = restart_reason(backend, lambda: 0.0)
+    fault = restart_reason(backend, lambda: 0.0, 60)
 
     assert fault() is None
     client.stall("no step for 40 s")

@@ -37,7 +37,7 @@ from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdcluster_schema.ports import GRPC_PORT, HEAD_PORT, HTTP_PORT, KV_PORT, PICKER_PORT
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
-from pdcluster_schema.sections import ROUTER, PoolSpec
+from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 
 
@@ -179,7 +179,7 @@ def engine_file(
             **model.model_dump(include=_OF_MODEL, by_alias=True, exclude_defaults=True),
             **({"adapters": [each.name for each in model.adapters]} if model.adapters else {}),
         },
-        "engine": _engine_section(cluster, pool, engine, site),
+        "engine": _engine_section(cluster, role, pool, engine, site),
         "discovery": discovery,
         "tls": {"ca": site.ca, "certificate": site.certificate, "key": site.key},
         "listen": _changed(site, _LISTEN),
@@ -217,7 +217,7 @@ def _stall_seconds(spec: PDClusterSpec) -> int:
 
 
 def _engine_section(
-    cluster: PDCluster, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
+    cluster: PDCluster, role: str, pool: PoolSpec, engine: EngineSpec, site: WorkerFileSettings
 ) -> dict[str, Any]:
     if engine.type != VLLM:
         section: dict[str, Any] = engine.sized_for(pool.gpu).model_dump(
@@ -227,6 +227,9 @@ def _engine_section(
     vllm = _changed(site.vllm, _VLLM_PORTS)
     if engine.allow_unknown_version:
         vllm["allowUnknownVersion"] = True
+    startup_seconds = cluster.spec.roles.present()[role].startup_timeout_seconds
+    if startup_seconds is not None and role not in ENGINELESS:
+        vllm["startupTimeoutSeconds"] = startup_seconds
     if site.vllm.is_process:
         vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
         vllm["env"] = vllm_environment(pool, engine, site.vllm)

@@ -30,11 +30,13 @@ from pdcluster_api.manifests.worker_config import requires_keys
 from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
+from pdcluster_schema.quantities import canonical_quantity
 from pdcluster_schema.sections import ENGINELESS, PoolSpec, RoleSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
 
-# reading hundreds of gigabytes of weights from a network volume takes this order of time
+# reading hundreds of gigabytes of weights from a network volume takes this order of time; the
+# server process beside a stock engine waits as long
 STARTUP_SECONDS = 3600
 STARTUP_PERIOD_SECONDS = 5
 # until every node's kube-proxy has dropped a pod that is going, connections still arrive
@@ -91,6 +93,7 @@ def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
 
 
 def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) -> Manifest:
+    role = cluster.spec.roles.present()[workload.role]
     model = worker_model(cluster, workload.role, image)
     files = _files(cluster, workload)
     init_containers = list(model.init_containers)
@@ -120,7 +123,7 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     resources = (
         {"requests": SERVER_REQUESTS} if has_engine else _with_accelerators(cluster, workload, pool)
     )
-    base = _base_container(cluster, cluster.spec.roles.present()[workload.role], image)
+    base = _base_container(cluster, role, image)
     spec: Manifest = {
         **pod_base(
             workload.cluster,
@@ -135,8 +138,9 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
             if cluster.spec.pods_per_replica(workload.role, pool) == 1
             else None,
         ),
-        "containers": [_container(base, resources, mounts)],
-        "volumes": [*files.values(), *_scratch(in_memory), *own_volumes, *model.volumes],
+        **_claims(role),
+        "containers": [_container(base, resources, mounts, role)],
+        "volumes": [*files.values(), *_scratch(role, in_memory), *own_volumes, *model.volumes],
     }
     if init_containers:
         spec["initContainers"] = init_containers
@@ -145,7 +149,15 @@ def _spec(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec, image: str) 
     return spec
 
 
-def _container(base: Manifest, resources: Manifest, mounts: list[Manifest]) -> Manifest:
+def _claims(role: RoleSpec) -> Manifest:
+    claims = [each.model_dump(by_alias=True, exclude_none=True) for each in role.resource_claims]
+    return {"resourceClaims": claims} if claims else {}
+
+
+def _container(
+    base: Manifest, resources: Manifest, mounts: list[Manifest], role: RoleSpec
+) -> Manifest:
+    startup_seconds = role.startup_timeout_seconds or STARTUP_SECONDS
     identity = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -169,7 +181,7 @@ def _container(base: Manifest, resources: Manifest, mounts: list[Manifest]) -> M
         "resources": resources,
         "volumeMounts": [*base["volumeMounts"], *mounts],
         "startupProbe": http_probe(
-            "http", "/ready", STARTUP_PERIOD_SECONDS, STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
+            "http", "/ready", STARTUP_PERIOD_SECONDS, -(-startup_seconds // STARTUP_PERIOD_SECONDS)
         ),
         "readinessProbe": http_probe("http", "/ready", 5, 2),
         "livenessProbe": http_probe("http", "/health", 10, 6),
@@ -183,8 +195,11 @@ def _has_vllm_engine(cluster: PDCluster, role: str) -> bool:
 
 
 def _with_accelerators(cluster: PDCluster, workload: WorkloadId, pool: PoolSpec) -> dict[str, Any]:
-    """Resources of the role, with the accelerators of the pool: those of what computes."""
-    resources = _resources(cluster.spec.roles.present()[workload.role])
+    """Resources of what computes: of the role, with its claims and the pool's accelerators."""
+    role = cluster.spec.roles.present()[workload.role]
+    resources: dict[str, Any] = _resources(role)
+    if role.resource_claims:
+        resources["claims"] = [{"name": claim.name} for claim in role.resource_claims]
     resource = cluster.spec.accelerator_of(pool).resource
     if resource:
         spec = cluster.spec
@@ -239,8 +254,10 @@ def _secret(name: str, secret: str, **options: bool) -> Manifest:
     return {"name": name, "secret": source}
 
 
-def _scratch(shared_memory: str) -> list[Manifest]:
+def _scratch(role: RoleSpec, shared_memory: str) -> list[Manifest]:
     """/tmp, since the root is read-only, and /dev/shm, of which a runtime gives 64 MB only."""
+    if role.shared_memory is not None:
+        shared_memory = str(canonical_quantity(role.shared_memory))
     memory = {"medium": "Memory", "sizeLimit": shared_memory}
     return [
         {"name": "tmp", "emptyDir": {"sizeLimit": _TMP}},

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdcluster_schema.pdcluster import PDCluster
+from pdcluster_schema.sections import ROLES
 
 _NO_PODS = "there are no pods here"
 _ETCD = "an etcd that is run here is one process, whose data is lost with the run"
@@ -16,22 +17,19 @@ _MODEL = {
     "model.huggingFace": "nothing is downloaded here",
     "model.nodeCache": "nothing is downloaded here",
 }
+_OF_ROLES = {
+    "resources": "a process may take what the machine has",
+    "resourceClaims": _NO_PODS,
+    "sharedMemory": _NO_PODS,
+    "podTemplate": _NO_PODS,
+}
 _INEFFECTIVE = {
     "image": "workers are processes of this installation",
     "engine.image": _PROGRAM,
     "roles.prefill.engine.image": _PROGRAM,
     "roles.decode.engine.image": _PROGRAM,
     "roles.mixed.engine.image": _PROGRAM,
-    "roles.prefill.resources": "a process may take what the machine has",
-    "roles.decode.resources": "a process may take what the machine has",
-    "roles.mixed.resources": "a process may take what the machine has",
-    "roles.router.resources": "a process may take what the machine has",
-    "roles.picker.resources": "a process may take what the machine has",
-    "roles.prefill.podTemplate": _NO_PODS,
-    "roles.decode.podTemplate": _NO_PODS,
-    "roles.mixed.podTemplate": _NO_PODS,
-    "roles.router.podTemplate": _NO_PODS,
-    "roles.picker.podTemplate": _NO_PODS,
+    **{f"roles.{role}.{field}": reason for field, reason in _OF_ROLES.items() for role in ROLES},
     "accelerators": "no node is chosen here",
     "discovery.etcd.replicas": _ETCD,
     "discovery.etcd.image": _ETCD,

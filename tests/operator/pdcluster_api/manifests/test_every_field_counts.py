@@ -44,6 +44,8 @@ OFFLOADED = both(
 PICKED = at("spec.service.endpointPicker", {"name": "picker"})
 ROUTED: Change = at("spec.roles.router", {"pools": [{"name": "cpu", "replicas": 1}]})
 POOL = "spec.roles.decode.pools.0"
+CLAIMS = "spec.roles.decode.resourceClaims"
+CLAIMED = at(CLAIMS, [{"name": "a", "resourceClaimTemplateName": "a"}])
 FIELD_CHANGES = yaml.safe_load(Path(__file__).with_name("field_changes.yaml").read_text())
 WHOLE = ("service.annotations", "podTemplate")
 
@@ -156,6 +158,14 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
         no_change,
         at("spec.roles.decode.podTemplate", {"spec": {"priorityClassName": "high"}}),
     ),
+    "roles.resourceClaims.name": (CLAIMED, at(f"{CLAIMS}.0.name", "b")),
+    "roles.resourceClaims.resourceClaimName": (
+        no_change,
+        at(CLAIMS, [{"name": "a", "resourceClaimName": "a"}]),
+    ),
+    "roles.resourceClaims.resourceClaimTemplateName": (no_change, CLAIMED),
+    "roles.sharedMemory": (no_change, at("spec.roles.decode.sharedMemory", "3Gi")),
+    "roles.startupTimeoutSeconds": (no_change, at("spec.roles.decode.startupTimeoutSeconds", 60)),
     "engine.type": (no_change, vllm()),
     "model.frontend": (vllm(), at("spec.model.frontend", "engine")),
     "model.adapters.name": (ADAPTED, at("spec.model.adapters.0.name", "fr")),

@@ -7,12 +7,14 @@ import pytest
 from pdcluster_api.manifests.worker_pod import worker_pod
 from pdcluster_schema.load import parse
 from tests.operator.pdcluster_api.manifests.rendering import (
+    Manifest,
     by_name,
+    engine_of,
     pod_of,
     worker_of,
     workload_of,
 )
-from tests.schema.object_cases import GOOD, Change, at, both, minimal
+from tests.schema.object_cases import GOOD, Change, at, both, minimal, no_change, vllm
 
 GPU = at("spec.roles.decode.pools.0.gpu", "B300")
 
@@ -56,6 +58,63 @@ def test_authority_key_is_mounted_nowhere() -> None:
     volumes = pod_of()["spec"]["volumes"]
 
     assert "chat-pdc-ca" not in {volume.get("secret", {}).get("secretName") for volume in volumes}
+
+
+CLAIMS = [
+    {"name": "nic", "resourceClaimTemplateName": "nic"},
+    {"name": "channel", "resourceClaimName": "domain"},
+]
+HARDWARE = both(
+    at("spec.roles.decode.pools.0.gpu", "GB200"),
+    at("spec.roles.decode.resourceClaims", CLAIMS),
+    at("spec.roles.decode.sharedMemory", "65536Mi"),
+    at("spec.roles.decode.startupTimeoutSeconds", 1801),
+    at(
+        "spec.roles.decode.resources.limits",
+        {"rdma/ib": 4, "hugepages-2Mi": "1Gi", "memory": "8Gi", "cpu": 4},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "container"),
+    [(no_change, "containers", "worker"), (vllm(), "initContainers", "engine")],
+    ids=["our own engine", "a stock engine"],
+)
+def test_what_computes_has_the_claims_and_resources_of_its_role(
+    engine: Change, field: str, container: str
+) -> None:
+    spec = pod_of(HARDWARE, engine)["spec"]
+    resources = by_name(spec[field])[container]["resources"]
+
+    assert spec["resourceClaims"] == CLAIMS
+    assert resources["claims"] == [{"name": "nic"}, {"name": "channel"}]
+    assert resources["limits"] == {
+        "rdma/ib": "4",
+        "hugepages-2Mi": "1Gi",
+        "memory": "8Gi",
+        "cpu": "4",
+        "nvidia.com/gpu": "1",
+    }
+    users = [each["name"] for each in all_containers(spec) if "claims" in each["resources"]]
+    assert users == [container]
+    assert "resourceClaims" not in pod_of(HARDWARE, engine, role="prefill")["spec"]
+
+
+def all_containers(spec: Manifest) -> list[Manifest]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+@pytest.mark.parametrize("engine", [no_change, vllm()], ids=["our own engine", "a stock engine"])
+def test_shared_memory_and_time_to_start_are_those_of_the_role(engine: Change) -> None:
+    spec = pod_of(HARDWARE, engine)["spec"]
+    volume = by_name(spec["volumes"])["shared-memory"]["emptyDir"]
+    probe = by_name(spec["containers"])["worker"]["startupProbe"]
+    section = engine_of(HARDWARE, engine)["engine"].get("vllm", {})
+
+    assert volume == {"medium": "Memory", "sizeLimit": "64Gi"}
+    assert (probe["failureThreshold"], probe["periodSeconds"]) == (361, 5)
+    assert section.get("startupTimeoutSeconds") == (1801 if engine is not no_change else None)
 
 
 def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_end() -> None:

@@ -33,9 +33,9 @@ def pages(**over: Any) -> dict[str, bytes]:
     return {path: text.encode() for path, text in (output | over).items()}
 
 
-def config(folder: Path, port: int, *command: str, size: int = 1) -> WorkerConfig:
+def config(folder: Path, port: int, *command: str, size: int = 1, **more: Any) -> WorkerConfig:
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    vllm = VllmConfig(port=port, kv_events_port=free_ports(size), command=command)
+    vllm = VllmConfig(port=port, kv_events_port=free_ports(size), command=command, **more)
     return WorkerConfig(
         cluster="c",
         revision="r",
@@ -49,8 +49,8 @@ def config(folder: Path, port: int, *command: str, size: int = 1) -> WorkerConfi
 
 
 @asynccontextmanager
-async def started(folder: Path, port: int, *command: str) -> AsyncIterator[VllmChild]:
-    (child,) = VllmServer(config(folder, port, *command)).ranks
+async def started(folder: Path, port: int, *command: str, **more: Any) -> AsyncIterator[VllmChild]:
+    (child,) = VllmServer(config(folder, port, *command, **more)).ranks
     await child.start()
     try:
         yield child

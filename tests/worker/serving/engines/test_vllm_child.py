@@ -14,7 +14,6 @@ from pdcluster_worker.errors import WRONG_SETTING
 from pdcluster_worker.messages.engine import Submit
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.messages.requests import RequestSpec, SamplingParams, Token
-from pdcluster_worker.serving.engines import vllm_child
 from pdcluster_worker.serving.engines.client import EngineDiedError
 from pdcluster_worker.vllm_engine import http
 from pdcluster_worker.vllm_engine.facts import VllmFacts, read_facts, read_shape
@@ -255,20 +254,21 @@ async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path):
 SILENT = "print('waiting for a device', flush=True); import time; time.sleep(3600)"
 
 
-async def test_a_command_that_never_serves_is_ended_with_its_last_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
-    async with started(tmp_path, free_port(), sys.executable, "-c", SILENT) as child:
+async def test_a_command_that_never_serves_is_ended_with_its_last_lines(tmp_path):
+    silent = (sys.executable, "-c", SILENT)
+    async with started(tmp_path, free_port(), *silent, startup_timeout_seconds=3) as child:
         with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):
             await asyncio.wait_for(child.client.ready(), 30)
 
     assert child.exit_status.result() == 1
 
 
-async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_child, "NEVER_READY_SECONDS", 3.0)
+async def test_a_warm_up_that_gets_no_answer_is_ended_likewise(tmp_path):
     async with (
         fake_vllm() as fake,
-        started(tmp_path, fake.port, sys.executable, "-c", SILENT) as child,
+        started(
+            tmp_path, fake.port, sys.executable, "-c", SILENT, startup_timeout_seconds=3
+        ) as child,
     ):
         fake.pages = pages()
         with pytest.raises(EngineDiedError, match=r"not serve after 3 s.*waiting for a device"):

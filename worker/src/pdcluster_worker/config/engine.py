@@ -38,6 +38,7 @@ class VllmConfig(Section, frozen=True):
     port: OwnPort = 8100
     kv_events_port: OwnPort = 8101  # where this worker listens
     side_channel_port: OwnPort = 8200  # where peers' engines get NIXL metadata
+    startup_timeout_seconds: Positive = 3600  # a model and its warm-up; then it is started again
     command: tuple[str, ...] = ()  # empty = another container runs it
     env: dict[str, str] = msgspec.field(default_factory=dict)
     allow_unknown_version: bool = False

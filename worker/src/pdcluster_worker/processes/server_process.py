@@ -94,7 +94,8 @@ class ServerProcess:
         stop, hurry = signals()
         routes = []
         if self._config.engine.type != "pdcluster":
-            routes = [engine_health_route(restart_reason(backend, time.monotonic))]
+            seconds = self._config.engine.vllm.startup_timeout_seconds
+            routes = [engine_health_route(restart_reason(backend, time.monotonic, seconds))]
         http = await serve_http(
             self._config, backend, self._files, self._metrics, self._traces, *routes
         )

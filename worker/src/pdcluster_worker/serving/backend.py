@@ -11,7 +11,6 @@ from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.engines.engines import Engines
-from pdcluster_worker.serving.engines.vllm_child import NEVER_READY_SECONDS
 from pdcluster_worker.serving.ingress.decode_router import WaitQueue
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.worker_runtime import WorkerRuntime
@@ -137,7 +136,9 @@ class WorkerBackend(ServingBackend):
         return self.device is None
 
 
-def restart_reason(backend: WorkerBackend, clock: Callable[[], float]) -> Callable[[], str | None]:
+def restart_reason(
+    backend: WorkerBackend, clock: Callable[[], float], startup_seconds: float
+) -> Callable[[], str | None]:
     """Reason to restart the engine of a worker from now on, where that is another's to do.
 
     None while the engine loads within its time, or serves.
@@ -148,7 +149,7 @@ def restart_reason(backend: WorkerBackend, clock: Callable[[], float]) -> Callab
         if not backend.is_loading:
             return backend.alive()
         waited = clock() - start
-        is_late = waited >= NEVER_READY_SECONDS
+        is_late = waited >= startup_seconds
         return f"the engine is not ready after {waited:.0f} s" if is_late else None
 
     return reason

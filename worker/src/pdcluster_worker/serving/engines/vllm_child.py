@@ -28,11 +28,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 """Time between two questions whether it serves yet."""
 
-NEVER_READY_SECONDS = 3600.0
-"""Time for it to become ready, its warm-up included; the largest models load from a slow disk in
-less.
-"""
-
 
 class VllmServer:
     """Its ranks start and end together."""
@@ -120,13 +115,14 @@ class VllmServer:
         await run_until_first_ends(page.run(), *(rank.take_all() for rank in self.ranks))
 
     async def _served(self) -> list[VllmFacts]:
+        seconds = self._config.engine.vllm.startup_timeout_seconds
         try:
-            async with asyncio.timeout(NEVER_READY_SECONDS if self._command else None):
+            async with asyncio.timeout(seconds if self._command else None):
                 await self._healthy()
                 return await read_facts(self._clients, self._config)
         except TimeoutError as e:
             output = self._command.last_lines() if self._command else ""
-            message = f"it does not serve after {NEVER_READY_SECONDS:.0f} s{output}"
+            message = f"it does not serve after {seconds} s{output}"
             raise HttpFailedError(message) from e
 
     async def _healthy(self) -> None:
