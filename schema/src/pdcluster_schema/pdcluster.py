@@ -16,6 +16,7 @@ from pdcluster_schema.engine_rules import (
     gpus_per_replica,
     misfit,
     pods_per_replica,
+    startup_rule,
 )
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.qos import QosSpec
@@ -24,6 +25,7 @@ from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
     ENGINELESS,
     MAX_ACCELERATORS,
+    ROLES,
     AcceleratorSpec,
     Metadata,
     NetworkPolicySpec,
@@ -75,7 +77,7 @@ class PDClusterSpec(SpecSection):
     as JSON each, and the whole spec 128 KiB.
     """
 
-    RULES = tuple(spec_rules())
+    RULES = (*spec_rules(), *map(startup_rule, ROLES))
 
     @model_validator(mode="after")
     def _gpu_known(self) -> Self:

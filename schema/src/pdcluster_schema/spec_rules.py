@@ -15,13 +15,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
-from pdcluster_schema.engine_rules import (
-    engine_rule,
-    engine_rules,
-    given,
-    startup_rule,
-    value_or_default,
-)
+from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
 from pdcluster_schema.front_end_rules import front_end_rules
 from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
@@ -80,7 +74,6 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from _autoscale_rules()
     yield from _mixed_rules()
     yield from _discovery_rules()
-    yield from map(startup_rule, ROLES)
 
 
 def _each(text: str, joined: str = " && ") -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import MAX_THREADS, EngineSpec
 from pdcluster_schema.faults import Fault, InvalidObjectError
 from pdcluster_schema.pdcluster import PDCluster
@@ -10,6 +11,9 @@ from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import process_name
+from pdctl.local.gpus import DriverReport, assign_gpus
+
+NO_GPUS = DriverReport(reason="it was not asked")
 
 Slot = tuple[str, PoolSpec, int]
 """Role, pool and ordinal of a worker."""
@@ -35,6 +39,7 @@ class ProcessSpec:
     always are.
 
     owns_cores:   no other worker's threads are planned on its cores.
+    devices:      GPUs, by the driver's index.
     shared_cores: None = it uses its own threads only.
     """
 
@@ -46,6 +51,7 @@ class ProcessSpec:
     http_port: int
     picker_port: int
     owns_cores: bool
+    devices: tuple[int, ...] = ()
     shared_cores: CpuShare | None = None
 
 
@@ -58,12 +64,15 @@ class LocalPlan:
     ingress: ProcessSpec
 
 
-def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
+def plan_local(
+    cluster: PDCluster, *, cores: int, port: int, driver: DriverReport = NO_GPUS
+) -> LocalPlan:
     """port: of the first ingress worker; 0 = any free port.
 
     Raises InvalidObjectError for a spec that cannot run on one machine.
     """
     _check_runs_locally(cluster)
+    gpus = assign_gpus(cluster, driver)
     slots = [
         (role, pool, ordinal)
         for role, spec in cluster.spec.roles.present().items()
@@ -92,6 +101,7 @@ def plan_local(cluster: PDCluster, *, cores: int, port: int) -> LocalPlan:
             http_port=port if slot == first_ingress else 0,
             picker_port=picker.port if picker is not None and slot == first_picker else 0,
             owns_cores=owns_cores,
+            devices=gpus.get((slot[0], slot[1].name, slot[2]), ()),
             shared_cores=shared.get(slot),
         )
         for slot in slots
@@ -117,7 +127,9 @@ def _shared_cores(
     sharing = {
         slot: engine.threads
         for slot, engine in engines.items()
-        if slot[0] not in ENGINELESS and _may_share(cluster.spec.engine_of(slot[0]))
+        if slot[0] not in ENGINELESS
+        and slot[1].gpu == NO_ACCELERATOR
+        and _may_share(cluster.spec.engine_of(slot[0]))
     }
     fixed = sum(engine.threads for slot, engine in engines.items() if slot not in sharing)
     threads = tuple(sharing.values())
@@ -135,16 +147,7 @@ def _may_share(engine: EngineSpec) -> bool:
 
 def _check_runs_locally(cluster: PDCluster) -> None:
     roles = cluster.spec.roles.present()
-    faults = [
-        Fault(
-            f"spec.roles.{role}.pools[{index}].gpu",
-            f"pdctl runs cpu pools on this machine, not {pool.gpu}",
-            "use gpu: cpu here; pools of GPUs run on Kubernetes",
-        )
-        for role, spec in roles.items()
-        for index, pool in enumerate(spec.pools)
-        if pool.gpu != "cpu"
-    ]
+    faults: list[Fault] = []
     ingress = cluster.spec.ingress_role
     if not any(pool.replicas for pool in roles[ingress].pools):
         faults.append(

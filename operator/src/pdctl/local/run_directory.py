@@ -30,6 +30,7 @@ from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import PICKER_PORT, WORKER_NAME
 from pdcluster_schema.sections import PICKER
 from pdcluster_schema.vllm_engine import VLLM
+from pdctl.local.gpus import gpu_variables
 from pdctl.local.machine import vllm_settings
 from pdctl.local.plan import ProcessSpec
 from pdctl.local.processes import Launch
@@ -233,6 +234,7 @@ def write_process(cluster: PDCluster, process: ProcessSpec, settings: RunSetting
             "POD_IP": LOOPBACK,
             "PYTHONUNBUFFERED": "1",
             "PDCLUSTER_OWN_CORES": str(process.engine.threads if process.owns_cores else 0),
+            **gpu_variables(process.devices),
             **_shared_cores(process, settings),
         },
     )

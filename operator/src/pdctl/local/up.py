@@ -18,10 +18,11 @@ from pdcluster_api.manifests.worker_config import policy_file
 from pdcluster_schema.etcd_keys import workers_prefix
 from pdcluster_schema.pdcluster import PDCluster
 from pdctl.local.etcd import running_etcd
+from pdctl.local.gpus import needs_gpus, read_driver
 from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.machine import available_cores, free_port, port_is_free, with_programs
 from pdctl.local.model import FoundModel, find_model, with_adapters
-from pdctl.local.plan import LocalPlan, plan_local
+from pdctl.local.plan import NO_GPUS, LocalPlan, plan_local
 from pdctl.local.policy import PolicyWatcher
 from pdctl.local.processes import CONFIGURATION_ERROR, ManagedProcess, Supervisor
 from pdctl.local.run_directory import (
@@ -94,7 +95,8 @@ def prepare(request: UpRequest) -> PreparedRun:
     """
     request = replace(request, cluster=with_adapters(request.cluster, request.source))
     port = request.port or free_port()
-    plan = plan_local(request.cluster, cores=available_cores(), port=port)
+    driver = read_driver() if needs_gpus(request.cluster) else NO_GPUS
+    plan = plan_local(request.cluster, cores=available_cores(), port=port, driver=driver)
     model = find_model(request.cluster, request.source, request.model_path)
     plan = with_programs(plan, request.source, request.vllm)
     _check_port(port)
@@ -127,6 +129,11 @@ async def _serve(prepared: PreparedRun, screen: Screen) -> None:
     )
     for line in (
         f"model {prepared.model.path}, from {prepared.model.origin}",
+        *(
+            f"{each.name} has GPU {', '.join(map(str, each.devices))}"
+            for each in plan.processes
+            if each.devices
+        ),
         *ineffective_remarks(cluster),
     ):
         screen.echo(line)
