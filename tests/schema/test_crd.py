@@ -205,7 +205,7 @@ def test_crd_status_has_the_condition_types() -> None:
     named = [each for each in types if isinstance(each, str)]
 
     assert all(each in conditions_schema["description"] for each in named)
-    assert len(named) == 10
+    assert len(named) == 11
     assert conditions_schema["x-kubernetes-list-map-keys"] == ["type"]
 
 
