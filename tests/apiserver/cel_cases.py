@@ -245,6 +245,13 @@ def engineless_rules(role: str) -> list[Rule]:
             both(there, at(own, {"pools": [BIG]})),
         ),
         Rule(
+            f"{own}.pools",
+            f"{role}.pools must have podsPerReplica 1, since a {role} is one process: leave "
+            "podsPerReplica out",
+            there,
+            both(there, at(f"{own}.pools.0.podsPerReplica", 2)),
+        ),
+        Rule(
             "metadata.name",
             name,
             both(long, at("metadata.name", "c" * 15)),
