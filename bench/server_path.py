@@ -121,6 +121,7 @@ class Backend:
     """A decode worker without peers."""
 
     model_name, max_model_len, vocab_size, length_note = "m", 4096, VOCABULARY, ""
+    adapters: Sequence[str] = ()
     scheduler: str | None = "continuous"
     device: DeviceFacts | None = DEVICE
 

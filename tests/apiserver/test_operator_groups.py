@@ -25,7 +25,8 @@ def serving(pod: Body) -> dict[str, Any] | None:
     pods are there, since a leader waits for them.
     """
     made, clock = pod["metadata"]["creationTimestamp"], datetime.now(UTC)
-    if clock - datetime.fromisoformat(made) < timedelta(seconds=3):
+    is_new = clock - datetime.fromisoformat(made) < timedelta(seconds=3)
+    if is_new or (pod.get("status") or {}).get("containerStatuses"):
         return None
     now, status = clock.strftime("%Y-%m-%dT%H:%M:%SZ"), ready(pod)
     containers = [
@@ -67,11 +68,11 @@ def workers(scene: Scene) -> dict[str, set[str]]:
 
 
 def await_workers(scene: Scene, number: int) -> dict[str, set[str]]:
-    def are_there() -> dict[str, set[str]] | None:
-        found = workers(scene)
-        return found if sorted(map(len, found.values())) == [3] * number else None
+    def are_there() -> bool:
+        return sorted(map(len, workers(scene).values())) == [3] * number
 
-    return wait_for(are_there, DEADLINE_SECONDS, lambda: f"{workers(scene)} {scene.status}")
+    wait_for(are_there, DEADLINE_SECONDS, lambda: f"{workers(scene)} {scene.status}")
+    return workers(scene)
 
 
 def test_each_worker_has_its_pods_and_nothing_is_written_at_rest(scene: Scene) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, NUMBERS, accelerators
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import precision_of
 from pdcluster_schema.load import parse
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.sections import AcceleratorSpec
+from pdcluster_schema.stock_rules import precision_of
 from tests.schema.object_cases import at, minimal
 
 CPX = {"memoryBytes": 128 * 10**9, "bandwidthBytes": 2 * 10**12, "bf16Flops": 4 * 10**15}

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.make_tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.ports import free_port, free_ports
 from tests.system.client import MODEL, Json
+from tests.system.cluster import Pair
+from tests.system.tokens import write_tokenizer
 
 SWITCH = "PDCLUSTER_TEST_VLLM"
 """Environment variable that asks for the tests with it: they take minutes."""
@@ -30,6 +33,13 @@ def installed(*, parser_only: bool = False) -> dict[str, Path]:
     found = {text.partition(" ")[0]: folder for text, folder in said.items()}
     return found if parser_only else {each: found[each] for each in said if " " not in each}
 
+
+START_SECONDS = 600.0
+
+LEASE_SECONDS = 60
+"""While one vLLM starts or spins, a server process may get no turn for as long as other tests'
+leases last.
+"""
 
 BLOCK = 32
 NUM_BLOCKS = 256
@@ -131,3 +141,17 @@ def command(folder: Path, model: Path, role: str, ports: dict[str, int]) -> list
         *("--kv-events-config", json.dumps(events)),
         *(() if role == "mixed" else ("--kv-transfer-config", json.dumps(transfer))),
     ]
+
+
+def wait_ready(pair: Pair) -> None:
+    """Wait until both serve and know one another; a stock engine takes a minute to start."""
+    for worker in (pair.prefill, pair.decode):
+        worker.wait_ready(START_SECONDS)
+    pair.cluster.wait_connected()
+
+
+def make_wide_model(folder: Path) -> Path:
+    """Make a model of the least heads that vLLM takes, with a tokenizer."""
+    make_tiny_model("llama-wide", folder)
+    write_tokenizer(folder, VOCAB_SIZE)
+    return folder

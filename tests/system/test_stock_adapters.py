@@ -14,10 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
-from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
-from tests.system.test_stock_vllm import LEASE_SECONDS, START_SECONDS, wait_ready, wide_model
-
-__all__ = ["wide_model"]
+from tests.system.stock_vllm import (
+    FOLDER,
+    LEASE_SECONDS,
+    START_SECONDS,
+    SWITCH,
+    make_wide_model,
+    stock_engine,
+    wait_ready,
+)
 
 RANK, ALPHA = 8, 64
 TARGETS = ("q_proj", "v_proj")
@@ -48,6 +53,11 @@ def make_adapter(model: Path, adapter: Path, merged: Path) -> None:
     save_file(lora, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*TARGETS]}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_wide_model(tmp_path_factory.mktemp("wide"))
 
 
 @pytest.fixture(scope="module")

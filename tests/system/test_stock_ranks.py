@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.make_tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.reference import Reference
 from tests.system.cluster import NewCluster, Pair
-from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
-from tests.system.tokens import write_tokenizer
+from tests.system.stock_vllm import FOLDER, SWITCH, make_wide_model, stock_engine
 from tests.system.worker_process import WorkerProcess
 
 START_SECONDS = 900.0
@@ -29,10 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wide")
-    make_tiny_model("llama-wide", folder)
-    write_tokenizer(folder, VOCAB_SIZE)
-    return folder
+    return make_wide_model(tmp_path_factory.mktemp("wide"))
 
 
 @pytest.fixture(scope="module")

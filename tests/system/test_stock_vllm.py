@@ -15,22 +15,21 @@ import httpx
 import psutil
 import pytest
 
-from tests.make_tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.otlp_collector import Collector
 from tests.reference import Reference
 from tests.system.client import Answer, body
 from tests.system.cluster import NewCluster, Pair
-from tests.system.stock_vllm import NOT_ASKED, installed, stock_engine
-from tests.system.tokens import write_tokenizer
+from tests.system.stock_vllm import (
+    LEASE_SECONDS,
+    NOT_ASKED,
+    START_SECONDS,
+    installed,
+    make_wide_model,
+    stock_engine,
+    wait_ready,
+)
 from tests.system.verifying import verified
 from tests.system.worker_process import END_SECONDS, WorkerProcess
-
-START_SECONDS = 600.0
-
-LEASE_SECONDS = 60
-"""While one vLLM starts or spins, a server process may get no turn for as long as other tests'
-leases last.
-"""
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason=NOT_ASKED),
@@ -40,10 +39,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wide")
-    make_tiny_model("llama-wide", folder)
-    write_tokenizer(folder, VOCAB_SIZE)
-    return folder
+    return make_wide_model(tmp_path_factory.mktemp("wide"))
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +70,6 @@ def stock_pair(
         pair = Pair(cluster, *workers)
         wait_ready(pair)
         yield pair
-
-
-def wait_ready(pair: Pair) -> None:
-    """Wait until both serve and know one another; a stock engine takes a minute to start."""
-    for worker in (pair.prefill, pair.decode):
-        worker.wait_ready(START_SECONDS)
-    pair.cluster.wait_connected()
 
 
 def vllm_of(worker: WorkerProcess) -> psutil.Process:

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_snake
 
-from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
+from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
 from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
-from pdcluster_schema.vllm_flags import flags_of
 
 
 def num_ranks(engine: EngineSpec) -> int:
@@ -43,7 +42,6 @@ def _least_gpus(engine: EngineSpec, pods: int) -> int:
 
 def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str] | None:
     """Misfit as (field below the role, reason, fix); None where all fits."""
-    ranks = num_ranks(engine)
     sizes = (
         f"tensorParallelSize ({engine.tensor_parallel_size}) times pipelineParallelSize "
         f"({engine.pipeline_parallel_size})"
@@ -51,60 +49,75 @@ def misfit(engine: EngineSpec, pools: Sequence[PoolSpec]) -> tuple[str, str, str
     if engine.type == VLLM and engine.data_parallel_size > 1:
         sizes += f" times dataParallelSize ({engine.data_parallel_size})"
     for index, pool in enumerate(pools):
-        pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
-        divided = pods if engine.type == VLLM else 1
-        if ranks > most * divided:
-            each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
-            more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
-            return (
-                "engine.tensorParallelSize",
-                f"{sizes} is {ranks} ranks, {each}",
-                f"lower one of them{more}",
-            )
-        if ranks % divided:
-            return (
-                f"pools[{index}].podsPerReplica",
-                f"{pods} pods do not divide the {ranks} ranks of a worker ({sizes})",
-                "give a number that does, or change the ranks",
-            )
-        if engine.type != VLLM and pods > 1 and engine.data_parallel_size != pods:
-            return (
-                f"pools[{index}].podsPerReplica",
-                f"is {pods}, and dataParallelSize {engine.data_parallel_size}: each pod of a "
-                "worker has one of its engines",
-                f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
-            )
-        if engine.type == VLLM and pods > 1 and engine.data_parallel_size > 1:
-            return (
-                f"pools[{index}].podsPerReplica",
-                f"is {pods}, and dataParallelSize {engine.data_parallel_size}: vLLM's data "
-                "parallel ranks of a worker are in one pod",
-                "leave one of them out, and give the pool more replicas",
-            )
-        field, least = f"pools[{index}].gpusPerReplica", _least_gpus(engine, pods)
-        if pool.gpus_per_replica is None:
-            continue
-        if pool.gpu == NO_ACCELERATOR:
-            if pool.gpus_per_replica == 1:  # an older default, which stored objects still have
-                continue
-            return (
-                field,
-                "means nothing on a pool with gpu: cpu",
-                "leave it out, or give the pool a gpu",
-            )
-        if pool.gpus_per_replica < least or pool.gpus_per_replica % pods:
-            of_pods = "" if pods == 1 else f" and a multiple of the {pods} pods"
-            reason = (
-                f"must be at least {least}{of_pods}, not {pool.gpus_per_replica}: each rank has "
-                f"one ({sizes})"
-            )
-            return field, reason, "raise it, or leave it out"
-        if pool.gpus_per_replica > most * pods:
-            return (
-                field,
-                f"must be at most {most * pods}, {most} in each pod, not {pool.gpus_per_replica}",
-                "lower it, or raise podsPerReplica or gpusPerPod",
-            )
+        found = _rank_misfit(engine, pool, sizes) or _gpu_misfit(engine, pool, sizes)
+        if found is not None:
+            field, reason, fix = found
+            return field.replace("POOL", f"pools[{index}]"), reason, fix
+    return None
+
+
+def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, str, str] | None:
+    """sizes: of the ranks, as text."""
+    ranks = num_ranks(engine)
+    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
+    divided = pods if engine.type == VLLM else 1
+    if ranks > most * divided:
+        each = f"over the {most} of one pod" if divided == 1 else f"over {most} in {pods} pods"
+        more = ", or give pools more podsPerReplica" if engine.type == VLLM else ""
+        return (
+            "engine.tensorParallelSize",
+            f"{sizes} is {ranks} ranks, {each}",
+            f"lower one of them{more}",
+        )
+    if ranks % divided:
+        return (
+            "POOL.podsPerReplica",
+            f"{pods} pods do not divide the {ranks} ranks of a worker ({sizes})",
+            "give a number that does, or change the ranks",
+        )
+    if engine.type != VLLM and pods > 1 and engine.data_parallel_size != pods:
+        return (
+            "POOL.podsPerReplica",
+            f"is {pods}, and dataParallelSize {engine.data_parallel_size}: each pod of a "
+            "worker has one of its engines",
+            f"set engine.dataParallelSize: {pods}, or leave podsPerReplica out",
+        )
+    if engine.type == VLLM and pods > 1 and engine.data_parallel_size > 1:
+        return (
+            "POOL.podsPerReplica",
+            f"is {pods}, and dataParallelSize {engine.data_parallel_size}: vLLM's data "
+            "parallel ranks of a worker are in one pod",
+            "leave one of them out, and give the pool more replicas",
+        )
+    return None
+
+
+def _gpu_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, str, str] | None:
+    pods, most = pods_per_replica(engine, pool), pool.gpus_per_pod or MAX_RANKS
+    field, least = "POOL.gpusPerReplica", _least_gpus(engine, pods)
+    if pool.gpus_per_replica is None:
+        return None
+    if pool.gpu == NO_ACCELERATOR:
+        if pool.gpus_per_replica == 1:  # an older default, which stored objects still have
+            return None
+        return (
+            field,
+            "means nothing on a pool with gpu: cpu",
+            "leave it out, or give the pool a gpu",
+        )
+    if pool.gpus_per_replica < least or pool.gpus_per_replica % pods:
+        of_pods = "" if pods == 1 else f" and a multiple of the {pods} pods"
+        reason = (
+            f"must be at least {least}{of_pods}, not {pool.gpus_per_replica}: each rank has "
+            f"one ({sizes})"
+        )
+        return field, reason, "raise it, or leave it out"
+    if pool.gpus_per_replica > most * pods:
+        return (
+            field,
+            f"must be at most {most * pods}, {most} in each pod, not {pool.gpus_per_replica}",
+            "lower it, or raise podsPerReplica or gpusPerPod",
+        )
     return None
 
 
@@ -344,36 +357,6 @@ def _device_rules(role: str) -> Iterator[Rule]:
         return f"{NO_ACCELERATOR} in pools[{gpus.index(NO_ACCELERATOR)}]"
 
     yield replace(cuda, found=pool_without)
-
-
-_PRECISION_OF: Final[dict[str, Precision]] = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "ptpc_fp8": "fp8",
-    "fp8_per_tensor": "fp8",
-    "fp8_per_block": "fp8",
-    "fp8_per_channel": "fp8",
-    "mxfp8": "fp8",
-    "deepseek_v4_fp8": "fp8",
-    "modelopt": "fp8",
-    "modelopt_mxfp8": "fp8",
-    "modelopt_fp4": "fp4",
-    "nvfp4_per_token": "fp4",
-}
-"""Values of vLLM's --quantization with which it computes in another precision than BF16; the others
-quantize weights alone, or leave it to the checkpoint.
-"""
-
-
-def precision_of(engine: EngineSpec) -> Precision:
-    """Precision in which an engine computes prompts, as far as its fields say it.
-
-    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
-    """
-    if engine.type != VLLM:
-        return "bf16"
-    given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
-    return _PRECISION_OF.get(given[-1] if given else "", "bf16")
 
 
 def startup_rule(role: str) -> Rule:

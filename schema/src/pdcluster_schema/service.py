@@ -1,12 +1,13 @@
 """Addresses of a cluster, for clients and between workers: `spec.service`, `spec.discovery`."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pdcluster_schema.ports import HTTP_PORT, PICKER_PORT
 from pdcluster_schema.quantities import Quantity
-from pdcluster_schema.section import Crd, Many, Rule, SpecSection, spelled
+from pdcluster_schema.section import Cel, Crd, Many, Rule, SpecSection, spelled
 from pdcluster_schema.values import Endpoint, ObjectName, Port, Text
 
 ANY = "*"
@@ -199,3 +200,30 @@ class DiscoverySpec(SpecSection):
     """Discovery among the workers of a cluster."""
 
     etcd: EtcdSpec = EtcdSpec()
+
+
+def discovery_rules() -> Iterator[Cel]:
+    """Rules of the spec, since the section may be left out."""
+    endpoints = "(size({}.?discovery.?etcd.?endpoints.orValue([])) > 0)"
+    yield Cel(
+        f"{endpoints.format('self')} == {endpoints.format('oldSelf')}",
+        "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot "
+        "be exchanged for each other: make a new PDCluster",
+        ".discovery",
+    )
+    replicas = "{}.?discovery.?etcd.?replicas.orValue(1)"
+    yield Cel(
+        f"{replicas.format('self')} == {replicas.format('oldSelf')}",
+        "discovery.etcd.replicas cannot change: make a new PDCluster",
+        ".discovery",
+    )
+    storage = "has({0}.discovery) && has({0}.discovery.etcd) && has({0}.discovery.etcd.storage)"
+    now, before = "self.discovery.etcd.storage", "oldSelf.discovery.etcd.storage"
+    yield Cel(
+        f"!({storage.format('self')}) ? !({storage.format('oldSelf')}) : "
+        f"{storage.format('oldSelf')} && {now}.size == {before}.size && "
+        f"(has({now}.className) ? {now}.className : '') == "
+        f"(has({before}.className) ? {before}.className : '') && {now}.retain == {before}.retain",
+        "discovery.etcd.storage cannot change: make a new PDCluster",
+        ".discovery",
+    )

@@ -21,6 +21,7 @@ from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
+from pdcluster_schema.service import discovery_rules
 from pdcluster_schema.stock_rules import stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
@@ -73,7 +74,7 @@ def spec_rules() -> Iterator[Cel | Rule]:
     yield from stock_rules()
     yield from _autoscale_rules()
     yield from _mixed_rules()
-    yield from _discovery_rules()
+    yield from discovery_rules()
 
 
 def _each(text: str, joined: str = " && ") -> str:
@@ -383,29 +384,3 @@ def _is_left_out(section: str, name: str, spec: Any) -> bool:
     if spec.roles.mixed is None or given is None or name not in given.model_fields_set:
         return True
     return getattr(given, name) is None
-
-
-def _discovery_rules() -> Iterator[Cel]:
-    endpoints = "(size({}.?discovery.?etcd.?endpoints.orValue([])) > 0)"
-    yield Cel(
-        f"{endpoints.format('self')} == {endpoints.format('oldSelf')}",
-        "an etcd of your own (discovery.etcd.endpoints) and one that is run for the cluster cannot "
-        "be exchanged for each other: make a new PDCluster",
-        ".discovery",
-    )
-    replicas = "{}.?discovery.?etcd.?replicas.orValue(1)"
-    yield Cel(
-        f"{replicas.format('self')} == {replicas.format('oldSelf')}",
-        "discovery.etcd.replicas cannot change: make a new PDCluster",
-        ".discovery",
-    )
-    storage = "has({0}.discovery) && has({0}.discovery.etcd) && has({0}.discovery.etcd.storage)"
-    now, before = "self.discovery.etcd.storage", "oldSelf.discovery.etcd.storage"
-    yield Cel(
-        f"!({storage.format('self')}) ? !({storage.format('oldSelf')}) : "
-        f"{storage.format('oldSelf')} && {now}.size == {before}.size && "
-        f"(has({now}.className) ? {now}.className : '') == "
-        f"(has({before}.className) ? {before}.className : '') && {now}.retain == {before}.retain",
-        "discovery.etcd.storage cannot change: make a new PDCluster",
-        ".discovery",
-    )

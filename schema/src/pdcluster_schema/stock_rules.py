@@ -1,15 +1,18 @@
-"""Rules of stock engines that move KV: what NIXL cannot pair, and where KV can be offloaded."""
+"""Rules of stock engines that move KV: what NIXL cannot pair, and where KV can be offloaded; and
+the precision that their flags say.
+"""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
-from pdcluster_schema.accelerators import NO_ACCELERATOR
+from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import EngineSpec
 from pdcluster_schema.engine_rules import given, value_or_default
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
 from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_flags import flags_of
 from pdcluster_schema.vllm_pair import pair_fault
 
 _STAGES = {
@@ -118,3 +121,33 @@ def _offloaded(engine: EngineSpec) -> int:
     """Bytes of host memory."""
     offload = None if engine.kv_transfer is None else engine.kv_transfer.offload
     return 0 if offload is None else offload.memory
+
+
+_PRECISION_OF: Final[dict[str, Precision]] = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "ptpc_fp8": "fp8",
+    "fp8_per_tensor": "fp8",
+    "fp8_per_block": "fp8",
+    "fp8_per_channel": "fp8",
+    "mxfp8": "fp8",
+    "deepseek_v4_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_mxfp8": "fp8",
+    "modelopt_fp4": "fp4",
+    "nvfp4_per_token": "fp4",
+}
+"""Values of vLLM's --quantization with which it computes in another precision than BF16; the others
+quantize weights alone, or leave it to the checkpoint.
+"""
+
+
+def precision_of(engine: EngineSpec) -> Precision:
+    """Precision in which an engine computes prompts, as far as its fields say it.
+
+    Our own engine has no other than BF16 (and float32); vLLM has what --quantization says.
+    """
+    if engine.type != VLLM:
+        return "bf16"
+    given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
+    return _PRECISION_OF.get(given[-1] if given else "", "bf16")

@@ -76,9 +76,9 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
                 ]
             )
         found.append(adapter.model_copy(update={"path": str(folder)}))
-    here = model.model_copy(update={"adapters": tuple(found)})
+    adapted = model.model_copy(update={"adapters": tuple(found)})
     return (
-        cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"model": here})})
+        cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"model": adapted})})
         if found
         else cluster
     )

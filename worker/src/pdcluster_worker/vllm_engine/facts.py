@@ -77,15 +77,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
     unknown = unknown_version(version)
     if unknown and not config.engine.vllm.allow_unknown_version:
         raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
-    if config.model.frontend == "engine":
-        await check_endpoints(http, version)
-    models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
-    card = _card_of(models, config.model.name)
-    lacking = {*config.model.adapters} - {card.id for card in models}
-    if lacking:
-        raise ConfigError(
-            f"the engine lacks adapters: start it with {min(lacking)!r} of --lora-modules"
-        )
+    card = await _check_served(http, config, version)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
     longest = await asyncio.gather(
         *(_warm_up(client, config, 3 * rank) for rank, client in enumerate(ranks))
@@ -93,14 +85,13 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
     scrapes = read_ranks(await http.get_patiently("/metrics"), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")
-    engine = config.engine
     dtype = shape.dtype if config.model.dtype == "auto" else config.model.dtype
     device = msgspec.structs.replace(
         await read_device(version, config.gpu),
         operations=f"vllm {version}",
         model_code="vllm",
-        tensor_parallel_size=engine.tensor_parallel_size,
-        pipeline_parallel_size=engine.pipeline_parallel_size,
+        tensor_parallel_size=config.engine.tensor_parallel_size,
+        pipeline_parallel_size=config.engine.pipeline_parallel_size,
         engine_note=unknown,
     )
     ready = EngineReady(
@@ -128,7 +119,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
             msgspec.structs.replace(
                 ready,
                 engine_id=uuid.uuid4().hex,
-                kv_ports=[engine.vllm.side_channel_port + rank],
+                kv_ports=[config.engine.vllm.side_channel_port + rank],
                 num_blocks=scrape.num_blocks,
                 longest_step_seconds=longest[rank],
             ),
@@ -136,6 +127,19 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         )
         for rank, scrape in enumerate(scrapes)
     ]
+
+
+async def _check_served(http: VllmClient, config: WorkerConfig, version: str) -> _Card:
+    """The card of the model.  Raises ConfigError where the engine lacks what the object names."""
+    if config.model.frontend == "engine":
+        await check_endpoints(http, version)
+    models = msgspec.json.decode(await http.get_patiently("/v1/models"), type=_Models).data
+    lacking = {*config.model.adapters} - {card.id for card in models}
+    if lacking:
+        raise ConfigError(
+            f"the engine lacks adapters: start it with {min(lacking)!r} of --lora-modules"
+        )
+    return _card_of(models, config.model.name)
 
 
 def unknown_version(version: str) -> str:

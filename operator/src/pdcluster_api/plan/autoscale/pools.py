@@ -11,9 +11,9 @@ from functools import cached_property
 from pdcluster_api.plan.autoscale.values import Amounts, PoolFacts
 from pdcluster_schema.accelerators import Accelerator, Precision, accelerators
 from pdcluster_schema.autoscale import BudgetSpec, RatioSpec
-from pdcluster_schema.engine_rules import precision_of
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import ENGINELESS, PoolSpec
+from pdcluster_schema.stock_rules import precision_of
 from pdcluster_schema.values import MAX_REPLICAS, MAX_WORKERS
 from pdcluster_schema.workload import PoolKey
 
