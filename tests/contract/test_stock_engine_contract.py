@@ -54,8 +54,8 @@ def every_flag() -> PDCluster:
 def test_every_field_of_an_engine_is_ours_a_stock_engine_s_or_a_flag() -> None:
     """A new field has to say what becomes of it where the engine is not ours."""
     fields = {str(field.alias) for field in EngineSpec.model_fields.values()}
-    # rendered as a variable
-    others = {"type", "threads"}
+    # a variable, and flags of which a pattern refuses all
+    others = {"type", "threads", "dataParallelSize"}
 
     assert fields == {*PDCLUSTER_ONLY, *VLLM_ONLY, *FIELD_OF_FLAG.values(), *others}
 
@@ -69,6 +69,7 @@ def test_a_worker_refuses_every_field_that_is_not_rendered_for_a_stock_engine() 
             blockSize=32,
             tensorParallelSize=2,
             pipelineParallelSize=1,
+            dataParallelSize=2,
             prefixCaching=False,
         )
     )

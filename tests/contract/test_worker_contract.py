@@ -93,7 +93,10 @@ def stock_file() -> dict[str, Any]:
         "maxModelLen": 512,
         "allowUnknownVersion": True,
     }
-    document["spec"]["model"]["frontend"] = "engine"
+    document["spec"]["model"] |= {
+        "frontend": "engine",
+        "adapters": [{"name": "sql", "path": "/sql"}],
+    }
     document["spec"]["roles"]["decode"]["startupTimeoutSeconds"] = 60
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
@@ -207,7 +210,7 @@ def test_the_file_of_a_stock_engine_loads_in_the_worker(tmp_path: Path) -> None:
     config = load_worker_config(tmp_path / "engine.yaml")
     engine = config.engine
 
-    assert config.model.frontend == "engine"
+    assert (config.model.frontend, config.model.adapters) == ("engine", ("sql",))
     assert (engine.type, engine.block_size, engine.max_model_len) == ("vllm", 32, 512)
     assert (
         msgspec.to_builtins(engine.vllm) | {"command": list(engine.vllm.command)}
@@ -220,7 +223,7 @@ def test_rendered_values_are_the_ones_that_the_worker_reads(
     scheduling: dict[str, Any], tmp_path: Path
 ) -> None:
     engine, _ = nothing_by_default(scheduling)
-    engine["model"]["frontend"] = "pdcluster"  # of a stock engine
+    engine["model"] |= {"frontend": "pdcluster", "adapters": ()}  # of a stock engine
     (tmp_path / "engine.yaml").write_text(yaml.safe_dump(engine))
     loaded = load_worker_config(tmp_path / "engine.yaml")
 
@@ -238,7 +241,7 @@ def test_defaults_are_equal_on_both_sides() -> None:
     model = msgspec.to_builtins(ModelConfig(name="m", path="/m"))
     assert (
         ModelSpec(name="m", path="/m").model_dump(by_alias=True, include=OF_MODEL)
-        | {"name": "m", "path": "/m"}
+        | {"name": "m", "path": "/m", "adapters": ()}
         == model
     )
     assert (SITE.etcd_tls, DiscoveryConfig(endpoints=["h:1"]).tls) == ({}, None)
