@@ -1,6 +1,7 @@
 """The front end that an ingress asks: of its own engine, else of a decode worker."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +33,10 @@ class PlayedPeer:
 
 def runtime_of(front_end: VllmClient | None, *peers: PlayedPeer) -> Any:
     directory = SimpleNamespace(known_decodes=lambda: list(peers))
-    return SimpleNamespace(worker=SimpleNamespace(front_end=front_end), _directory=directory)
+    worker = SimpleNamespace(front_end=front_end)
+    found: Any = SimpleNamespace(worker=worker, _directory=directory)
+    found._ask_each = partial(WorkerRuntime._ask_each, found)
+    return found
 
 
 async def asked(runtime: Any) -> bytes:

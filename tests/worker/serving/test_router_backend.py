@@ -16,7 +16,7 @@ from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.serving.backend import RouterBackend
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.worker_context import RouterInfo, WorkerContext
-from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.serving.worker_runtime import NO_FRONT_END, WorkerRuntime
 
 SPEC = RequestSpec("r", [1, 2, 3], SamplingParams(max_tokens=2, seed=1))
 
@@ -37,6 +37,7 @@ class PlayedNode:
         self.ingress = SimpleNamespace(generate=self._generate)
         self.on_peers = lambda: None
         self.peers: list[Any] = []
+        self.draining = False
 
     def decodes(self) -> list[Any]:
         return self.peers
@@ -48,6 +49,8 @@ class PlayedNode:
         return None
 
     async def ask(self, path: str, body: bytes) -> bytes:
+        if not self.peers and not self.draining:
+            raise RequestError("no engine", status=503, code=NO_FRONT_END)
         return body
 
     def become(self, *limits: tuple[int, int]) -> None:
@@ -119,6 +122,13 @@ async def test_router_asks_for_tokens_once_a_decode_worker_is_there():
     runtime.become((1024, 90))
 
     assert await waiting == b"x"
+
+
+async def test_router_asks_workers_that_drain_for_open_answers():
+    runtime, backend = make(wait_seconds=600.0)
+    runtime.draining = True
+
+    assert await backend.ask("/detokenize", b"x") == b"x"
 
 
 async def test_router_wait_is_bounded_in_time_and_in_requests():

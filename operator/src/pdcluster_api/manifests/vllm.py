@@ -4,7 +4,7 @@ outlives the server process, whose streams need it (docs/design/stock-engine.md)
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from pdcluster_schema.model import ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import HTTP_PORT, MASTER_PORT
 from pdcluster_schema.sections import PoolSpec
+from pdcluster_schema.vllm_flags import flags_of
 
 DEFAULT_COMMAND = ("vllm", "serve")
 LOOPBACK = "127.0.0.1"
@@ -109,7 +110,7 @@ def vllm_command(
         model_path,
         *(engine.args or ()),
         *_caching(engine),
-        *_adapters(cluster.spec.model),
+        *_adapters(cluster.spec.model, engine.args or ()),
         "--enable-scale-out",
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
@@ -187,14 +188,17 @@ def _flags_of_fields(engine: EngineSpec) -> dict[str, object]:
     }
 
 
-def _adapters(model: ModelSpec) -> list[str]:
+def _adapters(model: ModelSpec, arguments: Iterable[str]) -> list[str]:
     if not model.adapters:
         return []
+    given = {flag.name for flag in flags_of(arguments)}
+    # by default vLLM computes with one in a step, and requests of the others wait
+    slots = [] if "max-loras" in given else ["--max-loras", str(min(len(model.adapters), 8))]
     modules = [
         _json(name=each.name, path=adapter_path(model, each), base_model_name=model.name)
         for each in model.adapters
     ]
-    return ["--enable-lora", "--lora-modules", *modules]
+    return ["--enable-lora", *slots, "--lora-modules", *modules]
 
 
 def _caching(engine: EngineSpec) -> list[str]:

@@ -269,7 +269,9 @@ def test_adapters_are_loaded_with_the_model_and_known_to_every_worker() -> None:
     command = sidecar_of(change)["command"]
     first = command.index("--lora-modules")
 
-    assert command[first - 1] == "--enable-lora"
+    assert command[first - 3 : first] == ["--enable-lora", "--max-loras", "2"]
+    own = both(change, at("spec.engine.args", ["--max-loras=1"]))
+    assert "--max-loras" not in sidecar_of(own)["command"]
     assert [json.loads(text) for text in command[first + 1 : first + 3]] == [
         {"name": name, "path": f"/models/lora/{name}", "base_model_name": VOLUME["name"]}
         for name in ("sql", "fr")

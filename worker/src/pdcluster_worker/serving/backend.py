@@ -13,7 +13,7 @@ from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.engines.engines import Engines
 from pdcluster_worker.serving.ingress.decode_router import WaitQueue
 from pdcluster_worker.serving.ingress.ingress import Ingress
-from pdcluster_worker.serving.worker_runtime import WorkerRuntime
+from pdcluster_worker.serving.worker_runtime import NO_FRONT_END, WorkerRuntime
 from pdcluster_worker.streams import Reader
 
 
@@ -208,8 +208,13 @@ class RouterBackend(ServingBackend):
         return self._later(self._runtime, ingress, specs, prefill, hints)
 
     async def ask(self, path: str, body: bytes) -> bytes:
-        if self._runtime is not None and not self._arrived.is_set():
-            await self._wait(self._runtime, 0)
+        """Of workers that drain too, which still hold the tokens of open answers."""
+        try:
+            return await super().ask(path, body)
+        except RequestError as e:
+            if e.code != NO_FRONT_END or self._runtime is None or self._arrived.is_set():
+                raise
+        await self._wait(self._runtime, 0)
         return await super().ask(path, body)
 
     def _poll(self) -> None:

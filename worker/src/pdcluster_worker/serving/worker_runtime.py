@@ -33,10 +33,12 @@ from pdcluster_worker.serving.engines.engines import Engine
 from pdcluster_worker.serving.ingress.ingress import Ingress
 from pdcluster_worker.serving.peer_handler import PeerRequestHandler
 from pdcluster_worker.serving.worker_context import WorkerContext
-from pdcluster_worker.vllm_engine.front_end import ask
+from pdcluster_worker.vllm_engine.front_end import ASK_SECONDS, ask
 from pdcluster_worker.vllm_engine.http import HttpFailedError
 
 logger = logging.getLogger(__name__)
+
+NO_FRONT_END = "no_front_end"  # code of the error where no engine answers for its front end
 
 _NO_GEOMETRY = KVGeometry(num_kv_heads=0, head_dim=0, num_layers=0, block_size=0, dtype="")
 
@@ -148,24 +150,35 @@ class WorkerRuntime:
 
     async def ask(self, path: str, body: bytes) -> bytes:
         """As `ServingBackend.ask`."""
-        why = "this worker has no engine"
+        try:
+            async with asyncio.timeout(ASK_SECONDS):  # for all: a slow one is slow at each
+                return await self._ask_each(path, body)
+        except TimeoutError:
+            why = f"none answered within {ASK_SECONDS:g} s"
+        except (HttpFailedError, PeerError) as e:
+            why = str(e)
+        raise RequestError(
+            f"no engine renders prompts or reads answers now ({why}): retry later",
+            status=503,
+            code=NO_FRONT_END,
+            retry_after_seconds=1,
+        )
+
+    async def _ask_each(self, path: str, body: bytes) -> bytes:
+        """Raises what the last one did."""
+        failed: HttpFailedError | PeerError = PeerError("this worker has no engine")
         if self.worker.front_end is not None:
             try:
                 return await ask(self.worker.front_end, path, body)
             except HttpFailedError as e:
-                why = str(e)
+                failed = e
         peers = self._directory.known_decodes()
         for peer in sorted(peers, key=lambda peer: (not peer.ready, peer.load.num_requests)):
             try:
                 return await peer.ask(path, body)
             except PeerError as e:
-                why = str(e)
-        raise RequestError(
-            f"no engine renders prompts or reads answers now ({why}): retry later",
-            status=503,
-            code="no_front_end",
-            retry_after_seconds=1,
-        )
+                failed = e
+        raise failed
 
     def num_ingresses(self) -> int:
         return self._directory.num_ingresses(relaying=self.worker.policy.relaying.enabled)

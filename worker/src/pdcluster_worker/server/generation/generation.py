@@ -175,7 +175,9 @@ class Generation:
                 if delta.finish_reason is None:
                     continue
                 num_left -= 1
-                if delta.stop_string is not None and self._end_early(delta.index) and not num_left:
+                if delta.stop_string is not None:
+                    self._end_early(delta.index)
+                if self._is_cut and not num_left:
                     return
 
     async def _feed(self, choices: list[EngineChoice]) -> AsyncGenerator[Delta, None]:
@@ -261,15 +263,14 @@ class Generation:
         elif self._merged is not None:
             self._merged.end(prompt)
 
-    def _end_early(self, index: int) -> bool:
-        """True where the engine would have gone on."""
+    def _end_early(self, index: int) -> None:
+        """End a choice where the engine would have gone on."""
         choice = self._choices[index]
         if choice.finish_reason is None:
             choice.finish_reason = "stop"
             self._timers[index].finished("stop")
             self._running[index // self._n] -= 1
             self._end(index)
-        return self._is_cut
 
     def usage(self) -> Usage:
         completion = sum(choice.num_tokens for choice in self._choices)

@@ -62,12 +62,14 @@ class EngineFrontEnd:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._calls = asyncio.Semaphore(MAX_CALLS)
+        # of prompts, which come before any limit of a tenant; answers that stream do not wait
+        self._prompts = asyncio.Semaphore(MAX_CALLS)
 
     async def chat(self, served: ServedModel, request: ChatRequest, num_bytes: int) -> Prepared:
         _check_names(served, request, request.logprobs)
         sampling = sampling_of(request, None)
         fields = _chat_fields(request)
-        rendered = _rendered(await self._ask(f"{CHAT}/render", _encode(fields)))
+        rendered = _rendered(await self._render_call(f"{CHAT}/render", fields))
         is_forced = isinstance(request.tool_choice, NamedToolChoice) or (
             request.tool_choice == "required"
         )
@@ -123,7 +125,7 @@ class EngineFrontEnd:
 
     async def decode(self, served: ServedModel, token_ids: list[int], num_bytes: int) -> str:
         body = {"model": served.model_name, "tokens": token_ids}
-        return _detokenized(await self._ask(DETOKENIZE, _encode(body))).prompt
+        return _detokenized(await self._render_call(DETOKENIZE, body)).prompt
 
     async def _render(
         self, model: str, texts: list[str], fields: dict[str, Any] | None = None
@@ -131,8 +133,12 @@ class EngineFrontEnd:
         if not texts:
             return []
         body = {"model": model, "prompt": texts, "max_tokens": 1, **(fields or {})}
-        answer = await self._ask(f"{COMPLETIONS}/render", _encode(body))
+        answer = await self._render_call(f"{COMPLETIONS}/render", body)
         return [rendered.token_ids for rendered in _all_rendered(answer)]
+
+    async def _render_call(self, path: str, fields: dict[str, Any]) -> bytes:
+        async with self._prompts:
+            return await self._ask(path, _encode(fields))
 
     def _derender(
         self, path: str, request: Generate, fields: dict[str, Any], *, shows: bool = True
