@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_api.plan.autoscale.values import WorkerSample
-from pdcluster_operator.scrape.page import VllmMetrics, parse_page
+from pdcluster_operator.scrape.page import MetricsPage, parse_page
 from pdcluster_operator.scrape.windows import worker_sample
 from tests.chart.helm_chart import RELEASE, named, render
 from tests.system.waiting import wait_for
@@ -29,7 +29,7 @@ LIMITS = named(
 NUM_TARGET_LABELS = 10
 
 
-def reading(worker: WorkerProcess) -> VllmMetrics:
+def reading(worker: WorkerProcess) -> MetricsPage:
     body = worker.client.http.get("/metrics").raise_for_status().content
     return replace(parse_page(body), at=time.monotonic())
 

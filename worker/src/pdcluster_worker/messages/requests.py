@@ -76,7 +76,6 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
-    adapter: str = ""  # name of the LoRA adapter that computes it; "" = the model alone
     priority: int = 0  # lower goes first
     cache_salt: bytes = b""  # requests share cached blocks within one salt only; b"" = no salt
     ttft_slo_seconds: float | None = None  # that the client gave; None = that of the policy
@@ -86,6 +85,7 @@ class RequestSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     prefiller: str = ""  # host:port of the prefill worker that an endpoint picker has chosen
     verify_transfer: bool = False  # compare checksums of its KV, and report what arrived
     tenant: str = ""  # name of the API key that it came with; "" = none is asked for
+    adapter: str = ""  # name of the LoRA adapter that computes it; "" = the model alone
 
     @property
     def num_tokens(self) -> int:
