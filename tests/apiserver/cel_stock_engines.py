@@ -206,20 +206,20 @@ STOCK_CASES: list[Case] = [
         both(MIXED, vllm(kvTransfer={"extraConfig": {"num_threads": 4}})),
     ),
     (
-        "spec",
+        "spec.model.adapters",
         "are for engine.type: vllm, since our own engine has none: set engine.type: vllm, or "
         "leave them out",
         both(vllm(), LOADED),
         LOADED,
     ),
     (
-        "spec.model",
+        "spec.model.adapters",
         "must each have a name of their own, and not that of the model: rename one of them",
         both(vllm(), LOADED),
         both(vllm(), at("spec.model.adapters", [{**SQL, "name": "tiny"}])),
     ),
     (
-        "spec.model",
+        "spec.model.adapters",
         "path must begin with /, since relative paths without pvc are for pdctl alone: write the "
         "folder as the engine's container sees it",
         both(vllm(), LOADED),

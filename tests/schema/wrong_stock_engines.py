@@ -371,6 +371,17 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         None,
     ),
     (
+        both(
+            ON_GPU,
+            vllm(),
+            at("spec.roles.decode.engine", {"kvTransfer": {"offload": {"memory": "200Gi"}}}),
+            at("spec.roles.decode.sharedMemory", "64Gi"),
+        ),
+        "spec.roles.decode.sharedMemory: must be more than the 214748364800 bytes of "
+        "engine.kvTransfer.offload, which are in it, not 68719476736; raise it, or leave it out",
+        None,
+    ),
+    (
         both(MIXED, _transfer(backends=["UCX"])),
         "spec.engine.kvTransfer: means nothing beside mixed workers but for offload, since they "
         "move no KV; leave backends and extraConfig out",

@@ -82,6 +82,14 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
                 f"which count to it, not {limit}",
                 "raise the limit, or lower offload.memory",
             )
+        memory = spec.roles.present()[role].shared_memory
+        if memory is not None and number_of(memory) <= _offloaded(engine):
+            return (
+                f"roles.{role}.sharedMemory",
+                f"must be more than the {_offloaded(engine)} bytes of engine.kvTransfer.offload, "
+                f"which are in it, not {memory}",
+                "raise it, or leave it out",
+            )
     if engines.keys() >= _STAGES.keys():
         arguments = (engines[role].args or () for role in _STAGES)
         if (fault := pair_fault(*arguments)) is not None:

@@ -5,7 +5,7 @@ change of policy or certificate reaches a running worker.
 from typing import Any
 
 from pdcluster_api.manifests.groups import CONTAINER, group_variables, leader_template
-from pdcluster_api.manifests.model_source import ModelSource, model_source
+from pdcluster_api.manifests.model_source import MODELS, ModelSource, model_source
 from pdcluster_api.manifests.objects import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
@@ -31,7 +31,7 @@ from pdcluster_schema.labels import GPU, GPUS_PER_REPLICA
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.ports import GRPC_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.quantities import canonical_quantity
-from pdcluster_schema.sections import ENGINELESS, PoolSpec, RoleSpec
+from pdcluster_schema.sections import ENGINELESS, PICKER, PoolSpec, RoleSpec
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId
 
@@ -88,6 +88,8 @@ def worker_pod(
 
 
 def worker_model(cluster: PDCluster, role: str, image: str) -> ModelSource:
+    if role == PICKER:
+        return ModelSource(MODELS)  # it reads no model
     container = _base_container(cluster, cluster.spec.roles.present()[role], image)
     return model_source(cluster.spec.model, container, weights=role not in ENGINELESS)
 

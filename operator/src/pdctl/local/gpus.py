@@ -126,8 +126,6 @@ def _shown(report: DriverReport, number: int) -> str:
 
 
 def gpu_variables(devices: tuple[int, ...]) -> dict[str, str]:
-    """Environment of a worker; none without devices."""
-    if not devices:
-        return {}
+    """Environment of a worker; one without devices sees none."""
     indices = ",".join(map(str, devices))
     return {"CUDA_VISIBLE_DEVICES": indices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

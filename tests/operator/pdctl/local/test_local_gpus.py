@@ -54,7 +54,7 @@ def test_workers_get_devices_of_their_type_in_order_over_the_pools(
         ("own", (1,)),
     ]
     assert gpu_variables((2, 4))["CUDA_VISIBLE_DEVICES"] == "2,4"
-    assert gpu_variables(()) == {}
+    assert gpu_variables(())["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_only_workers_without_a_gpu_share_cores(document: dict[str, Any]) -> None:

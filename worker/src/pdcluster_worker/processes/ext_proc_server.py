@@ -1,5 +1,6 @@
 """The gRPC server of an endpoint picker: Envoy's external processing, and gRPC's health check."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,10 @@ by connection, and this one's revision may serve no more.
 """
 
 
+MAX_STREAMS = 4096
+"""Requests of gateways at a time, of which each holds a body; more are refused."""
+
+
 class ExtProcServer:
     def __init__(self, picker: EndpointPicker, is_draining: Callable[[], bool]) -> None:
         self._picker = picker
@@ -25,7 +30,9 @@ class ExtProcServer:
             options=[
                 *SERVER_OPTIONS,
                 ("grpc.max_connection_age_ms", int(CONNECTION_SECONDS * 1000)),
-            ]
+                ("grpc.max_connection_age_grace_ms", int(CONNECTION_SECONDS * 1000)),
+            ],
+            maximum_concurrent_rpcs=MAX_STREAMS,
         )
         self._server.add_generic_rpc_handlers(tuple(self._handlers()))
 
@@ -53,11 +60,14 @@ class ExtProcServer:
         """One request of a gateway, which goes on by itself after a stream without an error."""
         exchange = Exchange(self._picker)
         try:
-            async for message in requests:
-                for answer in exchange.take(message):
-                    await context.write(answer)
-                if exchange.has_ended:
-                    return
+            async with asyncio.timeout(self._picker.stream_seconds):
+                async for message in requests:
+                    for answer in exchange.take(message):
+                        await context.write(answer)
+                    if exchange.has_ended:
+                        return
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the body takes too long")
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
         finally:

@@ -75,15 +75,21 @@ class EndpointPicker:
         left = limits_of(policy.http_limits).max_bodies_bytes - self.num_held_bytes
         return min(policy.admission.max_body_bytes, left)
 
+    @property
+    def stream_seconds(self) -> float:
+        """Time for one request of a gateway, whose client may send its body slowly."""
+        policy = self._policy()
+        return limits_of(policy.http_limits).body_deadline(policy.admission.max_body_bytes)
+
     def choose(self, body: bytes, subset: frozenset[str] | None) -> Endpoint | None:
         """subset: addresses that the gateway takes; None = all."""
         policy = self._policy()
         affinity = affinity_of(policy.relaying, policy.decode_score, body)
-        others = (
-            ()
-            if subset is None
-            else [each for each in self.picker.members if each.address not in subset]
-        )
+        others = {
+            each
+            for each in self.picker.members
+            if subset is not None and each.address not in subset
+        }
         found = self.picker.choose(policy.relaying, policy.decode_score, affinity, others)
         self._counts["refused" if found is None else "picked"].inc()
         if found is not None:
@@ -107,8 +113,7 @@ class Exchange:
         self._is_chosen = False
         self._subset: frozenset[str] | None = None
         self._mode = messages.BODY_DUPLEX
-        self._held: list[Any] = []
-        self._num_held = 0
+        self._held: bytearray | None = None  # of the body, until the choice
 
     def take(self, message: bytes) -> list[bytes]:
         """Answers to one message.  Raises ValueError for one that cannot be read."""
@@ -138,35 +143,39 @@ class Exchange:
     def _take_body(self, part: Any) -> list[bytes]:
         self.has_ended = part.end_of_stream
         if self._is_chosen:
-            return [messages.echo(part)]
-        self._hold(part)
+            return [messages.echo(part.body, is_end=part.end_of_stream)]
+        num_held = self._hold(part.body)
         if self._mode in _BUFFERED:
             self.has_ended = True
             return self._choose("request_body")
-        is_enough = self.has_ended or self._num_held >= self._picker.max_held_bytes
+        is_enough = self.has_ended or num_held >= self._picker.max_held_bytes
         return self._choose("request_headers") if is_enough else []
 
     def _choose(self, phase: str) -> list[bytes]:
-        """The answer to this phase, and the body's parts that have waited for it."""
-        parts = self._held
+        """The answer to this phase, and what of the body has waited for it."""
+        held = None if self._held is None else bytes(self._held)
         self.close()
-        endpoint = self._picker.choose(b"".join(part.body for part in parts), self._subset)
+        endpoint = self._picker.choose(held or b"", self._subset)
         if endpoint is None:
             self.has_ended = True
             return [_refused(self._picker.refusal())]
         self._is_chosen = True
-        echoed = parts if self._mode == messages.BODY_DUPLEX else ()
-        return [messages.chosen(phase, endpoint.address), *map(messages.echo, echoed)]
+        answers = [messages.chosen(phase, endpoint.address)]
+        if held is not None and self._mode == messages.BODY_DUPLEX:
+            answers += messages.echoes(held, is_end=self.has_ended)
+        return answers
 
-    def _hold(self, part: Any) -> None:
-        self._held.append(part)
-        self._num_held += len(part.body)
-        self._picker.num_held_bytes += len(part.body)
+    def _hold(self, body: bytes) -> int:
+        """Its bytes alone, whatever else is in the message that they came in."""
+        held = self._held = bytearray() if self._held is None else self._held
+        held += body
+        self._picker.num_held_bytes += len(body)
+        return len(held)
 
     def close(self) -> None:
         """Let go what is held."""
-        self._picker.num_held_bytes -= self._num_held
-        self._held, self._num_held = [], 0
+        self._picker.num_held_bytes -= len(self._held or ())
+        self._held = None
 
 
 def _refused(error: RequestError) -> bytes:

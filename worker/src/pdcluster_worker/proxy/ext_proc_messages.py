@@ -19,6 +19,7 @@ _SUBSET = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset")
 BODY_BUFFERED, BODY_BUFFERED_PARTIAL, BODY_DUPLEX = 2, 3, 4
 """Ways in which a gateway sends a body: of `ProcessingMode.BodySendMode`."""
 _OVERWRITE_OR_ADD = 2
+_ECHO_BYTES = 64 << 10
 
 _PACKAGE = "pdcluster.ext_proc"
 _DECLARED = {
@@ -133,11 +134,19 @@ TRAILERS = _bytes(_Response(request_trailers={}))
 """Answers that change nothing."""
 
 
-def echo(part: Any) -> bytes:
+def echo(body: bytes, *, is_end: bool) -> bytes:
     """A part of the body as it came, which a gateway that streams both ways waits for."""
-    streamed = {"body": part.body, "end_of_stream": part.end_of_stream}
+    streamed = {"body": body, "end_of_stream": is_end}
     mutation = {"body_mutation": {"streamed_response": streamed}}
     return _bytes(_Response(request_body={"response": mutation}))
+
+
+def echoes(body: bytes, *, is_end: bool) -> list[bytes]:
+    starts = range(0, len(body), _ECHO_BYTES) or (0,)
+    return [
+        echo(body[start : start + _ECHO_BYTES], is_end=is_end and start + _ECHO_BYTES >= len(body))
+        for start in starts
+    ]
 
 
 @lru_cache(maxsize=4096)
