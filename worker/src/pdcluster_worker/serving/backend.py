@@ -208,7 +208,7 @@ class RouterBackend(ServingBackend):
         return self._later(self._runtime, ingress, specs, prefill, hints)
 
     async def ask(self, path: str, body: bytes) -> bytes:
-        """Of workers that drain too, which still hold the tokens of open answers."""
+        """Ask workers that drain too, which still hold the tokens of open answers."""
         try:
             return await super().ask(path, body)
         except RequestError as e:
