@@ -348,6 +348,16 @@ BAD = [
     ),
     InvalidObject(
         both(
+            at("spec.engine", {"type": "vllm", "image": "vllm:1", "tensorParallelSize": 32}),
+            at(f"{POOL}.gpu", "H100"),
+            at(f"{POOL}.gpusPerPod", 1),
+            at("spec.roles.prefill.engine", {"tensorParallelSize": 8}),
+        ),
+        "spec.roles.decode.pools[0].gpusPerPod: is 1, so the 32 ranks of a worker",
+        None,
+    ),
+    InvalidObject(
+        both(
             at(f"{POOL}.podsPerReplica", 2),
             at("spec.roles.decode.engine", {"dataParallelSize": 4}),
         ),

@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_snake
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR
 from pdcluster_schema.engine import ACCELERATOR_TOKENS, EngineSpec
-from pdcluster_schema.ports import MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
+from pdcluster_schema.ports import MAX_PODS, MAX_RANKS, WHOLE_PROMPT_SCHEDULERS
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import PoolSpec
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
@@ -68,6 +68,13 @@ def _rank_misfit(engine: EngineSpec, pool: PoolSpec, sizes: str) -> tuple[str, s
             "engine.tensorParallelSize",
             f"{sizes} is {ranks} ranks, {each}",
             f"lower one of them{more}",
+        )
+    if pods > MAX_PODS:
+        return (
+            "POOL.gpusPerPod",
+            f"is {most}, so the {ranks} ranks of a worker ({sizes}) need {pods} pods, more than "
+            f"{MAX_PODS}",
+            "raise it, or lower the ranks",
         )
     if ranks % divided:
         return (

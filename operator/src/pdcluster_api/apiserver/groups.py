@@ -5,7 +5,7 @@ whole: when one of its pods ends while others run on, none may run until all hav
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.apiserver.container_ends import time_of
 from pdcluster_api.apiserver.kinds import Body
@@ -19,8 +19,10 @@ from pdcluster_schema.workload import GroupId, WorkloadId
 _ROLE_OF = {follower: role for role, follower in labels.FOLLOWER_OF.items()}
 
 # A pod's Ready condition has changed since the pod began, if it is later than that by more than a
-# kubelet needs to write both
+# kubelet needs to write both; an end made it unready, if it is not earlier than that by more. Pods
+# of one start are made within that time.
 _BEGINNING = timedelta(seconds=5)
+_LONG_AGO = datetime.fromtimestamp(0, UTC).replace(tzinfo=None)
 
 
 @dataclass
@@ -73,16 +75,17 @@ class WorkerPods:
         if leader is None:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
-        since = _served_since(leader)
+        since, made = _served_since(leader), _made(leader)
         for name, pod in sorted(followers.items()):
-            if since is not None and (changed := _changed(pod)) is not None and changed > since:
+            if since is not None and _has_changed(pod, since, made):
                 return name
-        began = [time for pod in followers.values() if (time := _running_since(pod)) is not None]
-        made, ended = time_of(leader["metadata"].get("creationTimestamp")), _ended(leader)
-        changes = [made, ended if since is not None else None]
-        if any(change is not None and time < change for change in changes for time in began):
+        if any(made > _made(pod) + _BEGINNING for pod in followers.values()):
             return self.id.leader_pod
-        return None
+        ended = _ended(leader)
+        if since is None or ended is None or ended < since - _BEGINNING:
+            return None
+        began = [time for pod in followers.values() if (time := _running_since(pod)) is not None]
+        return self.id.leader_pod if any(time < ended for time in began) else None
 
     def state(self) -> PodState:
         """The worker as one pod, by the name of its leader."""
@@ -187,7 +190,14 @@ def _ended(pod: Body) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def _changed(pod: Body) -> datetime | None:
-    """Last time when a follower was made, or ended."""
-    times = (time_of(pod["metadata"].get("creationTimestamp")), _ended(pod))
-    return max((time for time in times if time is not None), default=None)
+def _made(pod: Body) -> datetime:
+    return time_of(pod["metadata"].get("creationTimestamp")) or _LONG_AGO
+
+
+def _has_changed(follower: Body, since: datetime, leader_made: datetime) -> bool:
+    """Whether it has ended, or is another pod, since its worker served.  A pod's creation is by the
+    API server's clock, and `since` by that of the leader's node.
+    """
+    ended, made = _ended(follower), _made(follower)
+    is_another = made > max(since, leader_made) + _BEGINNING
+    return is_another or (ended is not None and ended > since)

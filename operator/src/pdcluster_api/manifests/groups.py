@@ -33,6 +33,7 @@ while True:
         break
     time.sleep(1)
 """
+_JOIN_SECONDS = 3600  # where a user's template has removed the probe
 _LIFECYCLE = {"preStop": {"exec": {"command": ["python3", "-c", _OUTLIVE_LEADER]}}}
 
 
@@ -94,18 +95,27 @@ def _stock(engine: Manifest) -> Manifest:
     kept = {
         name: value for name, value in engine.items() if name not in (*_OF_SERVER, "restartPolicy")
     }
-    return {**kept, "command": [*engine["command"], "--headless"], "lifecycle": _LIFECYCLE}
+    return {**kept, **_with_flags(engine, ["--headless"]), "lifecycle": _LIFECYCLE}
+
+
+def _with_flags(container: Manifest, flags: list[str]) -> Manifest:
+    """Behind its command; a user's template may have left it to the image, which takes `args`."""
+    field = "command" if container.get("command") else "args"
+    return {field: [*(container.get(field) or ()), *flags]}
 
 
 def _headless(worker: Manifest) -> Manifest:
     """An engine of ours, which has started when its KV port is open."""
     kept = {name: value for name, value in worker.items() if name not in _OF_SERVER}
     head = ["--headless", "--head", f"$(LWS_LEADER_ADDRESS):{HEAD_PORT}"]
-    probe = {name: value for name, value in worker["startupProbe"].items() if name != "httpGet"}
-    seconds = probe["periodSeconds"] * probe["failureThreshold"]
+    given = worker.get("startupProbe") or {}
+    probe = {name: value for name, value in given.items() if name != "httpGet"}
+    seconds = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3)  # Kubernetes' own
+    if not given:
+        seconds = _JOIN_SECONDS
     return {
         **kept,
-        "command": [*worker["command"], *head, "--join-seconds", str(seconds)],
+        **_with_flags(worker, [*head, "--join-seconds", str(seconds)]),
         "startupProbe": {**probe, "tcpSocket": {"port": KV_PORT}},
         "lifecycle": _LIFECYCLE,
     }

@@ -153,9 +153,10 @@ def image_of_record(record: Mapping[str, Any]) -> str:
 
 def is_of_pool(record: Mapping[str, Any], cluster: PDCluster, role: str, pool: PoolSpec) -> bool:
     """True if a snapshot was made for the pool as declared; a missing value is equal."""
-    declared = _pool(cluster, role, pool)
-    return all(
-        declared.get(name, value) == value for name, value in record["data"].get("pool", {}).items()
+    declared, found = _pool(cluster, role, pool), record["data"].get("pool", {})
+    pods = [each.get("podsPerReplica", 1) for each in (declared, found)]
+    return pods[0] == pods[1] and all(
+        declared.get(name, value) == value for name, value in found.items()
     )
 
 

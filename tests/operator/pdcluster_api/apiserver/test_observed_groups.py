@@ -198,6 +198,18 @@ def test_what_ends_before_its_worker_has_served_is_the_kubelets(which: str) -> N
     restart(world.pod(which), 5)
     assert world.stopped() == set()
     assert not world.state().pods[1].ready
+    world.pod("1-0")["status"]["conditions"] = [_ready("True", 6)]
+    assert world.stopped() == set()
+
+
+def test_clocks_of_nodes_that_differ_restart_nothing() -> None:
+    world = World()
+    world.pod("1-0")["metadata"]["creationTimestamp"] = clock(1, 2)
+    (entry,) = world.pod("1-f-2")["status"]["containerStatuses"]
+    entry["state"]["running"]["startedAt"] = clock(1)  # by a clock that is late
+    assert world.stopped() == set()
+    world.pod("1-f-1")["metadata"]["creationTimestamp"] = clock(3, 4)
+    assert world.stopped() == set()
 
 
 def test_pods_that_all_end_are_waited_for_by_their_sets() -> None:

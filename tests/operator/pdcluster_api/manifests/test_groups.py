@@ -229,3 +229,21 @@ def test_a_users_template_reaches_both_kinds_of_pods() -> None:
     leader, follower = sets_of(STOCK, at("spec.podTemplate", template)).values()
     assert pod(leader)["spec"]["runtimeClassName"] == pod(follower)["spec"]["runtimeClassName"]
     assert variables(by_name(pod(follower)["spec"]["containers"])["engine"])["NCCL_DEBUG"] == "INFO"
+
+
+@pytest.mark.parametrize(
+    ("change", "containers", "container"),
+    [
+        (TWO, "containers", {"name": "worker", "startupProbe": None, "command": None}),
+        (STOCK, "initContainers", {"name": "engine", "command": None}),
+    ],
+)
+def test_a_template_that_leaves_the_command_to_the_image_gives_followers_arguments(
+    change: Change, containers: str, container: dict[str, Any]
+) -> None:
+    template = {"spec": {containers: [container]}}
+    follower = sets_of(change, at("spec.roles.decode.podTemplate", template))["-0-f"]
+
+    (found,) = pod(follower)["spec"]["containers"]
+    assert "command" not in found
+    assert "--headless" in found["args"]

@@ -59,9 +59,10 @@ class VllmServer:
         """End one that answers nothing; another's stays out until it is restarted."""
         if self._command is None:
             logger.error("the engine is lost and its container is to restart reason=%s", reason)
-            for rank in self.ranks:
-                if rank.client.problem is None:
-                    rank.client.fail(reason)  # its server restarts, and all ranks with it
+            well = [rank for rank in self.ranks if rank.client.problem is None]
+            if len(well) < len(self.ranks):
+                for rank in well:
+                    rank.client.fail(reason)  # the server restarts, and all its ranks
             return
         self._command.kill()
         for rank in self.ranks:
