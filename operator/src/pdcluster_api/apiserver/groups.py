@@ -195,7 +195,7 @@ def _made(pod: Body) -> datetime:
 
 
 def _has_changed(follower: Body, since: datetime, leader_made: datetime) -> bool:
-    """Whether it has ended, or is another pod, since its worker served.  A pod's creation is by the
+    """True if it has ended, or is another pod, since its worker served.  A pod's creation is by the
     API server's clock, and `since` by that of the leader's node.
     """
     ended, made = _ended(follower), _made(follower)
