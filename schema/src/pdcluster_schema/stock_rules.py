@@ -74,22 +74,23 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
     """
     engines = {role: spec.engine_of(role) for role in spec.roles.computing()}
     for role, engine in engines.items():
-        limit = spec.roles.present()[role].resources.limits.get("memory")
-        if limit is not None and number_of(limit) <= _offloaded(engine):
-            return (
-                f"roles.{role}.resources.limits.memory",
-                f"must be more than the {_offloaded(engine)} bytes of engine.kvTransfer.offload, "
-                f"which count to it, not {limit}",
+        declared, offloaded = spec.roles.present()[role], _offloaded(engine)
+        limit, memory = declared.resources.limits.get("memory"), declared.shared_memory
+        for place, found, relation, fix in (
+            (
+                "resources.limits.memory",
+                limit,
+                "count to it",
                 "raise the limit, or lower offload.memory",
-            )
-        memory = spec.roles.present()[role].shared_memory
-        if memory is not None and number_of(memory) <= _offloaded(engine):
-            return (
-                f"roles.{role}.sharedMemory",
-                f"must be more than the {_offloaded(engine)} bytes of engine.kvTransfer.offload, "
-                f"which are in it, not {memory}",
-                "raise it, or leave it out",
-            )
+            ),
+            ("sharedMemory", memory, "are in it", "raise it, or leave it out"),
+        ):
+            if found is not None and number_of(found) <= offloaded:
+                reason = (
+                    f"must be more than the {offloaded} bytes of engine.kvTransfer.offload, which "
+                    f"{relation}, not {found}"
+                )
+                return f"roles.{role}.{place}", reason, fix
     if engines.keys() >= _STAGES.keys():
         arguments = (engines[role].args or () for role in _STAGES)
         if (fault := pair_fault(*arguments)) is not None:
