@@ -32,12 +32,12 @@ class Gateway:
         self.picker.workers = lambda: list(self.workers.values())
         self.picker.poll()
 
-    def state(self, pod: str, **said: Any) -> UpstreamState:
-        values = {"takes": True, "num_requests": 0, **said}
+    def state(self, pod: str, **fields: Any) -> UpstreamState:
+        values = {"takes": True, "num_requests": 0, **fields}
         return UpstreamState(f"{pod} e", pod, address(pod), **values)
 
-    def stand(self, pod: str, **said: Any) -> None:
-        self.workers[pod] = self.state(pod, **said)
+    def stand(self, pod: str, **fields: Any) -> None:
+        self.workers[pod] = self.state(pod, **fields)
         self.picker.poll()
 
     def set_policy(self, **sections: Any) -> None:

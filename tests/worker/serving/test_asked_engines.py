@@ -39,13 +39,13 @@ def runtime_of(front_end: VllmClient | None, *peers: PlayedPeer) -> Any:
     return found
 
 
-async def asked(runtime: Any) -> bytes:
+async def ask(runtime: Any) -> bytes:
     return await WorkerRuntime.ask(cast(WorkerRuntime, runtime), "/detokenize", b"{}")
 
 
 async def test_a_worker_asks_its_own_engine() -> None:
     async with fake_vllm() as fake:
-        asking = asyncio.create_task(asked(runtime_of(VllmClient(fake.port), PlayedPeer("a"))))
+        asking = asyncio.create_task(ask(runtime_of(VllmClient(fake.port), PlayedPeer("a"))))
         await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"own")
         assert await asking == b"own"
 
@@ -54,13 +54,13 @@ async def test_one_whose_engine_is_gone_asks_the_least_loaded_peer_that_is_there
     gone = VllmClient(free_port())
     peers = PlayedPeer("lost", ok=False), PlayedPeer("busy", load=5), PlayedPeer("idle", load=1)
 
-    assert await asked(runtime_of(gone, *peers)) == b"idle"
-    assert await asked(runtime_of(None, PlayedPeer("draining", ready=False))) == b"draining"
+    assert await ask(runtime_of(gone, *peers)) == b"idle"
+    assert await ask(runtime_of(None, PlayedPeer("draining", ready=False))) == b"draining"
 
 
 async def test_without_an_engine_anywhere_the_client_gets_a_503_with_retry_after() -> None:
     with pytest.raises(RequestError, match=r"no engine renders prompts .*\(lost is lost\)") as e:
-        await asked(runtime_of(None, PlayedPeer("lost", ok=False)))
+        await ask(runtime_of(None, PlayedPeer("lost", ok=False)))
 
     assert (e.value.status, e.value.code, e.value.retry_after_seconds) == (503, "no_front_end", 1)
 
