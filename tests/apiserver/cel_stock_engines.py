@@ -207,14 +207,15 @@ STOCK_CASES: list[Case] = [
     ),
     (
         "spec.model.adapters",
-        "are for engine.type: vllm, since our own engine has none: set engine.type: vllm, or "
-        "leave them out",
+        "model.adapters are for engine.type: vllm, since our own engine has none: set "
+        "engine.type: vllm, or leave them out",
         both(vllm(), LOADED),
         LOADED,
     ),
     (
         "spec.model.adapters",
-        "must each have a name of their own, and not that of the model: rename one of them",
+        "adapters must each have a name of their own, and not that of the model: rename one of "
+        "them",
         both(vllm(), LOADED),
         both(vllm(), at("spec.model.adapters", [{**SQL, "name": "tiny"}])),
     ),

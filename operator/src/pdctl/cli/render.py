@@ -32,6 +32,7 @@ CHART = RenderSettings(
 )
 UID = "00000000-0000-0000-0000-000000000000"  # in place of the PDCluster's, given by a cluster
 _NUMBERS = tuple("0123456789+-.")  # how a text may begin that could be read as a number
+_BOOLEANS = ("y", "Y", "n", "N")
 _PLACES = {kind: place for place, kind in enumerate(CHILD_OF_NAME)}
 _HEAD = """\
 # PDCluster {namespace}/{name}, revision {revision}: as its operator makes it, all workers ready.
@@ -85,8 +86,9 @@ class _BlockDumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Readers of YAML 1.2, as kubectl, take more texts for numbers than PyYAML does: 84664e07."""
-    style = "|" if "\n" in text else "'" if text[:1] in _NUMBERS else None
+    """kubectl takes more texts for numbers and booleans than PyYAML does: 84664e07, y."""
+    is_quoted = text[:1] in _NUMBERS or text in _BOOLEANS
+    style = "|" if "\n" in text else "'" if is_quoted else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
