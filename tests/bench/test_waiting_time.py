@@ -6,13 +6,10 @@ from math import inf
 from statistics import mean, pstdev
 
 import pytest
-from waiting_time import PRESETS, SEATS, decided, probed
+from waiting_time import PRESETS, decided, probed
 from waiting_time_engine import SimulatedServer, StepCost
-from waiting_time_floor import Played
 from waiting_time_load import ATTAINMENT, PAPER, Group, jobs
 from waiting_time_runs import forecasters, forecasting
-
-from pdcluster_worker.routing.waiting_time.lengths import Survival
 
 
 def test_answers_are_bimodal_as_published() -> None:
@@ -90,16 +87,3 @@ def test_attainment_rises_because_wrong_evictions_stop() -> None:
     ]
     assert (preset.wrong_evictions, both.wrong_evictions, ours.wrong_evictions) == (1, 0, 0)
     assert (preset.in_time["I"], both.in_time["I"]) == (0, 15)
-
-
-def test_forecast_of_one_that_knows_all_is_the_truth_where_nothing_is_drawn() -> None:
-    server = SimulatedServer()
-    those = jobs([Group("I", 3, 100.0, 200.0, is_bimodal=False)], "floor")
-    for job in those:
-        job.output_tokens = 200
-    played = Played(server)
-    played._known = {"I": Survival.of([(200, 1.0)])}
-    found = forecasting(server, those, {"all known": played}, SEATS, every_seconds=0.5)[0]
-
-    assert len(found.said) > 2
-    assert found.mape("all known") < 0.5  # a first token is counted when it starts
