@@ -121,6 +121,20 @@ async def test_engine_with_the_prompt_in_its_cache_is_chosen(scene):
     assert scene.open("r2", [b"a", b"b"]).rank == 0  # it has two that wait by now
 
 
+async def test_idle_engines_take_turns_while_each_request_is_followed_by_one_with_its_prefix(scene):
+    ranks = []
+    for number in range(4):
+        first = scene.engines.open(f"r{number}", list)
+        first.close()
+        prefix = [b"%d" % number]
+        await scene.say(first.engine.rank, BlockEvents(prefix, [], number // 2 + 1))
+        again = scene.engines.open(f"r{number}-again", lambda hashes=prefix: hashes)
+        again.close()
+        ranks.append((first.engine.rank, again.engine.rank))
+
+    assert ranks == [(1, 1), (0, 0), (1, 1), (0, 0)]
+
+
 async def test_engines_do_not_share_a_request_id_t8(scene):
     for _ in range(2):  # whichever engine has its turn
         scene.engines.open("r", list).close()

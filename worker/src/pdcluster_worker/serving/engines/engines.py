@@ -125,7 +125,7 @@ class Engines:
         self.lost: dict[int, tuple[Engine, str]] = {}
         self._engines: dict[int, Engine] = {}
         self._blocks = PrefixIndex()
-        self._next = 0
+        self._last = 0  # rank of the last request
         for engine in engines:
             self.add(engine)
 
@@ -237,12 +237,12 @@ class Engines:
         if len(serving) == 1:
             return serving[0]
         # Ties go round, so that idle engines are not filled from the first one on.
-        self._next += 1
-        turn = self._next % len(serving)
-        in_turn = serving[turn:] + serving[:turn]
+        in_turn = sorted(serving, key=lambda engine: engine.rank <= self._last)
         known = hashes()
         matches = [self._blocks.match(_key(engine), known) for engine in in_turn]
-        return in_turn[choose([engine.score for engine in in_turn], matches)]
+        chosen = in_turn[choose([engine.score for engine in in_turn], matches)]
+        self._last = chosen.rank
+        return chosen
 
     def _on_stats(self, engine: Engine, stats: EngineStats) -> None:
         for callback in self.on_stats:
