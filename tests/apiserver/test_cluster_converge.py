@@ -219,7 +219,7 @@ async def test_what_we_no_longer_say_goes(connection: Connection, owner: Body):
     assert "extra" not in live["metadata"]["labels"]
 
 
-async def test_a_lost_child_is_made_again_and_an_unwanted_one_goes(
+async def test_a_lost_child_is_made_again_and_an_obsolete_one_goes(
     connection: Connection, owner: Body, kubectl: Callable[..., str]
 ):
     everything = objects.everything(owner)

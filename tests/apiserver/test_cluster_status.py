@@ -123,7 +123,7 @@ async def test_an_event_is_posted_once_in_its_period(connection: Connection, own
     assert len(posted) == 3
 
 
-async def test_an_event_that_is_refused_is_lost_and_tried_again_when_it_is_said_again(
+async def test_a_refused_event_is_lost_and_posted_when_it_is_due_again(
     control_plane: ControlPlane, owner: Body, caplog: pytest.LogCaptureFixture
 ):
     async with connected(control_plane.kubeconfig_for("no-rights")) as limited:

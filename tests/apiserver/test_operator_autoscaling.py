@@ -200,7 +200,7 @@ async def test_an_operator_that_starts_in_the_middle_goes_on_from_the_record(
             assert work.decided("decode") == recorded
 
 
-async def test_a_scale_by_hand_does_not_count_and_is_said(
+async def test_a_scale_by_hand_does_not_count_and_is_reported(
     control_plane: ControlPlane, namespace: str, workers: FakeWorkers
 ) -> None:
     async with at_work(control_plane, namespace, workers) as work:
@@ -217,7 +217,7 @@ async def test_a_scale_by_hand_does_not_count_and_is_said(
         )
 
 
-async def test_without_numbers_everything_holds_and_that_is_said(
+async def test_without_numbers_everything_holds_and_that_is_reported(
     control_plane: ControlPlane, namespace: str, workers: FakeWorkers
 ) -> None:
     async with at_work(control_plane, namespace, workers, staleAfter=1) as work:

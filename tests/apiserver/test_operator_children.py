@@ -88,7 +88,7 @@ def test_a_policy_change_reaches_the_config_map_and_rolls_nothing(scene: Scene):
     assert (scene.revision, scene.pods()) == (revision, pods)
 
 
-def test_asked_for_a_new_authority_it_starts_to_accept_both_and_rolls_nothing(
+def test_a_requested_new_authority_is_accepted_with_the_old_and_rolls_nothing(
     scene: Scene, control_plane: ControlPlane
 ):
     other = Scene(scene.api, NAMESPACE, "rotated")

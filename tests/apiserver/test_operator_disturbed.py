@@ -215,7 +215,7 @@ def test_in_a_roll_out_what_serves_is_reverted_and_follows_its_scaler(stage: Sta
     )
 
 
-def test_a_workload_that_cannot_be_made_again_is_left_alone_and_said(stage: Stage):
+def test_a_workload_that_cannot_be_made_again_is_left_alone_and_reported(stage: Stage):
     operator = stage.start()
     scene, old = stage.scene, stage.begin()
     new = stage.roll(old)

@@ -219,7 +219,7 @@ def test_an_etcd_that_is_away_holds_a_shrink_and_one_that_comes_back_empty_gets_
     drained.await_replicas(2)
 
 
-def test_what_a_time_limit_cuts_is_counted_and_said(drained: Drained):
+def test_what_a_time_limit_cuts_is_counted_and_reported(drained: Drained):
     cluster = {"namespace": NAMESPACE, "pdcluster": drained.scene.name}
     before = drained.operator.metric("pdcluster_operator_drains_cut_total", **cluster)
     drained.workers.busy = {drained.pod(2)}

@@ -43,7 +43,7 @@ def scene(control_plane: ControlPlane, operator: OperatorProcess, nodes: Nodes) 
     wait_for(lambda: not found.pods(), DEADLINE_SECONDS, "pods stay")
 
 
-def test_a_name_that_is_taken_is_said_and_the_foreign_object_is_left_alone(scene: Scene):
+def test_a_name_that_is_taken_is_reported_and_the_foreign_object_is_left_alone(scene: Scene):
     foreign = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -64,7 +64,7 @@ def test_a_name_that_is_taken_is_said_and_the_foreign_object_is_left_alone(scene
     scene.await_condition("Ready", "True")
 
 
-def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
+def test_a_quota_that_keeps_pods_from_being_made_is_reported(scene: Scene):
     quota: Body = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -109,7 +109,7 @@ def test_a_quota_that_keeps_pods_from_being_made_is_said(scene: Scene):
         (lambda pod: {**ready(pod), **UNPLACED}, "Unschedulable", "0/1 nodes are available"),
     ],
 )
-def test_a_managed_etcd_that_cannot_start_is_said(
+def test_a_managed_etcd_that_cannot_start_is_reported(
     scene: Scene, nodes: Nodes, kubelet: Rule, reason: str, says: str
 ):
     nodes.rule = lambda pod: (
@@ -143,7 +143,7 @@ def test_a_managed_etcd_on_a_lost_node_is_made_again_while_its_pod_never_ends(sc
         scene.api.merge(path, {"metadata": {"finalizers": None}})
 
 
-def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_taken(
+def test_an_external_etcd_that_does_not_answer_is_reported_and_one_that_does_is_taken(
     control_plane: ControlPlane, scene: Scene
 ):
     dead = f"127.0.0.1:{free_port()}"
@@ -161,7 +161,7 @@ def test_an_external_etcd_that_does_not_answer_is_said_and_one_that_does_is_take
     scene.await_condition("Ready", "True")
 
 
-def test_api_keys_that_no_client_can_have_are_said_and_new_ones_are_seen(scene: Scene):
+def test_api_keys_that_no_client_can_have_are_reported_and_new_ones_are_seen(scene: Scene):
     secret: Body = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -207,7 +207,7 @@ def test_no_worker_is_made_before_the_etcds_secret_is_there(scene: Scene):
     scene.api.delete(scene.path("Secret", "etcd-client"))
 
 
-def test_a_right_that_is_missing_is_said_and_the_rest_is_made(
+def test_a_right_that_is_missing_is_reported_and_the_rest_is_made(
     control_plane: ControlPlane, tmp_path: Path, namespace: str
 ):
     rules = [

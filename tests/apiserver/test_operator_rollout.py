@@ -46,7 +46,7 @@ def served(scene: Scene) -> str:
     return "" if service is None else service["spec"]["selector"][REVISION]
 
 
-def test_blue_green_makes_the_new_beside_the_old_then_switches_then_removes_the_old(
+def test_blue_green_makes_the_new_next_to_the_old_then_switches_then_removes_the_old(
     scene: Scene, nodes: Nodes
 ):
     scene.create()

@@ -90,7 +90,7 @@ def test_kubectl_scale_on_the_scaler_counts_and_the_unchanged_file_does_not_undo
     assert scene.revision in found["status"]["selector"]
 
 
-def test_what_is_asked_beyond_the_bounds_is_kept_within_them_and_said(
+def test_a_request_beyond_the_bounds_is_clamped_and_reported(
     control_plane: ControlPlane, scene: Scene
 ):
     control_plane.kubectl(

@@ -198,7 +198,7 @@ def test_an_object_that_is_not_there_is_named_with_its_namespace(
     )
 
 
-def test_a_missing_right_is_said(control_plane: ControlPlane, namespace: str):
+def test_a_missing_right_is_reported(control_plane: ControlPlane, namespace: str):
     kubeconfig = control_plane.kubeconfig_for("no-rights")
     result = CliRunner().invoke(
         app, ["why", "chat", "--kubeconfig", str(kubeconfig), "-n", namespace]

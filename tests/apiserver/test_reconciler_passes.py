@@ -119,7 +119,7 @@ async def test_a_pass_with_an_object_that_would_not_hold_still_tells_the_rest_an
         )
 
 
-async def test_a_certificate_secret_that_was_made_immutable_is_said_with_what_to_do(
+async def test_a_certificate_secret_that_was_made_immutable_is_reported_with_what_to_do(
     control_plane: ControlPlane, scene: Scene
 ):
     async with passes_over(control_plane.kubeconfig, scene.namespace) as passes:

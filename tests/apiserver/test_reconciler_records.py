@@ -188,7 +188,7 @@ async def test_when_most_have_no_pod_none_is_removed(
         assert ghosts <= there.records()
 
 
-async def test_while_etcd_is_away_nothing_is_said_again(
+async def test_while_etcd_is_away_nothing_is_written_again(
     control_plane: ControlPlane, namespace: str, etcd: EtcdServer
 ):
     with Nodes(PlainApi(control_plane.kubeconfig), namespace):

@@ -93,7 +93,7 @@ def test_bench_takes_every_path_and_compares_it(tmp_path: Path):
     assert [row for row in rows if "18 of 18" not in row and "17 of 18" not in row] == []
 
 
-async def test_vllm_is_asked_for_greedy_token_ids():
+async def test_vllm_returns_greedy_token_ids():
     work = agreement_bench.Work([[5, 6]], 3, end=-1)
     reply = json.dumps({"choices": [{"token_ids": [7, 8, 9]}]}).encode()
     async with serving(lambda body: reply) as small, http_session() as session:

@@ -23,7 +23,7 @@ def test_prompts_share_the_system_prompt_and_one_of_the_contexts() -> None:
     assert len({tuple(prompt) for prompt in prompts}) == 400
 
 
-def test_first_context_is_asked_for_most() -> None:
+def test_first_context_is_used_most() -> None:
     counts = Counter(tuple(ask.prompt[:14]) for ask in TRACE.needs_ping("0"))
     share = max(counts.values()) / 400
 

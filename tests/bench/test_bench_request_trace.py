@@ -30,7 +30,7 @@ def test_blocks_of_a_row_cover_its_prompt() -> None:
     assert max(row.input_length for row in ROWS) <= 200 + TRACE.question.most
 
 
-def test_turns_begin_with_what_was_said_and_all_with_the_system_prompt() -> None:
+def test_turns_begin_with_the_conversation_so_far_and_all_with_the_system_prompt() -> None:
     assert {row.hash_ids[:2] for row in ROWS} == {(0, 1)}
     seen: set[tuple[int, ...]] = set()
     num_further = 0

@@ -17,5 +17,5 @@ def test_a_kept_entry_goes_to_the_end_of_its_months_file(tmp_path: Path) -> None
     )
 
 
-def test_results_are_kept_beside_the_bench() -> None:
+def test_results_are_kept_in_the_folder_of_the_bench() -> None:
     assert (setting.RESULTS / "README.md").is_file()

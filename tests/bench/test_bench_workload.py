@@ -16,7 +16,7 @@ def prompts(workload: Workload, seed: str = "seed", vocab_size: int = 49152) -> 
     return [list(ask.prompt) for ask in workload.needs_ping(seed, vocab_size)]
 
 
-def test_prompts_have_the_asked_length_and_stay_in_the_vocabulary() -> None:
+def test_prompts_have_the_requested_length_and_stay_in_the_vocabulary() -> None:
     found = prompts(CLOSED, vocab_size=300)
 
     assert [len(prompt) for prompt in found] == [32] * 6

@@ -61,9 +61,7 @@ def test_an_evicted_job_goes_on_after_the_tokens_that_it_has() -> None:
     assert job.flight.num_tokens == job.output_tokens
 
 
-def test_ours_is_closer_than_the_documents_estimators_where_requests_run_beside_each_other() -> (
-    None
-):
+def test_ours_is_closer_than_the_documents_estimators_where_requests_run_at_once() -> None:
     server, columns = SimulatedServer(), forecasters(PRESETS, 8)
     forecasting(server, jobs(PAPER, "earlier"), columns, 8, every_seconds=inf)
     found = forecasting(server, jobs(PAPER, "now"), columns, 8, every_seconds=20.0)

@@ -133,7 +133,7 @@ async def worker(etcd: TlsEtcd, user: str) -> AsyncIterator[Etcd]:
 
 
 @pytest.mark.parametrize("user", [NAME, "operator", "root"])
-async def test_it_is_reachable_with_the_least_rights_and_beside_megabytes_of_others(
+async def test_it_is_reachable_with_the_least_rights_and_among_megabytes_of_others(
     etcd: TlsEtcd, user: str
 ) -> None:
     await check_reachable([etcd.endpoint], RECORDS, shown(etcd, user))

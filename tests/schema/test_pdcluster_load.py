@@ -19,7 +19,7 @@ def test_examples_are_valid(path: Path) -> None:
     assert load(path).kind == "PDCluster"
 
 
-def test_load_finds_the_cluster_beside_other_objects(
+def test_load_finds_the_cluster_among_other_objects(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "all.yaml"
@@ -170,7 +170,7 @@ def test_stored_object_with_other_faults_is_refused(document: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "image", ["registry:5000/vllm:0.32.0-cu129", "vllm:nightly", "vllm@sha256:0321"]
 )
-def test_images_of_one_version_or_of_none_that_is_said_are_a_pair(
+def test_images_of_one_version_or_without_a_version_are_a_pair(
     image: str, document: dict[str, Any]
 ) -> None:
     vllm()(document)

@@ -51,7 +51,9 @@ def test_a_pool_of_accelerators_comes_and_goes_whatever_sizes_are_given(
     assert template_hash(after) == template_hash(before)
 
 
-def test_same_engine_said_in_another_place_is_the_same_revision(document: dict[str, Any]) -> None:
+def test_same_engine_written_in_another_place_is_the_same_revision(
+    document: dict[str, Any],
+) -> None:
     """Only the engine of each role counts."""
     for role in ("prefill", "decode"):
         at(f"spec.roles.{role}.engine.blockSize", 32)(document)

@@ -84,7 +84,7 @@ def test_each_verification_has_a_fresh_prompt(pair, certificates):
     assert pair.prefill.growth(before, "prefix_cache_hit_tokens_total") == 0
 
 
-def test_busy_pair_is_left_alone_unless_that_is_asked_for(pair, certificates, prompts):
+def test_busy_pair_is_left_alone_unless_requested(pair, certificates, prompts):
     with pair.decode.client.stream(prompts(20), "local", max_tokens=1800) as stream:
         stream.read_tokens(1)
         before = pair.prefill.metrics()

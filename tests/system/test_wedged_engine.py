@@ -98,7 +98,9 @@ def test_forced_prefill_at_a_stopped_engine_is_a_clear_error(impatient, prompts)
     assert "has stalled" in reply.json()["error"]["message"]
 
 
-def test_stopped_engine_of_the_only_decode_worker_is_said_to_its_clients(impatient, pool, prompts):
+def test_stopped_engine_of_the_only_decode_worker_is_reported_to_its_clients(
+    impatient, pool, prompts
+):
     decode, engine_pid = impatient.decode, impatient.decode.engine_pid
     with decode.client.stream(prompts(20), "local", max_tokens=1900) as stream:
         stream.read_tokens(2)

@@ -33,7 +33,7 @@ def test_node_without_a_gpu_is_refused_with_the_fix(tmp_path: Path, device: str)
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_gpu_that_is_there_may_be_asked_for(tmp_path: Path, device: str) -> None:
+def test_gpu_that_is_there_may_be_requested(tmp_path: Path, device: str) -> None:
     requested = requested_device(load_worker_config(with_device(tmp_path, device)))
 
     check_gpu(requested, lambda: 1)

@@ -58,7 +58,7 @@ def test_watermark_is_no_bound_of_growth():
 
 
 @pytest.mark.parametrize(("watermark", "num_together"), [(0.0, 3), (0.3, 2)])
-def test_requests_beside_a_watermark_run_after_one_another_and_are_preempted_less(
+def test_requests_under_a_watermark_run_after_one_another_and_are_preempted_less(
     engine, spec, watermark, num_together
 ):
     """[V7]: three prompts of 4 blocks fill a pool of 13; beside 3 kept blocks the third waits."""

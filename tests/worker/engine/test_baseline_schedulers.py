@@ -138,7 +138,7 @@ def test_received_kv_is_decoded_and_sent_kv_is_sent_by_each(pair, spec, name):
 
 
 @pytest.mark.parametrize("name", list(SCHEDULERS))
-def test_nothing_new_is_admitted_when_not_asked_for(name):
+def test_nothing_new_is_admitted_unless_requested(name):
     """`admit=False`: what runs goes on, what waits waits."""
     scheduler, _ = scheduler_of(name)
     waiting = request_of("a")

@@ -67,7 +67,7 @@ def test_long_prompt_catches_up_by_one_batch_in_a_step_and_holds_up_no_other():
     check(made)
 
 
-def test_blocks_are_taken_from_those_not_asked_for_the_longest_time():
+def test_blocks_are_taken_from_the_least_recently_drafted():
     made, runner = drafter(num_blocks=8)
     for name in "ab":
         made.draft([(request(PROMPT, name), 2)])  # 3 blocks each

@@ -40,7 +40,7 @@ def test_everything_is_reported_again_under_the_next_number():
     assert cache.take_events() is None
 
 
-def test_engine_tells_its_whole_cache_when_asked(engine, spec):
+def test_engine_reports_its_whole_cache_on_request(engine, spec):
     """[V19]."""
     rig = engine()
     rig.handle(m.Submit(spec("a", list(range(9)), max_tokens=1)))

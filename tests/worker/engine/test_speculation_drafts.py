@@ -40,7 +40,7 @@ def test_run_of_one_token_is_continued_as_far_as_it_is_known():
     assert drafts([5] * 9) == [5, 5, 5]  # the longest match begins at 0
 
 
-def test_single_tokens_are_matched_where_that_is_asked_for():
+def test_single_tokens_are_matched_where_requested():
     assert drafts(
         [4, 7, 4], settings=SpeculationSettings(prompt_lookup_max=1, prompt_lookup_min=1)
     ) == [7, 4]

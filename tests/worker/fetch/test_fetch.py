@@ -172,7 +172,7 @@ def test_an_unknown_revision_ends_with_2(start: Start) -> None:
     assert (status, "it has no revision 'v9'" in last_line(error)) == (2, True)
 
 
-def test_a_revision_that_looks_like_an_option_is_asked_for(start: Start) -> None:
+def test_a_revision_that_looks_like_an_option_is_fetched(start: Start) -> None:
     status, error = finish(start("--revision=-v9"))
     assert (status, "it has no revision '-v9'" in last_line(error)) == (2, True)
 
@@ -185,7 +185,7 @@ def test_a_hub_that_is_away_ends_with_1_after_its_attempts(start: Start, hub: Hu
 
 @pytest.mark.parametrize("file", ["", "config.json", WEIGHTS])
 @pytest.mark.parametrize("code", [429, 503])
-def test_a_hub_that_is_busy_is_asked_again(
+def test_a_busy_hub_is_tried_again(
     file: str, code: int, start: Start, hub: HubServer, target: Path, repository: Path
 ) -> None:
     hub.status = {file: code}
@@ -285,7 +285,7 @@ def test_leftovers_of_another_commit_are_thrown_away(
     check_whole(target, repository)
 
 
-def test_too_little_space_is_said_before_the_download(
+def test_too_little_space_is_reported_before_the_download(
     start: Start, hub: HubServer, repository: Path
 ) -> None:
     hub.extra = {"vocab.txt": 1 << 60}
@@ -294,7 +294,7 @@ def test_too_little_space_is_said_before_the_download(
     assert hub.requested[WEIGHTS] == 0
 
 
-def test_a_place_that_cannot_be_written_is_said(start: Start, target: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(start: Start, target: Path) -> None:
     target.parent.write_text("a file where a folder should be")
     status, error = finish(start())
     assert (status, last_line(error)[:7]) == (2, "error: ")

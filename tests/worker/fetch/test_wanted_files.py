@@ -101,5 +101,5 @@ def test_an_index_that_cannot_be_read_is_refused(content: bytes) -> None:
         (errno.EIO, "OSError"),
     ],
 )
-def test_what_the_file_system_refuses_is_said(code: int, words: str) -> None:
+def test_what_the_file_system_refuses_is_reported(code: int, words: str) -> None:
     assert re.search(words, meaning(OSError(code, os.strerror(code)), Path("/models/tiny")))

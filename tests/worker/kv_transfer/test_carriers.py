@@ -158,7 +158,7 @@ def test_blocks_go_by_the_carrier_that_both_have(
 
 
 @pytest.mark.parametrize("decode_kind", ["", "ucx"])
-def test_a_peer_without_the_carrier_gets_the_blocks_by_tcp_and_it_is_said(
+def test_a_peer_without_the_carrier_gets_the_blocks_by_tcp_and_it_is_reported(
     pair_over: MakePair, shelf: Shelf, epoch: bytes, decode_kind: str
 ) -> None:
     note = "not nixl: the peer has not got it"

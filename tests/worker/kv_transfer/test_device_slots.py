@@ -120,7 +120,7 @@ def test_each_side_of_a_read_is_described_as_memory_of_its_kind(
     assert gpu_is_host[:2] == [kinds[source]] * 2  # registered, and given away
 
 
-def test_memory_of_a_gpu_that_nixl_does_not_register_goes_through_the_host_and_it_is_said(
+def test_memory_of_a_gpu_that_nixl_does_not_register_goes_through_the_host_and_it_is_reported(
     tcp_engine: MakeEngine, epoch: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = GpuCache()

@@ -47,7 +47,7 @@ def refusal(engine: EngineConfig, drafts_for: EngineConfig | None = None) -> str
     return str(refused.value)
 
 
-def test_draft_model_is_opened_for_the_short_length_that_is_asked_of_its_engine() -> None:
+def test_draft_model_is_opened_for_the_short_length_of_its_engine() -> None:
     info = fitted(4, drafts_for=EngineConfig(max_model_len=48))
     assert (info.max_model_len, info.length_note) == (48, "")
     less = fitted(2, drafts_for=EngineConfig(max_model_len=200))
@@ -91,7 +91,7 @@ def test_least_that_a_refusal_names_is_the_least_that_is_accepted(
         fitted(least - 1, window, max_model_len=requested)
 
 
-def test_window_takes_the_null_block_and_no_other_beside_a_request() -> None:
+def test_window_takes_the_null_block_and_no_other_of_a_request() -> None:
     assert fitted(5, 4096).max_model_len == 64
     with pytest.raises(ModelError, match=r"to 5, or set engine\.maxModelLen to 48$"):
         fitted(4, 4096)
@@ -114,7 +114,7 @@ def test_fix_is_in_the_figures_of_the_file_that_several_engines_share() -> None:
     assert raised(EngineConfig(), 5, 10, is_draft=True) == divided
 
 
-def test_too_few_blocks_name_what_all_engines_need_for_the_length_that_is_asked() -> None:
+def test_too_few_blocks_name_what_all_engines_need_for_the_requested_length() -> None:
     assert refusal(EngineConfig(kv_cache_memory=BLOCK_BYTES, data_parallel_size=4)) == (
         f"engine.kvCacheMemory leaves {BLOCK_BYTES} bytes for each engine, which hold 1 KV blocks "
         f"of {BLOCK_BYTES} bytes, but 5 are needed for a request of 64 tokens: raise "

@@ -83,7 +83,7 @@ async def test_the_front_end_of_a_peer_s_engine_answers(d: Any) -> None:
         await d.d2.ask("/detokenize", b"x")
 
 
-async def test_a_peer_that_is_lost_is_asked_nothing(d: Any) -> None:
+async def test_a_lost_peer_gets_no_call(d: Any) -> None:
     await d.d2.close()
     with pytest.raises(PeerError, match="worker d2 is lost"):
         await d.d2.ask("/detokenize", b"x")

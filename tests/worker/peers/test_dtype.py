@@ -120,7 +120,7 @@ def test_a_machine_that_does_not_tell_its_flags_computes_in_float32(tmp_path: Pa
         ("bfloat16", "bfloat16", None, ""),
     ],
 )
-def test_a_dtype_that_is_slow_here_is_said(
+def test_a_dtype_that_is_slow_here_is_reported(
     caplog: pytest.LogCaptureFixture, dtype: DType, native: DType, level: int | None, said: str
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -22,7 +22,7 @@ def folder() -> str:
     return f"/{uuid.uuid4().hex}/"
 
 
-async def test_read_and_watch_see_a_folder_and_nothing_beside_it(etcd: Etcd, folder: str) -> None:
+async def test_read_and_watch_see_a_folder_and_nothing_else(etcd: Etcd, folder: str) -> None:
     lease = await etcd.grant(30)
     await etcd.put(f"{folder}a", b"1", lease)
     await etcd.put(f"{folder[:-1]}0", b"beside", lease)

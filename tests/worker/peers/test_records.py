@@ -64,7 +64,7 @@ def test_unknown_fields_of_a_record_are_ignored(record: Callable[..., WorkerReco
     "change",
     [{"schema": 2}, {"state": "asleep"}, {"role": "boss"}, {"pod": "b"}, {"engine_id": None}],
 )
-def test_record_of_another_shape_is_ignored_and_said(
+def test_record_of_another_shape_is_ignored_and_reported(
     record: Callable[..., WorkerRecord], caplog: pytest.LogCaptureFixture, change: dict[str, object]
 ) -> None:
     value = json.loads(encode_record(record("a"))) | change
@@ -74,7 +74,7 @@ def test_record_of_another_shape_is_ignored_and_said(
 
 
 @pytest.mark.parametrize("value", [b"", b"not json", b"[]", b"\xff\xfe", b"{}"])
-def test_garbage_is_ignored_and_said(caplog: pytest.LogCaptureFixture, value: bytes) -> None:
+def test_garbage_is_ignored_and_reported(caplog: pytest.LogCaptureFixture, value: bytes) -> None:
     assert decode_record(KEY, value) is None
     assert len(caplog.messages) == 1
 

@@ -186,7 +186,7 @@ def test_events_are_taken_once_and_in_order() -> None:
     ]
 
 
-def test_gap_is_asked_for_once_and_ends_with_everything() -> None:
+def test_gap_requests_one_snapshot_and_ends_with_it() -> None:
     order = EventOrder()
     first = [order.arrival(number) for number in (1, 3, 4, 2)]
 

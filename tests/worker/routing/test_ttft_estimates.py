@@ -51,7 +51,7 @@ def test_tokens_that_others_sent_count_and_workers_share_them() -> None:
     assert costs.seconds("remote", 100, 0.0, others=900, num_workers=3) == pytest.approx(0.4)
 
 
-def test_what_a_side_takes_beside_its_tokens_is_learned() -> None:
+def test_the_fixed_cost_of_a_side_is_learned() -> None:
     costs, now = measured(), 0.0
     for number in range(60):
         costs.sent("local", f"r{number}", 100, now)
@@ -64,7 +64,7 @@ def test_what_a_side_takes_beside_its_tokens_is_learned() -> None:
 @pytest.mark.parametrize(
     ("others", "num_workers"), [(0, 2), (2000, 1)], ids=["two-workers", "others-send-too"]
 )
-def test_what_is_known_of_a_side_is_not_learned_again_as_beside_it(
+def test_the_known_cost_of_a_side_is_not_learned_again_as_fixed(
     others: int, num_workers: int
 ) -> None:
     costs, now = measured(side="remote"), 0.0

@@ -120,7 +120,7 @@ async def test_the_rate_of_a_transfer_and_its_transport_are_metrics(worker):
     assert value("pdcluster_kv_transport_info", {"transport": "tcp"}) == 1
 
 
-async def test_a_transfer_by_another_transport_than_asked_for_is_counted(worker):
+async def test_a_transfer_by_another_transport_than_configured_is_counted(worker):
     note = "not nixl: it does not reach the sender"
     worker.note_transfer(PrefillDone("r", 1, 0.1, transport="nixl"))
     worker.note_transfer(PrefillDone("r", 1, 0.1, transport="tcp", transport_note=note))

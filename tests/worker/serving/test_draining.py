@@ -60,7 +60,7 @@ async def holder(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Holder]:
     await holder.drain.close()
 
 
-async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_asked_for(holder):
+async def test_drain_of_an_idle_worker_is_over_when_its_clients_were_counted(holder):
     holder.drain.command(True)
     await holder.drained()
 
@@ -147,7 +147,7 @@ async def test_what_clients_have_yet_to_take_while_something_else_holds_counts_n
     await holder.drained()
 
 
-async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_void(holder):
+async def test_request_that_ends_while_clients_are_counted_voids_the_count(holder):
     """Its own client may not be in it."""
     holder.count = 1
     holder.answering.clear()
@@ -163,7 +163,7 @@ async def test_request_that_ends_while_clients_are_asked_for_makes_the_answer_vo
     await holder.drained()
 
 
-async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never_after_the_drain(
+async def test_clients_are_seldom_counted_while_something_else_holds_and_never_after_the_drain(
     holder,
 ):
     """Output of a drained worker, such as to a scraper, does not make it drain again."""
@@ -189,7 +189,7 @@ async def test_clients_are_seldom_asked_for_while_something_else_holds_and_never
 
 
 @pytest.mark.parametrize("word", ["request", "withdrawn"])
-async def test_what_comes_while_clients_are_asked_for_makes_the_answer_void(holder, word):
+async def test_what_comes_while_clients_are_counted_voids_the_count(holder, word):
     """A request may begin and end meanwhile: its client was not counted."""
     holder.answering.clear()
     holder.drain.command(True)

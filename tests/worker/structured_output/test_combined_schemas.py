@@ -90,7 +90,7 @@ NUMBER = {"type": "number"}
         ({**OBJ, "properties": {"a": False, **B}}, ['{"b":""}'], ['{"a":1}']),
     ],
 )
-def test_what_stands_beside_a_combinator_holds_too(forms, schema, good, bad):
+def test_keywords_next_to_a_combinator_hold_too(forms, schema, good, bad):
     validator = (
         jsonschema_rs.Draft7Validator if "$ref" in schema else jsonschema_rs.Draft202012Validator
     )

@@ -252,7 +252,7 @@ def test_what_cannot_be_compiled_says_where(forms, constraint, words):
     assert words in str(caught.value)
 
 
-def test_a_strict_schema_may_have_titles_beside_a_reference(forms):
+def test_a_strict_schema_may_have_titles_next_to_a_reference(forms):
     schema = {
         "$defs": {"A": {**OBJ, "properties": {"n": {**INT, "minimum": 3}}, "required": ["n"]}},
         **OBJ,

@@ -127,7 +127,7 @@ async def test_pages_of_large_objects_are_shorter(num_bytes: int, limit: int):
         assert (first["limit"], int(second["limit"])) == ("10", pytest.approx(limit, abs=1))
 
 
-async def test_a_page_of_objects_that_are_large_without_warning_is_asked_for_again_in_parts():
+async def test_a_page_of_unexpectedly_large_objects_is_read_again_in_parts():
     small = {"metadata": {"continue": "more"}, "items": [{"a": 1}]}
     large = {"metadata": {}, "items": [{"a": "b" * MOST_PAGE_BYTES}]}
     answers = [says(200, small), *[says(200, large)] * 3]

@@ -40,7 +40,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 
 
-async def test_proxies_of_the_environment_count_where_they_are_asked_for(tmp_path: Path):
+async def test_proxies_of_the_environment_count_where_they_are_enabled(tmp_path: Path):
     async with AnsweringServer([says(200, BODY)]) as server:
         connection = await connect(kubeconfig(tmp_path, server.url))
         async with ApiClient(
@@ -78,7 +78,7 @@ async def test_a_password_in_a_netrc_is_not_sent(
     assert sent == [token and f"Bearer {token}"]
 
 
-async def test_a_proxy_of_the_environment_is_asked_with_its_password(
+async def test_a_proxy_of_the_environment_gets_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sent: list[tuple[str, str]] = []

@@ -181,7 +181,7 @@ def test_an_engine_that_does_not_serve_yet_is_named_with_what_shows_why():
     ],
     ids=["of our own", "that does not run", "of a worker that drains", "that serves"],
 )
-def test_no_other_engine_is_said_to_load(pod: Any):
+def test_no_other_engine_is_reported_as_loading(pod: Any):
     assert pod_state(pod).loading == ""
 
 

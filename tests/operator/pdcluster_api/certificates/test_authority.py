@@ -36,7 +36,7 @@ def test_an_authority_and_its_leaf_serve_mutual_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["chat.example", "::1"])
-def test_a_leaf_is_good_for_the_names_that_were_asked(name: str, tmp_path: Path) -> None:
+def test_a_leaf_is_valid_for_the_requested_names(name: str, tmp_path: Path) -> None:
     authority = make_authority(NOW)
     worker = files(authority, issue(authority, ["chat.example", "::1"], NOW))
     ends = (

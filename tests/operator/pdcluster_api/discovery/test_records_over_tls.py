@@ -72,7 +72,7 @@ async def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None
         ({"tls.key": STRANGER.key}, "tls.key does not belong to tls.crt"),
     ],
 )
-def test_a_secret_that_cannot_be_used_is_said(
+def test_a_secret_that_cannot_be_used_is_reported(
     change: dict[str, bytes], reason: str, etcd: TlsEtcd
 ) -> None:
     with pytest.raises(EtcdUnreachableError, match=reason):

@@ -47,7 +47,7 @@ def test_token_of_the_hub_reaches_the_download_alone() -> None:
     assert list(containers) == ["fetch-model", "engine"]
 
 
-def test_rdma_comes_by_the_pod_template_beside_what_is_rendered() -> None:
+def test_rdma_of_the_pod_template_is_added_to_what_is_rendered() -> None:
     engine, pod = engine_and_pod(
         with_engine(
             resources={"limits": {"rdma/hca": 1}},

@@ -68,7 +68,7 @@ def test_template_may_take_the_node_affinity_away() -> None:
 
 
 @pytest.mark.parametrize("given", [[{"key": "mine", "operator": "Exists"}], [], None])
-def test_tolerations_of_a_template_come_beside_the_accelerators(
+def test_tolerations_of_a_template_are_added_to_the_accelerators(
     given: list[dict[str, str]] | None,
 ) -> None:
     ours = pod_of(GPU)["spec"]["tolerations"]

@@ -126,7 +126,7 @@ def test_liveness_leaves_a_stalled_engine_time_to_get_on_again_or_its_worker_to_
     assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 20
 
 
-def test_accelerator_is_a_limit_beside_the_given_resources() -> None:
+def test_accelerator_is_a_limit_added_to_the_given_resources() -> None:
     resources = at(
         "spec.roles.decode.resources",
         {"requests": {"cpu": 4, "memory": "64Gi"}, "limits": {"memory": "64Gi"}},

@@ -168,7 +168,7 @@ def test_a_lost_scaler_is_seeded_from_the_workload_that_serves():
     assert next(scaler.request for scaler in plan.scalers if scaler.role == "decode") == 5
 
 
-def test_a_scaler_that_is_lost_in_mid_drain_asks_for_what_was_asked():
+def test_a_scaler_that_is_lost_in_mid_drain_keeps_its_request():
     four = make_cluster(decode=(pool(4),))
     asked = [ScalerState("prefill", "cpu", 1, 1), ScalerState("decode", "cpu", 1, 4)]
     # the StatefulSet still has all four

@@ -163,7 +163,7 @@ def test_older_revision_without_a_router_is_answered_by_its_decode_workers() -> 
     assert (plan.serving, plan.serving_role) == ("old", "decode")
 
 
-def test_routers_of_which_none_is_asked_for_still_get_api_keys() -> None:
+def test_routers_scaled_to_none_still_get_api_keys() -> None:
     cluster = routed(
         spec__roles__router={"pools": [{"name": "cpu", "replicas": 0}]},
         spec__service={"apiKeySecret": "keys"},

@@ -89,7 +89,7 @@ async def test_work_that_was_refused_comes_back_without_counting_as_an_error():
     await finish(runner, task)
 
 
-async def test_a_key_comes_back_when_it_asked_to():
+async def test_a_key_is_due_again_at_its_own_time():
     recorder = Recorder()
     runner, task = start(recorder, 1)
     runner.add(A)
@@ -133,7 +133,7 @@ async def test_two_are_in_work_and_a_third_waits_for_the_end_of_one():
     await finish(runner, task)
 
 
-async def test_nothing_is_begun_beside_work_that_closes_the_gate_until_it_opens():
+async def test_nothing_is_begun_while_work_holds_the_gate_closed():
     recorder = Recorder()
     runner, task = start(recorder, 4, waits_seconds=3600.0)
     async with asyncio.timeout(10):
@@ -163,7 +163,7 @@ async def test_work_that_waits_is_no_hindrance_though_it_closes_the_gate():
     await finish(runner, task)
 
 
-async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_beside_work_that_waits():
+async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_while_other_work_waits():
     recorder = Recorder()
     runner, task = start(recorder, 4, waits_seconds=0.2)
     async with asyncio.timeout(10):
@@ -178,7 +178,7 @@ async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_beside_work_tha
     await finish(runner, task)
 
 
-async def test_more_is_begun_beside_work_that_waits():
+async def test_more_is_begun_while_other_work_waits():
     recorder = Recorder()
     runner, task = start(recorder, 3, waits_seconds=0.01)
     for key in (A, B, C):

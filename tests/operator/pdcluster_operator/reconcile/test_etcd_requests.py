@@ -61,7 +61,7 @@ async def test_an_endpoint_that_is_dead_is_named():
         ),
     ],
 )
-async def test_a_secret_that_cannot_be_used_is_said_and_nothing_is_known_of_a_client_certificate(
+async def test_a_secret_that_cannot_be_used_is_reported_and_no_client_certificate_is_known(
     found: Any, message: str
 ):
     requests = EtcdRequests(WrittenSecret(found))

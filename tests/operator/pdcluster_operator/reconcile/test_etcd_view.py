@@ -209,7 +209,7 @@ async def test_the_first_pass_does_not_wait_and_is_made_again_when_the_answer_is
     assert await world.last("a") == WorkerRecords({"a": "ready"})
 
 
-async def test_at_rest_etcd_is_asked_seldom_and_no_key_is_enqueued_when_it_says_the_same(
+async def test_at_rest_etcd_is_read_seldom_and_no_key_is_enqueued_without_a_change(
     world: World,
 ):
     world.etcd.states = {"a": "ready"}
@@ -255,7 +255,7 @@ async def test_what_is_followed_is_looked_at_between_passes_and_due_only_when_it
     assert await look() == (4, 2)
 
 
-async def test_an_etcd_that_is_not_up_is_not_asked_and_one_that_failed_less_and_less_often(
+async def test_an_etcd_that_is_not_up_is_not_read_and_one_that_failed_less_and_less_often(
     world: World,
 ):
     world.view.follow(TARGET, is_tracked=True)
@@ -338,7 +338,7 @@ async def test_a_cluster_is_due_when_its_etcd_goes_away_behind_it(world: World):
     assert world.due == [KEY]  # the reconcile gives its own requeue time
 
 
-async def test_an_etcd_that_stays_away_is_asked_ever_more_seldom_and_said_once(
+async def test_an_etcd_that_stays_away_is_read_ever_more_seldom_and_reported_once(
     world: World, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")
@@ -376,7 +376,7 @@ async def test_the_commands_of_a_cluster_that_is_gone_are_taken_back(
     assert ("commands left key=default/chat pods=a,b error=gone too" in caplog.text) == is_away
 
 
-async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
+async def test_an_etcd_that_is_known_to_be_down_is_not_read(world: World):
     assert world.view.last(TARGET, with_pods("a"), is_up=False) is None
     world.etcd.error = EtcdUnreachableError("etcd is away")
     await world.fresh("a")
@@ -388,7 +388,7 @@ async def test_an_etcd_that_is_known_to_be_down_is_not_asked(world: World):
     assert world.etcd.num_reads == 2
 
 
-async def test_draining_workers_are_asked_for_again_each_time(world: World):
+async def test_draining_workers_are_read_again_each_time(world: World):
     for state in ("ready", "draining", "drained"):
         world.etcd.states = {"a": state}
         assert (await world.fresh("a")).states == {"a": state}
@@ -579,7 +579,7 @@ async def test_an_operator_that_starts_looks_at_a_few_clusters_at_a_time(world: 
     assert sorted(world.due) == sorted(keys)
 
 
-def test_the_etcd_that_is_run_for_a_cluster_is_asked_at_its_service():
+def test_the_etcd_that_is_run_for_a_cluster_is_reached_at_its_service():
     document = minimal()
     key = Key("default", document["metadata"]["name"])
     assert EtcdTarget.of(parse(document)) == EtcdTarget(key, (f"{key.name}-etcd.default.svc:2379",))

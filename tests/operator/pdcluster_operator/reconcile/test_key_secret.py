@@ -47,7 +47,7 @@ async def test_one_key_is_enough(found: Body):
     assert await fault(found) is None
 
 
-async def test_no_secret_is_read_where_no_key_is_asked_for():
+async def test_no_secret_is_read_where_no_key_is_required():
     assert await fault(AssertionError("not to be read"), None) is None
 
 
@@ -75,7 +75,7 @@ async def test_no_secret_is_read_where_no_key_is_asked_for():
         (RefusedError("no", code=400), APPLY_FAILED, "cannot be read: no"),
     ],
 )
-async def test_what_is_wrong_is_said_with_the_secrets_name(
+async def test_what_is_wrong_is_reported_with_the_secrets_name(
     found: Body | Exception | None, reason: str, says: str
 ):
     said = await fault(found)

@@ -81,7 +81,7 @@ class RefusedEvents(WrittenEvents):
         yield {}
 
 
-async def test_a_set_that_has_its_pods_is_not_asked_about():
+async def test_events_of_a_set_that_has_its_pods_are_not_read():
     client = WrittenEvents()
     assert await PodFaults(FailedCreates(client)).of(live(2)) == ({}, None)
     assert client.num_lists == 0
@@ -95,7 +95,7 @@ async def test_a_set_that_is_being_deleted_is_not_short_of_pods():
     assert client.num_lists == 0
 
 
-async def test_a_set_is_asked_about_only_when_it_stays_short_and_the_newest_event_counts():
+async def test_events_of_a_set_are_read_only_when_it_stays_short_and_the_newest_counts():
     client, now = (
         WrittenEvents(at(1, "failed error: old"), at(9, QUOTA), at(5, "failed error: older")),
         100.0,
@@ -137,7 +137,7 @@ async def test_events_of_an_earlier_shortage_or_of_an_object_of_the_same_name_do
     assert (await faults.of(live(0)))[0] != {}
 
 
-async def test_events_that_may_not_be_read_are_said_and_stop_nothing():
+async def test_events_that_may_not_be_read_are_reported_and_stop_nothing():
     now = 0.0
     faults = PodFaults(
         FailedCreates(

@@ -109,7 +109,7 @@ def unrenderable(
     return Rendering(records, SITE).unrenderable(plan)
 
 
-def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_said():
+def test_a_workload_that_runs_and_cannot_be_made_again_is_left_alone_and_reported():
     record, stateful_set, engine = old()
     assert unrenderable(stateful_set) == [MIXED]
     assert unrenderable(stateful_set, record) == unrenderable(stateful_set, engine) == []
@@ -160,7 +160,7 @@ def test_a_pool_that_is_no_longer_declared_and_has_lost_everything_is_left_alone
         ),
     ],
 )
-def test_what_is_said_of_a_lost_record_helps_in_its_case(workload: WorkloadId, fix: str):
+def test_the_message_of_a_lost_record_has_the_fix_of_its_case(workload: WorkloadId, fix: str):
     etcd = {"etcd": {"endpoints": ["etcd:2379"], "tlsSecret": "of-etcd"}}
     spec = cluster(discovery=etcd)
     of_its_revision = (

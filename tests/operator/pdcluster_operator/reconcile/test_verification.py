@@ -105,7 +105,7 @@ async def start() -> AsyncIterator[Start]:
         yield build
 
 
-async def test_worker_is_asked_and_its_outcome_is_kept(start: Start) -> None:
+async def test_worker_is_called_and_its_outcome_is_kept(start: Start) -> None:
     rig = await start(PASSED)
 
     observed = await rig.verify(DUE)
@@ -131,7 +131,7 @@ async def test_fault_is_an_outcome_too(start: Start) -> None:
     assert (found.fault, found.message) == ("damaged", "two lines")
 
 
-async def test_busy_pair_is_asked_again_later_and_by_another_request_at_once(start: Start) -> None:
+async def test_busy_pair_is_tried_again_later_and_by_another_request_at_once(start: Start) -> None:
     busy = {"outcome": "postponed", "message": "d-0 has other requests"}
     rig = await start(busy, PASSED)
 
@@ -147,7 +147,7 @@ async def test_busy_pair_is_asked_again_later_and_by_another_request_at_once(sta
     assert (await again.verify(asked_for)).waits == {}
 
 
-async def test_pair_that_is_being_asked_again_is_not_due_meanwhile(start: Start) -> None:
+async def test_pair_that_is_being_tried_again_is_not_due_meanwhile(start: Start) -> None:
     rig = await start({"outcome": "postponed", "message": "busy"})
     await rig.verify(DUE)
     rig.clock[0] = BUSY_SECONDS
@@ -179,7 +179,7 @@ async def test_pair_that_waits_for_its_turn_keeps_no_bodies(start: Start) -> Non
         (None, "cannot be read"),
     ],
 )
-async def test_worker_that_gives_no_outcome_is_asked_again_with_back_off(
+async def test_worker_that_gives_no_outcome_is_tried_again_with_back_off(
     start: Start, answer: Any, why: str
 ) -> None:
     rig = await start(answer)
@@ -191,7 +191,7 @@ async def test_worker_that_gives_no_outcome_is_asked_again_with_back_off(
     assert rig.verification.verify([DUE], live()) == 30.0
 
 
-async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(start: Start) -> None:
+async def test_next_worker_of_the_pool_is_tried_where_one_is_busy(start: Start) -> None:
     busy = {"outcome": "postponed", "message": "busy"}
     rig = await start(busy, PASSED)
 
@@ -201,7 +201,7 @@ async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(start: Start) 
     assert len(rig.worker.requested) == 2
 
 
-async def test_at_most_four_workers_of_a_pool_are_asked(start: Start) -> None:
+async def test_at_most_four_workers_of_a_pool_are_tried(start: Start) -> None:
     rig = await start({"outcome": "postponed", "message": "busy"})
     names = tuple(f"{DECODE.name}-{ordinal}" for ordinal in range(6))
 
@@ -213,7 +213,7 @@ async def test_at_most_four_workers_of_a_pool_are_asked(start: Start) -> None:
 @pytest.mark.parametrize(
     "observed", [live(0), live(secret=None), live(secret=replace(CERTIFICATE, key=b""))]
 )
-async def test_worker_without_address_or_certificate_is_not_asked(
+async def test_worker_without_address_or_certificate_is_not_tried(
     start: Start, observed: Live
 ) -> None:
     rig = await start(PASSED)

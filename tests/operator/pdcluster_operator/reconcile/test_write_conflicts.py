@@ -111,7 +111,7 @@ def test_an_unknown_writer_is_another_one(write_conflicts: WriteConflicts):
     assert write_conflicts.sift([action()], [])[1][0].message.startswith("another writer writes")
 
 
-def test_while_it_goes_on_it_is_said_all_the_time_and_tried_once_in_a_window(
+def test_while_it_goes_on_it_is_reported_all_the_time_and_tried_once_in_a_window(
     write_conflicts: WriteConflicts, clock: FakeClock
 ):
     write(write_conflicts, action())

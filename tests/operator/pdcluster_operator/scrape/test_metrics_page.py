@@ -138,7 +138,7 @@ def test_page_that_repeats_a_metric_is_refused(name: str):
         parse_page(PAGE + f"{name} 1.0\n".encode())
 
 
-def test_page_with_labels_on_a_wanted_metric_is_refused():
+def test_page_with_labels_on_a_known_metric_is_refused():
     page = PAGE.replace(
         b"\npdcluster_engine_busy_ratio ", b'\npdcluster_engine_busy_ratio{engine="0"} '
     )
@@ -169,7 +169,7 @@ def test_half_a_page_is_refused_or_says_the_same():
     assert refused > 0.9 * len(PAGE)
 
 
-def test_unwanted_lines_do_not_matter():
+def test_unknown_lines_do_not_matter():
     noise = (
         b'# HELP x y\n# pdcluster_engine_busy_ratio 2\npdcluster_kv_blocks{state="free"} '
         b'NaN\nother{a="b c"} zzz\n\n\xff\n'

@@ -179,7 +179,7 @@ async def test_stale_pool_exports_its_age_and_no_numbers(
     ]
 
 
-async def test_worker_that_leaves_while_stale_is_not_said_to_be_back(
+async def test_worker_that_leaves_while_stale_is_not_reported_as_back(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)

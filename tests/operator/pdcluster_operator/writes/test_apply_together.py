@@ -145,7 +145,7 @@ async def test_a_server_that_cannot_be_used_ends_the_pass_before_the_next_stage(
     assert not [name for name in store.order if name.startswith("StatefulSet")]
 
 
-async def test_a_server_that_cannot_be_used_is_asked_no_more():
+async def test_a_server_that_cannot_be_used_gets_no_more_calls():
     made = config_maps(3 * MAX_AT_ONCE)
     store = Store(
         refused=dict.fromkeys(
@@ -197,7 +197,7 @@ async def test_a_service_that_gets_no_answer_stops_no_stateful_set_and_nothing_i
     assert failure.message.startswith("Service chat-workers is refused; it is tried again; if it")
 
 
-async def test_a_refused_stateful_set_is_reported_beside_a_service_that_gets_no_answer():
+async def test_a_refused_stateful_set_is_reported_with_a_service_that_gets_no_answer():
     refused = {"Service chat": 503, f"StatefulSet {objects.WORKLOAD}": 403}
     store = Store(refused=refused)
     async with store.serve() as server:

@@ -108,7 +108,7 @@ def test_only_what_is_named_is_seen_until_what_it_owns_is_gone():
         ([], UID, []),
     ],
 )
-def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_what_it_owns(
+def test_what_is_desired_again_while_it_goes_in_the_foreground_does_not_wait_for_what_it_owns(
     finalizers, uid, made
 ):
     manifest = objects.stateful_set(OWNER)
@@ -117,7 +117,7 @@ def test_what_is_wanted_again_while_it_goes_in_the_foreground_does_not_wait_for_
     assert [(action.verb, action.foreground) for action in diff(UID, [manifest], [live])] == made
 
 
-def test_converge_deletes_what_is_ours_and_not_wanted_stateful_sets_first():
+def test_converge_deletes_what_is_ours_and_not_desired_stateful_sets_first():
     everything = [as_applied(manifest) for manifest in objects.everything(OWNER)]
     deleted = verbs([], everything)
     assert {verb for verb, _ in deleted} == {Verb.DELETE}
@@ -203,7 +203,7 @@ def test_converge_replaces_a_config_map_that_was_made_immutable():
     assert verbs([objects.config_map(OWNER)], [body]) == [(Verb.REPLACE, "ConfigMap chat-policy")]
 
 
-def test_converge_writes_a_secret_once_and_again_only_when_asked():
+def test_converge_writes_a_secret_once_and_again_only_on_request():
     old = as_applied(objects.secret(OWNER))
     new = {**objects.secret(OWNER), "stringData": {"tls.crt": "newer"}}
     assert verbs([new], [old]) == []

@@ -76,7 +76,7 @@ async def test_stream_to_a_closed_port_is_an_error() -> None:
             await OpenAIServer(session, base_url, "small").send(ASK, lambda: None)
 
 
-async def test_request_says_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_has_the_chosen_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     async with http_session() as session:
         assert session.headers["Authorization"] == "Bearer a key"

@@ -73,7 +73,7 @@ async def test_pair_that_fails_is_exit_1(pdctl: Callable[..., Any], tmp_path: Pa
     assert "False (TransferFailed)" in result.output
 
 
-async def test_worker_that_gives_no_outcome_is_asked_until_time_is_up(tmp_path: Path) -> None:
+async def test_worker_that_gives_no_outcome_is_tried_until_time_is_up(tmp_path: Path) -> None:
     worker, timeouts = (
         PlayedWorker([grpc.StatusCode.UNIMPLEMENTED]),
         VerifyTimeouts(worker=0.05, poll=0.0),

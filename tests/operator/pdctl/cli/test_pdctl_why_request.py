@@ -126,7 +126,7 @@ def test_why_request_asks_the_workers_of_this_machine(
     assert [head.split(",")[0] for head in heads] == ["request abc at d0", "request abc-0 at d1"]
 
 
-def test_why_request_that_no_worker_knows_names_those_asked(
+def test_why_request_that_no_worker_knows_names_those_tried(
     why: Callable[..., Any], serve: Callable[[Answers], str], tmp_path: Path
 ) -> None:
     RunDirectory.create(tmp_path, "chat").write_state(

@@ -103,7 +103,9 @@ def test_a_model_of_the_hub_that_is_nowhere_is_refused_with_its_download(
     )
 
 
-def test_adapters_are_found_beside_the_file(document: dict[str, Any], tmp_path: Path) -> None:
+def test_adapters_are_found_in_the_folder_of_the_file(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "sql"
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")

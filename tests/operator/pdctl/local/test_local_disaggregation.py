@@ -42,7 +42,7 @@ def test_rows_make_the_condition(
     assert (found["status"], found["reason"]) == expected
 
 
-def test_figures_stand_beside_the_condition() -> None:
+def test_figures_stand_with_the_condition() -> None:
     found = disaggregation_of(CLUSTER, rows(BUSY))
 
     assert found is not None
@@ -57,7 +57,7 @@ def test_mixed_workers_have_none() -> None:
     assert said == []
 
 
-def test_a_refused_pair_is_said_once_and_so_is_its_end() -> None:
+def test_a_refused_pair_is_printed_once_and_so_is_its_end() -> None:
     said: list[str] = []
     news = DisaggregationReporter(CLUSTER, said.append)
     for decode in (None, BUSY, REFUSING, REFUSING, None, BUSY, BUSY):

@@ -123,7 +123,7 @@ async def test_etcd_that_does_not_start_is_an_error(
         await etcd.wait_until_reachable(f"127.0.0.1:{free_port()}", tmp_path / "etcd.log")
 
 
-def test_etcd_is_found_in_the_path_when_not_beside_python(
+def test_etcd_is_found_in_the_path_when_not_in_the_folder_of_python(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(etcd.sys, "executable", str(tmp_path / "python"))

@@ -124,7 +124,7 @@ def test_up_without_a_driver_says_so(
         ),
     ],
 )
-def test_the_driver_is_asked_by_nvidia_smi(
+def test_the_driver_is_read_by_nvidia_smi(
     script: str, report: DriverReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"

@@ -17,7 +17,7 @@ VERSION = {
 }
 
 
-async def test_remarks_are_said_once_and_kept(tmp_path: Path) -> None:
+async def test_remarks_are_printed_once_and_kept(tmp_path: Path) -> None:
     async def version(_: web.Request) -> web.Response:
         return web.json_response(VERSION)
 

@@ -48,7 +48,7 @@ async def rig(folder: Path, *answers: dict[str, Any]) -> AsyncIterator[Rig]:
         yield Rig(run, worker, RunTransfers(run, verifier, lambda: now[0]), now)
 
 
-async def test_worker_of_a_run_is_asked_once_an_hour(tmp_path: Path) -> None:
+async def test_worker_of_a_run_is_verified_once_an_hour(tmp_path: Path) -> None:
     async with rig(tmp_path, PASSED) as played:
         assert await played.condition() == ("True", "KVMoved")
         assert await played.condition() == ("True", "KVMoved")
@@ -63,7 +63,7 @@ async def test_worker_of_a_run_is_asked_once_an_hour(tmp_path: Path) -> None:
         assert [pair["at"] for pair in kept["transfers"]["pairs"]] == ["2026-01-02T01:00:00Z"]
 
 
-async def test_busy_worker_is_asked_at_the_next_look_and_in_spite_of_it_by_request(
+async def test_busy_worker_is_tried_at_the_next_look_and_in_spite_of_it_by_request(
     tmp_path: Path,
 ) -> None:
     async with rig(tmp_path, POSTPONED, POSTPONED, PASSED) as played:
@@ -75,7 +75,7 @@ async def test_busy_worker_is_asked_at_the_next_look_and_in_spite_of_it_by_reque
         assert played.worker.requested[-1]["even_if_busy"] is True
 
 
-async def test_next_worker_of_the_pool_is_asked_where_one_is_busy(tmp_path: Path) -> None:
+async def test_next_worker_of_the_pool_is_tried_where_one_is_busy(tmp_path: Path) -> None:
     async with rig(tmp_path, POSTPONED, PASSED) as played:
         state = played.run.read_state() or {}
         other = next(each for each in state["workers"] if each["role"] == "decode")

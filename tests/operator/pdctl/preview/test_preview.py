@@ -186,7 +186,7 @@ def test_what_a_roll_out_needs_beyond_the_budget_is_shown_before_it_begins():
     assert of_files(scaled("BlueGreen"), scaled("BlueGreen")).problems == ()
 
 
-def test_recreate_needs_none_beside_them():
+def test_recreate_takes_no_accelerators_for_two_revisions():
     old = make_cluster(prefill=[pool(4, **B200)], strategy="Recreate")
     new = make_cluster(prefill=[pool(5, **B200)], strategy="Recreate", engine=32)
 

@@ -182,7 +182,7 @@ def test_workers_of_eight_accelerators_count_and_compute_as_eight():
     assert shares == [1.0, 8.0]
 
 
-def test_figures_are_said():
+def test_figures_are_printed():
     spec = make_spec(budget={"total": 2}, ratio={"min": 3.0})
     lines = summary_lines(summarize(list(replay(spec, steady(20.0, 60.0), SPEEDS)), 5.0))
     text = "\n".join(lines)
@@ -194,7 +194,7 @@ def test_figures_are_said():
     assert "stood in the way     RatioConstraintViolated for 100.0% of the time" in lines
 
 
-def test_streams_that_a_limit_cut_are_said():
+def test_streams_that_a_limit_cut_are_printed():
     moments = list(replay(make_spec(), steady(1.0, 60.0), SPEEDS))
     found = summarize(moments, 5.0)
 

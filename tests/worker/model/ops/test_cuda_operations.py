@@ -112,7 +112,7 @@ else:
         close(out, reference.attend(needed, step.plan, cases.LAYER, case.window))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_nothing_is_rotated_or_normed_without_being_asked(dtype: torch.dtype) -> None:
+    def test_nothing_is_rotated_or_normed_unless_requested(dtype: torch.dtype) -> None:
         case = cases.Case("plain", ((3, 1), (6, 5)), dtype=dtype)
         step = cases.make_step(case)
         operations = operations_of(case, step)

@@ -129,7 +129,7 @@ def test_a_better_object_that_was_not_built_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("requested", ["amx", ""])
-def test_a_level_that_was_not_built_beside_others_is_no_want_of_a_compiler(tmp_path, requested):
+def test_a_level_that_was_not_built_with_others_is_no_missing_compiler(tmp_path, requested):
     (tmp_path / "other.so").touch()
     found = load_kernels.__wrapped__(requested, LEVELS["amx"], tmp_path)
     assert found == NoKernels(not_built("amx"))
@@ -139,9 +139,7 @@ def test_a_level_that_was_not_built_beside_others_is_no_want_of_a_compiler(tmp_p
     ("requested", "fix"),
     [("", ""), ("amx", ", or unset PDCLUSTER_KERNELS for a lower level")],
 )
-def test_refused_tiles_name_the_variable_where_it_asked_for_them(
-    tmp_path, monkeypatch, requested, fix
-):
+def test_refused_tiles_name_the_variable_that_sets_them(tmp_path, monkeypatch, requested, fix):
     (tmp_path / "amx.so").touch()
     monkeypatch.setattr(kernel_object, "_thread_functions", list)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: mock.Mock(start=lambda *given: 22))

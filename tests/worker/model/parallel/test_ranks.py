@@ -74,7 +74,7 @@ def test_batch_invariance_is_refused_over_tensor_parallel_ranks(tiny_folder: Fol
         open_ranks(loaded, engine, StepLimits(64, 64, 2048, 16), unasked)
 
 
-def test_a_rank_that_cannot_load_is_said(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_load_is_reported(tiny_folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model folder .* does not exist"):
         open_runner(
             ModelConfig("tiny", str(tmp_path / "none")), EngineConfig(tensor_parallel_size=2)

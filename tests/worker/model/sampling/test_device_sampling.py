@@ -190,7 +190,7 @@ def test_runner_leaves_logits_where_they_are_and_waits_for_each_pass(awaited):
     assert len(awaited) == 3  # one part of a prompt, and both steps
 
 
-def test_a_tensor_of_the_host_beside_one_of_the_device_is_found():
+def test_a_tensor_of_the_host_among_those_of_the_device_is_found():
     with OtherDevice() as device:
         there = device.place(torch.ones(2, 3))
         with pytest.raises(RuntimeError, match="on the host"):

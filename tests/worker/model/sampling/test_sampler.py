@@ -150,7 +150,7 @@ def test_logprobs_are_those_of_the_model_before_any_change():
     )
 
 
-def test_logprobs_are_as_many_as_there_are_tokens_and_as_are_asked_for():
+def test_logprobs_are_as_many_as_there_are_tokens_and_as_requested():
     zero = sample_one(torch.zeros(3), make_request(logprobs=0))
     assert (zero.logprob is not None, zero.top_logprobs) == (True, ())
     assert sample_one(torch.zeros(3), make_request()).logprob is None

@@ -48,7 +48,7 @@ from pdcluster_worker.routing.qos.load_shedding import (
         (-1, "high", True, -1),
     ],
 )
-def test_priority_is_the_one_asked_for_within_what_the_key_may_have(
+def test_priority_is_the_requested_one_within_what_the_key_may_have(
     requested: int | None, ceiling: Tier | None, client_decides: bool, expected: int
 ) -> None:
     assert priority_of(requested, ceiling, client_decides=client_decides) == expected

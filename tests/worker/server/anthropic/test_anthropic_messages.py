@@ -484,7 +484,7 @@ async def test_a_final_message_of_the_assistant_is_continued(rig, client, conten
     assert final.content[0].text == "Hello, world!"
 
 
-async def test_a_template_that_cannot_continue_a_message_is_said_of_the_messages(rig, http):
+async def test_a_template_that_cannot_continue_a_message_is_an_error_of_the_messages(rig, http):
     rig.tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}", {})
     begun = [*ASK, {"role": "assistant", "content": "So"}]
     reply = await http.post("/v1/messages", json=BODY | {"messages": begun})

@@ -147,9 +147,7 @@ CODER += "</function>\n</tool_call>"
         ),
     ],
 )
-def test_calls_have_the_form_that_is_asked_for(
-    grammar, use, parser, requested, right, wrong
-) -> None:
+def test_calls_have_the_requested_form(grammar, use, parser, requested, right, wrong) -> None:
     constraint = answer_constraint(requested, use, parser, ANSWER)
 
     assert [text for text in right if not grammar.takes(constraint, text)] == []

@@ -49,7 +49,7 @@ def mount(tmp_path: Path) -> Mount:
     return made
 
 
-def test_without_a_folder_no_key_is_asked_for() -> None:
+def test_without_a_folder_no_key_is_required() -> None:
     keys = ApiKeys(None)
     assert not keys.required
     assert keys.reload() is False

@@ -139,7 +139,7 @@ def test_nothing_is_watched_once_all_is_sent_or_the_client_is_gone(
     assert clock.waiting == []
 
 
-def test_a_client_that_was_gone_before_it_asked_has_no_name(connection, transport):
+def test_a_client_that_was_gone_before_its_request_has_no_name(connection, transport):
     assert connection.addresses is None
     transport.peer = ("10.244.1.11", 49153)
     connection.connection_made(transport)

@@ -68,7 +68,7 @@ def _connects(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_an_idle_server_sets_no_timer_and_ends_when_asked(rig, monkeypatch):
+async def test_an_idle_server_sets_no_timer_and_ends_on_a_signal(rig, monkeypatch):
     """uvicorn's own loop looks at itself ten times a second."""
     sleeps = []
     sleep = asyncio.sleep

@@ -101,7 +101,7 @@ async def test_journey_that_is_not_known_is_a_404_with_a_fix(http: httpx.AsyncCl
     assert "ask the worker that answered it" in response.json()["error"]["message"]
 
 
-async def test_journeys_are_closed_to_strangers_where_keys_are_asked_for(
+async def test_traces_are_closed_to_clients_without_a_key_where_keys_are_required(
     rig: Rig, tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text("secret")

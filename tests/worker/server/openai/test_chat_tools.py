@@ -203,7 +203,7 @@ async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
     assert "get_weather" not in rig.prompt()
 
 
-async def test_one_call_where_parallel_ones_are_not_wanted(rig, client):
+async def test_one_call_where_parallel_ones_are_off(rig, client):
     rig.say(HERMES_PARIS + HERMES_NOW)
     reply = await ask(client, tools=TOOLS, parallel_tool_calls=False)
 
@@ -243,7 +243,7 @@ async def test_what_an_engine_says_of_a_tools_schema_names_the_tools(rig, client
     assert caught.value.body["param"] == "tools"
 
 
-async def test_what_an_engine_says_of_a_format_beside_tools_names_the_format(rig, client):
+async def test_an_engines_error_of_a_format_with_tools_names_the_format(rig, client):
     rig.backend.error = RequestError(
         "#/properties/x: no text at all fits it", param=CONSTRAINT_PARAM
     )
@@ -254,7 +254,7 @@ async def test_what_an_engine_says_of_a_format_beside_tools_names_the_format(rig
     assert caught.value.body["param"] == "response_format.json_schema.schema"
 
 
-async def test_one_required_call_where_parallel_ones_are_not_wanted(rig, client):
+async def test_one_required_call_where_parallel_ones_are_off(rig, client):
     rig.say('[{"name": "now", "parameters": {}}]')
     await ask(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
 
@@ -488,7 +488,7 @@ async def test_a_parser_that_is_configured_is_used(rig, parser, text, calls):
 
 
 @pytest.mark.parametrize("parser", ["pythonic", "mistral"])
-async def test_a_format_beside_calls_that_are_no_text_is_refused(rig, parser):
+async def test_a_format_with_calls_that_are_no_text_is_refused(rig, parser):
     rig.backend.max_model_len = 4000
     async with client_of(rig, UNKNOWN, tools=parser) as client:
         with pytest.raises(openai.BadRequestError, match="tool_choice to none or required"):
@@ -507,7 +507,7 @@ async def test_reasoning_has_a_field_of_its_own(rig, thinker):
     assert calls == []
 
 
-async def test_reasoning_that_is_not_wanted_is_counted_only(rig, thinker):
+async def test_reasoning_that_is_left_out_is_counted_only(rig, thinker):
     rig.say("<think>Hm.</think>Yes.")
     reply = await ask(thinker, extra_body={"include_reasoning": False})
 
@@ -618,7 +618,7 @@ async def test_an_answer_goes_on_within_its_reasoning(rig, thinker):
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("on.", "Yes.")
 
 
-async def test_no_turn_is_opened_where_that_is_not_wanted(rig, client):
+async def test_no_turn_is_opened_without_a_generation_prompt(rig, client):
     await ask(client, extra_body={"add_generation_prompt": False})
 
     assert rig.prompt().endswith("Weather?<|im_end|>\n")

@@ -134,7 +134,7 @@ async def test_prompt_logprobs_have_vllms_shape(rig, http):
     )
 
 
-async def test_token_ids_are_returned_where_asked_for(rig, http):
+async def test_token_ids_are_returned_on_request(rig, http):
     rig.say("xy")
     ids = [rig.tokenizer._tokenizer.token_to_id(name) for name in ("x", "y", "<|im_end|>")]
     body = {"model": "tiny", "prompt": ["ab", "c"], "return_token_ids": True}
@@ -174,7 +174,7 @@ async def test_token_ids_are_streamed_with_their_tokens(rig, client, path, reque
     ] == rig.backend.script(None)
 
 
-async def test_tokens_are_named_by_their_ids_where_asked_for(rig, client):
+async def test_tokens_are_named_by_their_ids_on_request(rig, client):
     rig.say("x")
     reply = await client.completions.create(
         model="tiny",

@@ -296,7 +296,7 @@ async def test_faults_of_the_request_are_the_engine_s_words(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_that_cannot_be_read_is_said_to_be(
+async def test_an_answer_that_cannot_be_read_is_reported(
     rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI, streams: bool
 ) -> None:
     rig.say("Hi")

@@ -48,7 +48,7 @@ async def test_chat_streams_the_same_text(rig, client):
     assert chunks[-1].usage.completion_tokens == 14
 
 
-async def test_every_chunk_has_the_usage_so_far_where_that_is_asked_for(rig, client):
+async def test_every_chunk_has_the_usage_so_far_on_request(rig, client):
     rig.say("Hi!")
     options = {"include_usage": True, "continuous_usage_stats": True}
     stream = await ask(client, stream=True, stream_options=options, n=2)

@@ -357,7 +357,7 @@ async def test_responses_belong_to_their_keys(rig):
         assert (await http.get(f"/v1/responses/{made['id']}")).status_code == 401
 
 
-async def test_a_long_conversation_is_cut_only_where_asked_to(rig, client):
+async def test_a_long_conversation_is_cut_only_on_request(rig, client):
     rig.backend.max_model_len = 600
     turns = [{"role": "user", "content": f"turn {number} {'x' * 60}"} for number in range(20)]
     with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:

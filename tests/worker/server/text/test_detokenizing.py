@@ -125,7 +125,7 @@ def test_choice_hides_the_token_that_stopped_it(tokenizer):
     )
 
 
-def test_choice_shows_control_tokens_only_when_asked(tokenizer):
+def test_choice_shows_control_tokens_only_on_request(tokenizer):
     last = Token("r", 257, finish_reason="length")
 
     assert run(tokenizer, AnswerRules(), "ab", last) == ("ab", "length")

@@ -76,7 +76,7 @@ def test_any_cut_gives_the_same(start, text, places) -> None:
     assert parsed(start, cut(text, places), has_tools=True) == parsed(start, [text], has_tools=True)
 
 
-def test_reasoning_that_is_not_wanted_is_left_out_of_the_text_too() -> None:
+def test_reasoning_that_is_left_out_is_not_in_the_text_either() -> None:
     got = parsed("inside", ["Hm.</think>\nYes."], shows=False)
 
     assert (got.reasoning, got.text) == ("", "Yes.")

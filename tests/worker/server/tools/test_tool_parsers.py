@@ -153,7 +153,7 @@ def test_a_held_call_that_is_cut_off_has_no_end() -> None:
     assert parts[1].text == '{"city": "Pa'
 
 
-def test_one_held_call_alone_is_let_through_where_parallel_ones_are_not_wanted() -> None:
+def test_one_held_call_alone_is_let_through_where_parallel_ones_are_off() -> None:
     answer = answer_of(held_parser(most=1), [HERMES_PARIS + HERMES_NOW + "Done"])
 
     assert ([call.name for call in answer.tool_calls], answer.text) == (["get_weather"], "Done")
@@ -187,7 +187,7 @@ def test_text_before_a_call_is_shown_at_once_and_white_space_next_to_it_is_dropp
     assert [len(parts) for parts in shown[5:]] == [3, 0, 3, 0, 1]
 
 
-def test_one_call_alone_is_let_through_where_parallel_ones_are_not_wanted() -> None:
+def test_one_call_alone_is_let_through_where_parallel_ones_are_off() -> None:
     answer = answer_of(parser_of("hermes", most=1), [HERMES_PARIS + HERMES_NOW])
 
     assert [call.name for call in answer.tool_calls] == ["get_weather"]

@@ -97,7 +97,7 @@ async def test_moved_request_reads_its_kv_without_a_credit(
     assert (counted(worker), counted(worker, "remote_prefill")) == ({"ok": 1.0}, {})
 
 
-async def test_kv_that_the_engines_cannot_move_is_not_asked_for(dispatcher, engine, holder, worker):
+async def test_kv_that_the_engines_cannot_move_is_not_requested(dispatcher, engine, holder, worker):
     worker.engines.first.facts = replace(FACTS, transport="")
     made = await collect(dispatcher)
 

@@ -125,7 +125,7 @@ async def test_death_of_any_engine_while_they_load_ends_the_worker(scene):
     assert scene.group.failed is scene.children[1]
 
 
-async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(scene):
+async def test_death_of_an_engine_before_it_loads_ends_the_worker(scene):
     await scene.group.start()
     scene.children[0].end(status=2)
 
@@ -135,7 +135,7 @@ async def test_death_of_an_engine_before_it_is_asked_to_load_ends_the_worker(sce
         await scene.group.ready()
 
 
-async def test_every_process_is_reported_and_asked_to_load_those_that_come_again_too(scene):
+async def test_every_process_is_reported_and_loads_those_that_come_again_too(scene):
     told: list[int] = []
     scene.group.report_children(lambda child: told.append(child.rank))
     await scene.load()

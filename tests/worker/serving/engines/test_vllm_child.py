@@ -235,7 +235,7 @@ async def test_a_command_that_ends_says_its_last_lines(tmp_path):
     assert child.exit_status.result() == 1
 
 
-async def test_what_an_engine_waits_for_is_said_until_it_serves(tmp_path):
+async def test_what_an_engine_waits_for_is_reported_until_it_serves(tmp_path):
     async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
         output: list[str] = []
         child.client.on_wait = output.append

@@ -107,7 +107,7 @@ async def test_reader_is_let_go_with_its_request_and_without_a_collection(worker
         gc.enable()
 
 
-async def test_reader_is_not_asked_for_tokens_of_a_peer(worker, engine):
+async def test_reader_takes_no_tokens_of_a_peer(worker, engine):
     peer = DecodePeer(
         *(Generated(Token("r", number)) for number in (5, 6)),
         Generated(Token("r", 7, finish_reason="stop")),

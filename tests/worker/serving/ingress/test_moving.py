@@ -453,7 +453,7 @@ async def say(worker: WorkerContext, engine: ScriptedEngine, text: EngineStats) 
 # --- at the worker that it goes to ----------------------------------------------------------------
 
 
-async def test_request_that_has_begun_is_not_asked_by_admission_again(worker, engine):
+async def test_request_that_has_begun_is_not_admitted_again(worker, engine):
     ingress = make_ingress(worker, engine)
     engine.answer = model_here
     handler = PeerRequestHandler(

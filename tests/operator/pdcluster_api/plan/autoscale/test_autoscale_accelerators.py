@@ -159,7 +159,7 @@ def test_small_workers_stay_where_one_of_many_accelerators_gives_way() -> None:
     assert not [each for each in outcome.decision.steps if each.subject == "decode/x"]
 
 
-def test_one_worker_of_each_role_over_the_budget_is_said_in_accelerators() -> None:
+def test_one_worker_of_each_role_over_the_budget_is_reported_in_accelerators() -> None:
     spec = make_spec(prefill=[pool(1, **EIGHT)], decode=[pool(1, **EIGHT)], budget={"total": 9})
 
     problem = see(spec).decision.problems[0]
@@ -180,7 +180,7 @@ def test_the_ratio_weighs_a_worker_by_all_its_accelerators() -> None:
     assert "RatioConstraintViolated" not in reasons(outcome)
 
 
-def test_a_price_is_of_one_accelerator_and_the_number_is_said() -> None:
+def test_a_price_is_of_one_accelerator_and_the_number_is_reported() -> None:
     """The pool whose accelerators cost less grows, however many its workers have."""
     prefill = [pool(1, "b200", gpu="B200"), pool(1, "h100", gpusPerReplica=8)]
     spec = make_spec(prefill=prefill, decode=[pool(1)], cost={"B200": 3.0, "H100": 2.0})
@@ -202,7 +202,7 @@ def test_capacity_that_is_short_is_of_workers_with_all_their_accelerators() -> N
         assert problem.message.startswith(f"B200 is short of 2 workers {said} that no node takes")
 
 
-def test_the_workers_of_an_object_are_limited_beside_its_accelerators() -> None:
+def test_both_the_workers_and_the_accelerators_of_an_object_are_limited() -> None:
     pools = [
         Pool(PoolFacts(role, "x", "H100", 0, 0, 0), 0, high=4000) for role in ("prefill", "decode")
     ]

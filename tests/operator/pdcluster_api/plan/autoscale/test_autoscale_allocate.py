@@ -314,7 +314,7 @@ def test_a_role_gives_takes_back_and_takes_worker_by_worker(
     least=st.sampled_from([0.0, 0.5, 1.0]),
     more=st.integers(-1, 2),
 )
-def test_no_more_is_asked_for_than_the_budget_has(
+def test_no_more_is_requested_than_the_budget_has(
     sizes: tuple[int, int],
     ending: tuple[int, int],
     to: tuple[int, int],

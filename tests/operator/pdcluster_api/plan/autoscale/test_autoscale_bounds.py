@@ -140,7 +140,7 @@ def test_a_schedule_moves_a_pool_at_once():
     assert "schedule day" in step_of(day, rules.BOUNDS, "decode/x").why
 
 
-def test_of_bounds_that_exclude_each_other_max_wins_and_it_is_said():
+def test_of_bounds_that_exclude_each_other_max_wins_and_it_is_reported():
     spec = make_spec(
         decode=[pool(3, maxReplicas=3)],
         schedules=[

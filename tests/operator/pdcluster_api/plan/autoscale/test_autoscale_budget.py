@@ -196,7 +196,7 @@ def test_a_budget_that_was_lowered_takes_workers_at_once():
     assert rules_of(outcome, "decode/x") == [rules.BUDGET]
 
 
-def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_said():
+def test_a_budget_below_the_minima_keeps_a_worker_of_each_role_and_is_reported():
     spec = make_spec(
         prefill=[pool(2, minReplicas=2)], decode=[pool(2, minReplicas=2)], budget={"total": 2}
     )
@@ -215,7 +215,7 @@ def test_pools_that_are_no_longer_declared_count_until_their_pods_are_gone():
     assert see(spec, [*facts_of(spec), left], decode=FULL).decision.replicas == {P: 4, D: 4}
 
 
-def test_a_ratio_that_the_budget_forbids_is_said():
+def test_a_ratio_that_the_budget_forbids_is_reported():
     spec = make_spec(prefill=[pool(1)], decode=[pool(7)], budget={"total": 8}, ratio={"min": 0.5})
 
     outcome = see(spec)
@@ -244,7 +244,7 @@ def test_one_pool_that_gives_leaves_the_dearest_last_in_line():
     }
 
 
-def test_a_lost_pod_comes_again_beside_the_one_above_it_that_still_ends():
+def test_a_lost_pod_comes_again_while_the_one_above_it_still_ends():
     left = PoolFacts("prefill", "x", "H100", replicas=1, current=1, ready=0, ending=1)
 
     assert [left.held(size).workers for size in (1, 2, 3)] == [2, 2, 3]
@@ -286,7 +286,7 @@ def test_the_band_comes_before_the_budget_of_a_type():
         ([pool(4, maxReplicas=5)], {"budget": {"total": 8}}, "maxReplicas and autoscale.budget"),
     ],
 )
-def test_a_limit_that_keeps_a_role_from_what_it_needs_is_said(
+def test_a_limit_that_keeps_a_role_from_what_it_needs_is_reported(
     pools: list[dict[str, Any]], settings: dict[str, Any], limits: str
 ):
     spec = make_spec(decode=pools, **settings)

@@ -62,7 +62,7 @@ def test_a_full_pool_hands_on_to_the_next():
     assert see(spec, prefill=HUNGRY).decision.replicas == {B200: 5, H100: 3, D: 4}
 
 
-def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_is_asked():
+def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_grows():
     spec = make_spec(prefill=TWO)
     facts = facts_of(spec, prefill_b200={"replicas": 4, "ready": 2, **waiting(2, 2)})
 
@@ -76,7 +76,7 @@ def test_top_ordinals_that_no_node_takes_are_given_back_and_the_other_type_is_as
     assert step_of(outcome, rules.CAPACITY, "prefill/b200").after == 2
 
 
-def test_a_short_type_is_left_alone_for_a_while_and_then_asked_again():
+def test_a_short_type_is_left_alone_for_a_while_and_then_tried_again():
     spec = make_spec(prefill=[TWO[0]])
     facts = facts_of(spec)
     memory = Memory(backoff={"B200": NOW + 600})

@@ -140,7 +140,7 @@ def test_how_many_streams_a_decode_worker_has_does_not_move_the_band():
     }
 
 
-def test_a_band_that_bounds_forbid_is_said_and_kept_as_nearly_as_can_be():
+def test_a_band_that_bounds_forbid_is_reported_and_kept_as_nearly_as_can_be():
     spec = make_spec(prefill=[pool(2, maxReplicas=3)], decode=[pool(10)], ratio={"min": 0.5})
 
     outcome = see(spec)

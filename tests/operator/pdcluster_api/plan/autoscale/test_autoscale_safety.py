@@ -97,7 +97,7 @@ def test_a_pod_that_no_node_takes_never_blocks_a_step_down():
     assert outcome.decision.replicas[D] == 3  # without the waiting pod; three ready workers stay
 
 
-def test_a_need_is_asked_for_once_while_its_workers_are_on_their_way():
+def test_a_need_counts_once_while_its_workers_start():
     spec = make_spec()
     facts = facts_of(spec, decode={"replicas": 6, "ready": 4})
 

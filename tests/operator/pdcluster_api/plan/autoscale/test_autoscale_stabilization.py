@@ -45,7 +45,7 @@ def test_a_role_grows_at_once_and_shrinks_after_its_window():
     assert agreed(spec, seconds=300.0, decode=IDLE).decision.replicas[D] == 3
 
 
-def test_the_wait_is_said():
+def test_the_wait_is_explained():
     outcome = agreed(make_spec(), seconds=100.0, decode=IDLE)
 
     step = step_of(outcome, rules.WINDOW, "decode")

@@ -189,7 +189,7 @@ def passes() -> Sequence[tuple[str, Callable[[int], Any]]]:
 
 
 @pytest.mark.parametrize(("name", "act"), passes(), ids=[name for name, _ in passes()])
-def test_a_pass_costs_the_same_however_many_workers_are_asked_for(
+def test_a_pass_costs_the_same_however_many_workers_are_requested(
     name: str, act: Callable[[int], Any]
 ) -> None:
     act(8)  # what is made once is made

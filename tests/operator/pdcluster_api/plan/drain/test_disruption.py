@@ -212,7 +212,7 @@ def test_workers_that_cannot_be_created_hold_up_nothing() -> None:
     assert allowed(4, existing(READY, READY, READY, READY), refused) == [1, 1]
 
 
-def test_those_that_drain_count_beside_the_one() -> None:
+def test_draining_workers_may_go_with_the_one() -> None:
     state = existing(READY, DRAINING, DRAINING)
     assert min_available(3, state, {f"{DECODE.name}-1", f"{DECODE.name}-2"}, 2) == 0
 

@@ -292,7 +292,7 @@ def test_a_worker_that_does_not_know_yet_that_it_serves_again_is_not_relied_on()
     ).commands == {NAMES[1]}
 
 
-def test_a_worker_that_serves_alone_drains_where_another_pool_serves_or_none_is_wanted():
+def test_a_worker_that_serves_alone_drains_where_another_pool_serves_or_none_is_desired():
     other = identity("r1", name="other")
     ready = workload(other, 1, pods=pod_states(other, [0], node="n1"))
     two, known = existing(worker(0, **CRASHES), worker(1)), worker_records(None, "ready")

@@ -144,7 +144,7 @@ def old(prefill: int = 0, decode: int = 0) -> list[WorkloadState]:
 
 
 @pytest.mark.parametrize("prefill", [0, 1])
-def test_beside_an_old_revision_that_answers_nothing_the_new_one_keeps_its_workers(
+def test_while_the_old_revision_answers_nothing_the_new_one_keeps_its_workers(
     prefill: int,
 ) -> None:
     story, broken = Story(), old(prefill=prefill)

@@ -107,7 +107,7 @@ def sizes_after(cluster: PDCluster, observed: Observed, outcome: Outcome) -> dic
 
 
 @pytest.mark.parametrize(("total", "decode"), [(6, 2), (7, 2), (8, 3), (9, 3), (10, 4), (20, 4)])
-def test_growth_is_for_both_revisions_and_has_to_fit_in_beside_what_they_hold(
+def test_growth_is_for_both_revisions_and_has_to_fit_with_what_they_hold(
     total: int, decode: int
 ) -> None:
     cluster = budgeted(total=total)
@@ -128,7 +128,7 @@ def test_workers_of_the_new_revision_count_before_its_statefulsets_are_made() ->
         assert outcome.decision.replicas == {PREFILL: 1, DECODE: 3}
 
 
-def test_what_a_roll_out_holds_beyond_the_budget_grows_no_more_and_why_is_said() -> None:
+def test_what_a_roll_out_holds_beyond_the_budget_grows_no_more_and_says_why() -> None:
     cluster = budgeted(total=4)
     outcome = outcome_of(cluster, old_serves(cluster, *new_starts(cluster)))
 

@@ -41,7 +41,7 @@ def test_no_bounds_mean_any_size_and_zero():
     assert size_of(pool(2), (0, 2)).desired == 0
 
 
-def test_a_clamped_size_says_what_was_asked_and_which_limit_holds():
+def test_a_clamped_size_names_the_request_and_the_limit():
     bounded = pool(2, minReplicas=1, maxReplicas=6)
     assert size_of(bounded, (9, 2)).note == "pool cpu: 9 workers are asked for, maxReplicas is 6"
     assert size_of(bounded, (0, 2)).note == "pool cpu: 0 workers are asked for, minReplicas is 1"

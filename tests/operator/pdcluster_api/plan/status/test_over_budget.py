@@ -94,7 +94,7 @@ def test_the_old_revision_counts_with_the_accelerators_that_it_has() -> None:
     [scaled(total=64), scaled(), scaled("Off", total=32), scaled(strategy="Recreate", total=32)],
     ids=["it fits", "no budget", "no autoscaler", "Recreate"],
 )
-def test_nothing_is_said_where_no_budget_is_exceeded(cluster: PDCluster) -> None:
+def test_nothing_is_reported_where_no_budget_is_exceeded(cluster: PDCluster) -> None:
     plan = plan_all(cluster, before(cluster), NOW)
 
     assert message(plan) is None

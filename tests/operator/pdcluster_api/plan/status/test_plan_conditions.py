@@ -57,7 +57,7 @@ def test_what_is_on_its_way_out_has_no_problem():
     assert words_of(status, words.DECODE_READY)[1] == words.STARTING
 
 
-def test_an_unknown_version_of_a_stock_engine_is_said_while_its_workers_are_ready():
+def test_an_unknown_version_of_a_stock_engine_is_reported_while_its_workers_are_ready():
     note = "vLLM 0.99.1 is not known here: use 0.30 to 0.33"
     pods = tuple(pod_state(DECODE, f"decode-{ordinal}") for ordinal in range(2))
     state = workload(DECODE, 2, ready=2, pods=pods)

@@ -182,7 +182,7 @@ def test_figures_that_are_about_the_same_leave_the_status_as_it_was():
     }
 
 
-def test_none_and_all_are_said_only_where_they_are_so():
+def test_none_and_all_are_written_only_where_they_are_exact():
     assert figures(observed(d_0=busy(200, 0.0)))["remoteShare"] == "0%"
     assert figures(observed(d_0=busy(900, 1.0), d_1=busy(5, 0.0)))["remoteShare"] == "95%"
     assert figures(observed(d_0=busy(900, 0.0), d_1=busy(5, 1.0)))["remoteShare"] == "5%"

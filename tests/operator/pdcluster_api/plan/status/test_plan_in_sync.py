@@ -74,7 +74,7 @@ def test_what_has_just_begun_is_looked_at_again_and_not_reported_yet():
     assert found.requeue_after_seconds is not None
 
 
-def test_ghosts_that_stay_are_said_and_may_be_removed():
+def test_ghosts_that_stay_are_reported_and_may_be_removed():
     found = in_sync(
         worker_records("a", "ghost", mismatched={"ghost": MISMATCH_GRACE_SECONDS}),
         with_pods("a"),
@@ -89,7 +89,7 @@ def test_ghosts_that_stay_are_said_and_may_be_removed():
     assert found.condition.message == "records in etcd without a pod are removed: ghost"
 
 
-def test_orphans_that_stay_are_said():
+def test_orphans_that_stay_are_reported():
     mismatched = dict.fromkeys("bcde", MISMATCH_GRACE_SECONDS)
     found = in_sync(
         worker_records("a", mismatched=mismatched), with_pods("a", "b", "c", "d", "e"), NOTHING
@@ -145,7 +145,7 @@ def test_while_etcd_does_not_answer_it_stays_as_it_was(known: WorkerRecords | No
     assert in_sync(known, with_pods("a"), NOTHING).condition is None
 
 
-def test_the_status_has_it_once_etcd_was_asked_and_ready_does_not_follow_it():
+def test_the_status_has_it_once_etcd_was_read_and_ready_does_not_follow_it():
     cluster = make_cluster()
     assert not condition_of(plan_all(cluster, running(cluster), NOW).status, "DiscoveryInSync")
     known = worker_records("a", "b", "ghost", mismatched={"ghost": MISMATCH_GRACE_SECONDS})

@@ -68,13 +68,13 @@ def test_what_runs_goes_on_and_is_reported_as_it_is():
     }
 
 
-def test_the_size_that_runs_counts_as_wanted():
+def test_the_size_that_runs_counts_as_desired():
     live = [workload(identity(A, "prefill"), 1), workload(identity(A), 3)]
     status = plan_invalid(FAULTS, refused(workloads=live), LATER).status
     assert status["decode"] == "3/3"
 
 
-def test_an_etcd_that_was_not_asked_is_reported_as_before():
+def test_an_etcd_that_was_not_read_is_reported_as_before():
     status = plan_invalid(FAULTS, refused(), LATER).status
     assert condition_of(status, words.DISCOVERY_READY) == {
         **condition_of(READY, words.DISCOVERY_READY),
