@@ -16,13 +16,12 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pdcluster_schema.accelerators import accelerators
 from pdcluster_schema.engine_rules import engine_rule, engine_rules, given, value_or_default
-from pdcluster_schema.front_end_rules import front_end_rules
 from pdcluster_schema.ports import MAX_RANKS
 from pdcluster_schema.routing import PREFILL_PARTS
 from pdcluster_schema.section import Cel, Rule
 from pdcluster_schema.sections import COMPUTING, ROLES
 from pdcluster_schema.service import discovery_rules
-from pdcluster_schema.stock_rules import stock_rules
+from pdcluster_schema.stock_rules import front_end_rules, stock_rules
 from pdcluster_schema.values import is_label
 from pdcluster_schema.vllm_engine import PDCLUSTER_ONLY, VLLM, VLLM_ONLY
 from pdcluster_schema.workload import (

@@ -1,19 +1,22 @@
-"""Rules of stock engines that move KV: what NIXL cannot pair, and where KV can be offloaded; and
+"""Rules of stock engines: their front end, what NIXL cannot pair and where KV can be offloaded; and
 the precision that their flags say.
 """
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from pdcluster_schema.accelerators import NO_ACCELERATOR, Precision
 from pdcluster_schema.engine import EngineSpec
-from pdcluster_schema.engine_rules import given, value_or_default
+from pdcluster_schema.engine_rules import engine_rule, given, value_or_default
 from pdcluster_schema.quantities import number_of
 from pdcluster_schema.section import Rule
 from pdcluster_schema.sections import COMPUTING
 from pdcluster_schema.vllm_engine import VLLM
-from pdcluster_schema.vllm_flags import flags_of
-from pdcluster_schema.vllm_pair import pair_fault
+from pdcluster_schema.vllm_flags import Flag, flags_of
 
 _STAGES = {
     "prefill": "fails every transfer from a worker of several stages",
@@ -33,39 +36,40 @@ def stock_rules() -> Iterator[Rule]:
         at="engine.kvTransfer",
     )
     for role, effect in _STAGES.items():
-        yield _rule(
+        yield engine_rule(
             role,
-            "engine.pipelineParallelSize",
+            "pipelineParallelSize",
             f"{value_or_default('pipelineParallelSize')} == 1 || "
             "self.?engine.?type.orValue('pdcluster') == 'pdcluster'",
-            lambda engine, _: engine.pipeline_parallel_size == 1,
+            lambda engine, _: engine.type != VLLM or engine.pipeline_parallel_size == 1,
             (f"must be 1 with vllm, whose NixlConnector {effect}", "raise tensorParallelSize"),
         )
     for role in COMPUTING:
-        yield _rule(
-            role,
-            "engine.kvTransfer.backends",
-            "!role.?engine.?kvTransfer.?backends.hasValue()",
-            lambda _, role: not (role.engine.kv_transfer and role.engine.kv_transfer.backends),
-            (
-                "is of the whole cluster, since both ends of a transfer have one transport",
-                "set it in spec.engine.kvTransfer",
-            ),
+        yield Rule(
+            cel=f"[?self.roles.?{role}].all(role, !role.?engine.?kvTransfer.?backends.hasValue())",
+            holds=partial(_has_no_backends, role),
+            reason="is of the whole cluster, since both ends of a transfer have one transport",
+            fix="set it in spec.engine.kvTransfer",
+            at=f"roles.{role}.engine.kvTransfer.backends",
         )
-        yield _rule(
+        yield engine_rule(
             role,
-            "engine.kvTransfer.offload",
+            "kvTransfer.offload",
             f"!{given('kvTransfer.?offload.?memory')}.hasValue() || "
             f"self.roles.{role}.pools.all(p, p.gpu != '{NO_ACCELERATOR}')",
-            lambda engine, role: (
-                not _offloaded(engine) or all(pool.gpu != NO_ACCELERATOR for pool in role.pools)
-            ),
+            lambda engine, gpus: not _offloaded(engine) or NO_ACCELERATOR not in gpus,
             (
                 "is for accelerators, since vLLM offloads from those alone, and gpu of a pool is "
                 "cpu",
                 "leave it out",
             ),
         )
+
+
+def _has_no_backends(role: str, spec: Any) -> bool:
+    declared = spec.roles.computing().get(role)
+    section = None if declared is None else declared.engine.kv_transfer
+    return section is None or not section.backends
 
 
 def stock_fault(spec: Any) -> tuple[str, str, str] | None:
@@ -96,28 +100,6 @@ def stock_fault(spec: Any) -> tuple[str, str, str] | None:
         if (fault := pair_fault(*arguments)) is not None:
             return "roles.decode.engine.args", *fault
     return None
-
-
-def _rule(
-    role: str,
-    at: str,
-    cel: str,
-    holds: Callable[[EngineSpec, Any], bool],
-    text: tuple[str, str],
-) -> Rule:
-    """A rule of a role with a stock engine.  cel: of `role`.  holds: of its engine and itself."""
-
-    def holds_in(spec: Any) -> bool:
-        declared = spec.roles.computing().get(role)
-        return declared is None or spec.engine.type != VLLM or holds(spec.engine_of(role), declared)
-
-    return Rule(
-        cel=f"[?self.roles.?{role}].all(role, {cel})",
-        holds=holds_in,
-        reason=text[0],
-        fix=text[1],
-        at=f"roles.{role}.{at}",
-    )
 
 
 def _moves_kv(engine: EngineSpec) -> bool:
@@ -160,3 +142,114 @@ def precision_of(engine: EngineSpec) -> Precision:
         return "bf16"
     given = [flag.value for flag in flags_of(engine.args or ()) if flag.name == "quantization"]
     return _PRECISION_OF.get(given[-1] if given else "", "bf16")
+
+
+_OWN_STATE: Final = frozenset(
+    {
+        "ngram",
+        "ngram_gpu",
+        "suffix",
+        "medusa",
+        "mlp_speculator",
+        "draft_model",
+        "custom_class",
+        "extract_hidden_states",
+    }
+)
+"""Methods of speculation that move nothing between engines; eagle, mtp and the like do."""
+
+_OF_DRAFT: Final = (
+    *("method", "model", "revision", "code_revision", "parallel_drafting", "kv_cache_dtype"),
+)
+_SHORT: Final = {"spec-method": "method", "spec-model": "model"}
+
+
+def pair_fault(prefill: Iterable[str], decode: Iterable[str]) -> tuple[str, str] | None:
+    """(reason, fix) of the first flag in which arguments of a pair differ.
+
+    vLLM's NIXL compares them before each transfer (0.32: `compute_nixl_compatibility_hash`).
+    """
+    ours, theirs = flags_of(decode), flags_of(prefill)
+    for name, default in (("kv-cache-dtype", "auto"), ("disable-hybrid-kv-cache-manager", "false")):
+        if fault := _difference(name, _last(ours, name, default), _last(theirs, name, default)):
+            return fault
+    name = "attention-backend"
+    own, other = (_last(flags, name, "").upper() for flags in (ours, theirs))
+    if own and other and (fault := _difference(name, own, other)):  # else vLLM may choose the same
+        return fault
+    return _difference("speculative-config", _draft(ours), _draft(theirs))
+
+
+def _difference(name: str, decode: str, prefill: str) -> tuple[str, str] | None:
+    if decode == prefill:
+        return None
+    reason = (
+        f"--{name} is {decode} for decode and {prefill} for prefill, and vLLM refuses every "
+        "transfer between the two"
+    )
+    return reason, "give both roles the same, in spec.engine.args"
+
+
+def _last(flags: list[Flag], name: str, default: str) -> str:
+    return next((flag.value for flag in reversed(flags) if flag.name == name), default)
+
+
+def _draft(flags: list[Flag]) -> str:
+    """Settings of the speculation that count, as JSON; `none` where it moves nothing."""
+    given: dict[str, Any] = {}
+    for flag in flags:
+        name, _, key = flag.name.partition(".")
+        if name == "speculative-config":
+            given |= {key: flag.value} if key else _loaded(flag.value)
+        elif name in _SHORT:
+            given[_SHORT[name]] = flag.value
+    draft = {key.replace("-", "_"): value for key, value in given.items()}
+    method = str(draft.get("method", ""))
+    if not draft or method in _OWN_STATE:
+        return "none"
+    draft["method"] = "mtp" if method.endswith("_mtp") else method
+    return json.dumps({key: draft[key] for key in _OF_DRAFT if draft.get(key)})
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """Text that is no JSON object, which vLLM refuses, is compared as it stands."""
+    with suppress(ValueError):
+        if isinstance(loaded := json.loads(text), dict):
+            return loaded
+    return {"model": text}
+
+
+_PARSER_FLAG = r"^--reasoning[-_]parser(=|$)"
+
+
+def front_end_rules() -> Iterator[Rule]:
+    front_end = "self.model.?frontend.orValue('pdcluster')"
+    yield Rule(
+        cel=f"{front_end} != 'engine' || self.?engine.?type.orValue('pdcluster') != 'pdcluster'",
+        holds=lambda spec: spec.model.frontend != "engine" or spec.engine.type != "pdcluster",
+        reason="is engine, which is for a stock engine",
+        fix="leave it out, or set engine.type: vllm",
+        at="model.frontend",
+    )
+    for path in ("engine", *(f"roles.{role}.engine" for role in COMPUTING)):
+        names = f"{path}.args".split(".")
+        parts = [".".join(names[: n + 1]) for n in range(len(names)) if names[n] != "roles"]
+        none = " || ".join(f"!has(self.{part})" for part in parts)
+        yield Rule(
+            cel=f"{front_end} == 'engine' || {none} || "
+            f"!self.{path}.args.exists(a, a.matches('{_PARSER_FLAG}'))",
+            holds=partial(_parses_once, path),
+            reason="has --reasoning-parser, which leaves structured answers without their form "
+            "until it sees the end of the reasoning, which PDCluster parses itself",
+            fix="set model.reasoningParser in its place, or model.frontend: engine",
+            at=f"{path}.args",
+        )
+
+
+def _parses_once(path: str, spec: Any) -> bool:
+    """Return whether a reasoning parser of the engine stands beside its front end."""
+    part = spec
+    for name in path.split("."):
+        part = None if part is None else getattr(part, name)
+    args = () if part is None else part.args or ()
+    return spec.model.frontend == "engine" or not any(re.match(_PARSER_FLAG, a) for a in args)
