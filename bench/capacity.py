@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bars import bars
 from capacity_search import LADDER, Bounds, Capacity, LostWatch, Probe, Slo, probe_of, search
+from matplotlib.figure import Figure
 from schedulers import VARIANTS, Bench, fields_for
 from schedulers_load import LOAD, Arrival, Load, arrivals
 from setting import setting_lines
@@ -115,7 +115,7 @@ def main() -> int:
         )
     )
     if options.plot is not None:
-        options.plot.write_text(plot(slos, rows))
+        plot(slos, rows, options.plot)
     return 0
 
 
@@ -224,19 +224,21 @@ def table(slos: Sequence[Slo], rows: Mapping[str, Row], sizes: Sizes) -> list[st
     return lines
 
 
-def plot(slos: Sequence[Slo], rows: Mapping[str, Row]) -> str:
+def plot(slos: Sequence[Slo], rows: Mapping[str, Row], path: Path) -> None:
     """Bars of all schedulers for each SLO."""
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, row) in enumerate(rows.items()):
+        rates = [capacity.rate for capacity in row.capacities]
+        at = [group + 0.8 * number / len(rows) for group in range(len(rates))]
+        drawn = axes.bar(at, rates, 0.8 / len(rows), align="edge", label=NAMES.get(name, name))
+        axes.bar_label(drawn, fmt="%.3g")
+    axes.set_title("Capacity at an SLO for gaps between tokens")
+    axes.set_ylabel(f"requests/s, up to {LADDER[-1]:g}")
     groups = [f"{slo.name}: p99 of gaps at most {1e3 * slo.seconds:.0f} ms" for slo in slos]
-    values = {
-        NAMES.get(name, name): [capacity.rate for capacity in row.capacities]
-        for name, row in rows.items()
-    }
-    return bars(
-        "Capacity at an SLO for gaps between tokens",
-        f"requests/s, up to {LADDER[-1]:g}",
-        groups,
-        values,
-    )
+    axes.set_xticks([group + 0.4 for group in range(len(groups))], groups)
+    axes.legend()
+    figure.savefig(path, format="svg")
 
 
 def _rate(probe: Probe) -> float:

@@ -3,12 +3,13 @@ need the model.
 """
 
 import doctest
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import capacity as capacity_module
 import capacity_search
 import pytest
-from bars import bars
 from capacity_search import LADDER, Bounds, Capacity, LostWatch, Probe, Slo, probe_of, search
 from schedulers import VARIANTS
 from schedulers_load import LOAD, Answers, Arrival, arrivals
@@ -123,8 +124,21 @@ def test_a_load_is_ended_when_most_of_its_later_requests_wait() -> None:
     assert LostWatch(due, SLO)(answers, 20.0)
 
 
-def test_bars_have_one_for_each_name_and_group() -> None:
-    picture = bars("title", "requests/s", ["strict", "relaxed"], {"a": [1.0, 2.0], "b": [0.0, 4.0]})
+def test_a_plot_has_a_bar_for_each_scheduler_and_slo(tmp_path: Path) -> None:
+    rows = {
+        name: capacity_module.Row([Capacity(rate, None, is_exact=True) for rate in rates])
+        for name, rates in (("sarathi", (1.25, 2.5)), ("own", (3.5, 4.5)))
+    }
+    path = tmp_path / "capacity.svg"
+    capacity_module.plot([SLO, Slo("relaxed", 0.5)], rows, path)
 
-    assert picture.count("<rect") == 1 + 4 + 2
-    assert picture.count(">strict<") == picture.count(">b<") == 1
+    texts = re.findall("<!-- (.*) -->", path.read_text())
+    assert texts[:2] == [
+        "strict: p99 of gaps at most 100 ms",
+        "relaxed: p99 of gaps at most 500 ms",
+    ]
+    assert texts[-7:] == [
+        *("1.25", "2.5", "3.5", "4.5"),
+        "Capacity at an SLO for gaps between tokens",
+        *("Sarathi-Serve", "own"),
+    ]
