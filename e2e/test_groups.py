@@ -103,7 +103,8 @@ def test_a_killed_pod_restarts_its_whole_worker(wide: Kubernetes, role: str) -> 
 
     assert [answer["status"] for answer in answers(wide)] == [200] * 8
     events = wide.get("events.events.k8s.io")["items"]
-    assert any(event["reason"] == "GroupRestarting" for event in events)
+    notes = [event["note"] for event in events if event["reason"] == "GroupRestarting"]
+    assert any(f"pod {victim['metadata']['name']}: " in note for note in notes), notes
 
 
 def test_a_worker_that_is_scaled_away_drains_through_its_leader(wide: Kubernetes) -> None:

@@ -67,6 +67,12 @@ def workers(scene: Scene) -> dict[str, set[str]]:
     return found
 
 
+def restarts(scene: Scene) -> str:
+    """Notes of all events about restarts."""
+    found = scene.api.items(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")
+    return "\n".join(each["note"] for each in found if each["reason"] == "GroupRestarting")
+
+
 def await_workers(scene: Scene, number: int) -> dict[str, set[str]]:
     def are_there() -> bool:
         return sorted(map(len, workers(scene).values())) == [3] * number
@@ -94,6 +100,8 @@ def test_a_pod_that_is_replaced_restarts_its_worker_and_no_other(scene: Scene, w
     pod = f"{scene.workload('mixed', 'wide')}-{which}"
     scene.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")
 
+    said = f"pod {pod}: "  # it was deleted, or another one took its place
+    wait_for(lambda: said in restarts(scene), DEADLINE_SECONDS, lambda: str(restarts(scene)))
     wait_for(
         lambda: len(found := workers(scene).get("1", set())) == 3 and not found & before["1"],
         DEADLINE_SECONDS,

@@ -4,10 +4,11 @@ new operator or default image changes nothing that runs.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdcluster_api.apiserver.kinds import Body
 from pdcluster_api.apiserver.observe import Live, set_workload, workload_of
+from pdcluster_api.manifests.groups import GroupRun
 from pdcluster_api.manifests.objects import Manifest, new_object
 from pdcluster_api.manifests.render import (
     Owner,
@@ -138,7 +139,8 @@ class Rendering:
     site: RenderSettings
     # workloads whose StatefulSet waits until the pods of an earlier one have ended
     ending: Collection[WorkloadId] = ()
-    stopped: Collection[GroupId] = ()  # workers of several pods that restart
+    # workers of several pods that start again as a whole, or have
+    restarts: Mapping[GroupId, GroupRun] = field(default_factory=dict)
 
     def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
         """Everything but the Secrets, each rendered when it is asked for."""
@@ -156,7 +158,7 @@ class Rendering:
             record = None if workload.id in outdated else self.records.of(workload.id)
             if record is not None:
                 yield record
-                *sets, engine = render_workload(record, workload.replicas, owner, self.stopped)
+                *sets, engine = render_workload(record, workload.replicas, owner, self.restarts)
                 yield from [engine] if workload.id in self.ending else [*sets, engine]
         for scaler in plan.scalers:
             yield render_scaler_of(owner, scaler)

@@ -36,6 +36,9 @@ that of its leader's StatefulSet.
 PODS_PER_REPLICA = f"{GROUP}/pods-per-replica"
 """Annotation of the same: the number of its pods."""
 
+GROUP_RESTART = f"{GROUP}/group-restart"
+"""Annotation of the StatefulSets of a worker of several pods: its last restart as a whole."""
+
 FOLLOWER_OF = {role: f"{role}-follower" for role in ("prefill", "decode", "mixed")}
 """Value of the label ROLE of pods that compute for their worker's leader, and that no client
 reaches.

@@ -3,17 +3,20 @@ whole: when one of its pods ends while others run on, none may run until all hav
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from pdcluster_api.apiserver.container_ends import time_of
+from pdcluster_api.apiserver.group_restarts import ALL_START_AGAIN, GroupRestart, PodEnd
 from pdcluster_api.apiserver.kinds import Body
-from pdcluster_api.apiserver.pods import COMPUTING, condition_of, pod_state
+from pdcluster_api.apiserver.pods import COMPUTING, condition_of, end_of, pod_state
+from pdcluster_api.manifests.groups import GroupRun
 from pdcluster_api.plan.observed.state import PodState, Problem
 from pdcluster_api.plan.status.condition import worst_of
 from pdcluster_schema import conditions, labels
 from pdcluster_schema.ports import MAX_PODS
+from pdcluster_schema.text import and_more
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 _ROLE_OF = {follower: role for role, follower in labels.FOLLOWER_OF.items()}
@@ -48,64 +51,121 @@ class WorkerPods:
         return all("deletionTimestamp" in body["metadata"] for body in self.sets.values())
 
     @property
-    def is_stopped(self) -> bool:
-        """True if it has to have no pod: until the last one of an earlier start has ended."""
-        return bool(self.pods) and (self._is_ending or self.broken_by is not None)
+    def last_restart(self) -> GroupRestart | None:
+        """Of the two sets, one may have been written without the other."""
+        notes = ((body["metadata"].get("annotations") or {}) for body in self.sets.values())
+        found = [GroupRestart.read(each.get(labels.GROUP_RESTART)) for each in notes]
+        known = [each for each in found if each is not None]
+        return max(known, key=lambda each: each.number, default=None)
 
     @property
-    def _is_ending(self) -> bool:
-        for name in (self.id.leader, self.id.followers):
-            body = self.sets.get(name)
-            if body is None:
-                if any(_is_of(name, pod) for pod in self.pods.values()):
-                    return True
-            elif body["spec"].get("replicas") == 0:
-                return True
-        return False
+    def is_at_zero(self) -> bool:
+        return any(body["spec"].get("replicas") == 0 for body in self.sets.values())
+
+    def restarting(self, now: datetime) -> "Restarting":
+        """now: in UTC, without a zone"""
+        last, end = self.last_restart, None if self.is_at_zero else self.broken_by
+        if end is not None:
+            return Restarting(GroupRestart.after(last, end, now), is_stopped=True, is_new=True)
+        if not self.is_at_zero:
+            left = any(not self._has_set(pod) for pod in self.pods.values())
+            return Restarting(last, is_stopped=left)
+        wait = (last.starts_at - now).total_seconds() if last is not None else 0.0
+        is_stopped = bool(self.pods) or wait > 0
+        return Restarting(last, is_stopped, is_new=True, wait_seconds=None if self.pods else wait)
+
+    def _has_set(self, pod: Body) -> bool:
+        return any(_is_of(name, pod) for name in self.sets)
 
     @property
-    def broken_by(self) -> str | None:
-        """The pod that is to end, or has ended or was replaced since the worker served; None = all
-        run on. What ends before it has served is the kubelet's to start again.
+    def broken_by(self) -> PodEnd | None:
+        """The pod that is to end, or has ended or was replaced since the worker served, the first
+        one; None = all run on.  What ends before it has served is the kubelet's to start again.
         """
         going = [name for name, pod in self.pods.items() if _is_terminating(pod)]
         if going and len(going) < len(self.pods):
-            return min(going)
+            return PodEnd(name := min(going), _why_deleted(self.pods[name]), is_crash=False)
         leader = self.pods.get(self.id.leader_pod)
         if leader is None:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
         since, made = _served_since(leader), _made(leader)
-        for name, pod in sorted(followers.items()):
-            if since is not None and _has_changed(pod, since, made):
-                return name
-        if any(made > _made(pod) + _BEGINNING for pod in followers.values()):
-            return self.id.leader_pod
+        changed = {
+            name: pod
+            for name, pod in followers.items()
+            if since is not None and _has_changed(pod, since, made)
+        }
+        is_replaced = any(made > _made(pod) + _BEGINNING for pod in followers.values())
         ended = _ended(leader)
-        if since is None or ended is None or ended < since - _BEGINNING:
-            return None
+        has_ended = since is not None and ended is not None and ended >= since - _BEGINNING
         began = [time for pod in followers.values() if (time := _running_since(pod)) is not None]
-        return self.id.leader_pod if any(time < ended for time in began) else None
+        ran_on = has_ended and any(time < ended for time in began if ended is not None)
+        if is_replaced or ran_on or (changed and has_ended):
+            changed[self.id.leader_pod] = leader
+        if not changed:
+            return None
+        name = min(changed, key=lambda name: (_ended(changed[name]) or _made(changed[name]), name))
+        return _end_of(name, changed[name])
 
     def state(self) -> PodState:
         """The worker as one pod, by the name of its leader."""
         states = {name: pod_state(pod) for name, pod in sorted(self.pods.items())}
         first = next(iter(states.values()))
         lead = states.get(self.id.leader_pod) or replace(first, ready=False, started=False)
-        broken = self.broken_by
-        problem = worst_of(each.problem for each in states.values())
+        broken = None if self.is_at_zero else self.broken_by
+        problem = self._counted(states, worst_of(each.problem for each in states.values()))
         if broken is not None:
-            text = f"pod {broken} ended while others of its worker ran: all of them start again"
-            problem = Problem(conditions.GROUP_RESTARTING, text)
+            problem = Problem(conditions.GROUP_RESTARTING, f"{broken}; {ALL_START_AGAIN}")
+        elif self.is_at_zero and (last := self.last_restart) is not None:
+            problem = Problem(conditions.GROUP_RESTARTING, last.problem.message)
         is_whole = len(states) == self.num_pods and all(each.ready for each in states.values())
         return replace(
             lead,
             name=self.id.leader_pod,
             workload=self.id.workload,
-            ready=is_whole and broken is None,
+            ready=is_whole and broken is None and not self.is_at_zero,
             problem=problem,
+            first_ending=min(
+                (each.ending for each in states.values() if each.terminating),
+                key=lambda each: (each.since or "", each.name),
+                default=None,
+            ),
             since=lead.since or max((s.since for s in states.values() if s.since), default=None),
         )
+
+    def _counted(self, states: Mapping[str, PodState], worst: Problem | None) -> Problem | None:
+        """The problem of a pod without a node, with all of those, for which the others wait."""
+        unplaced = [
+            name
+            for name, each in states.items()
+            if not each.node and each.problem and each.problem.reason == conditions.UNSCHEDULABLE
+        ]
+        if worst is None or worst.reason != conditions.UNSCHEDULABLE or not unplaced:
+            return worst
+        number = f"{len(unplaced)} of {self.num_pods} pods of its worker have no node"
+        names = ", ".join(unplaced[:3]) + and_more(len(unplaced) - 2)
+        return Problem(worst.reason, f"{worst.message}; {number}: {names}")
+
+    @property
+    def held_back(self) -> Problem | None:
+        """Why it has no pods for a while, after several crashes."""
+        last = self.last_restart
+        is_held = self.is_at_zero and not self.pods and last is not None and last.crashes > 1
+        return last.problem if last is not None and is_held else None
+
+
+@dataclass(frozen=True)
+class Restarting:
+    """Whether a worker starts again as a whole."""
+
+    last: GroupRestart | None  # its last restart, and the one that begins now
+    is_stopped: bool  # it has to have no pod: until the last one of an earlier start has ended
+    is_new: bool = False  # it has not come back from its last restart
+    wait_seconds: float | None = None  # until its pods are made again; None = until others end
+
+    @property
+    def run(self) -> GroupRun:
+        return GroupRun(self.is_stopped, "" if self.last is None else str(self.last))
 
 
 def group_of(body: Body) -> GroupId | None:
@@ -162,6 +222,26 @@ def _served_since(leader: Body) -> datetime | None:
     if since is None or ready.get("status") == "True" or began is None:
         return since if ready.get("status") == "True" else None
     return since if since > began + _BEGINNING else None
+
+
+def _why_deleted(pod: Body) -> str:
+    """An eviction says why in a condition; a deletion by hand says nothing."""
+    target = condition_of(pod, "DisruptionTarget")
+    text = ": ".join(str(target[key]) for key in ("reason", "message") if target.get(key))
+    return f"it was deleted ({text})" if text else "it was deleted"
+
+
+def _end_of(name: str, pod: Body) -> PodEnd:
+    ends = [
+        (str(ended.get("finishedAt")), entry["name"], ended)
+        for entry in _entries(pod)
+        for state in ("state", "lastState")
+        if (ended := (entry.get(state) or {}).get("terminated"))
+    ]
+    if not ends:
+        return PodEnd(name, "another one took its place, so it was deleted", is_crash=False)
+    _, container, ended = max(ends, key=lambda end: end[:2])
+    return PodEnd(name, end_of(container, ended), is_crash=True)
 
 
 def _entries(pod: Body) -> Iterator[Body]:

@@ -5,12 +5,12 @@ uid.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
 from pdcluster_api.apiserver.container_ends import refusal_of
-from pdcluster_api.apiserver.groups import WorkerPods, group_of, groups_of
+from pdcluster_api.apiserver.groups import Restarting, WorkerPods, group_of, groups_of
 from pdcluster_api.apiserver.kinds import Body, Key
 from pdcluster_api.apiserver.pods import FOR_ETCD, ending_pod, pod_problem, pod_state
 from pdcluster_api.manifests.groups import workers_of_budget
@@ -319,7 +319,7 @@ def _grouped(
         ready=sum(pod.ready for pod in pods),
         updated=sum(_is_updated(group) for group in living),
         gone=not living and not record,
-        fault=next((faults[name] for name in names if name in faults), None),
+        fault=worst_of([*map(faults.get, names), *(group.held_back for group in living)]),
         pods=pods,
         **_accelerators(record, pods),
     )
@@ -338,10 +338,12 @@ def worker_groups(live: Live) -> dict[WorkloadId, list[WorkerPods]]:
     return groups_of(live.own("StatefulSet").values(), pods)
 
 
-def stopped_groups(live: Live) -> frozenset[GroupId]:
-    """Workers that restart as a whole, of which no pod may run now."""
+def group_restarts(live: Live, now: datetime) -> dict[GroupId, Restarting]:
+    """Workers of several pods that are to start again as a whole, or have done so."""
+    clock = now.astimezone(UTC).replace(tzinfo=None)
     groups = (group for found in worker_groups(live).values() for group in found)
-    return frozenset(group.id for group in groups if group.is_stopped)
+    found = ((group.id, group.restarting(clock)) for group in groups)
+    return {worker: each for worker, each in found if each.last is not None or each.is_stopped}
 
 
 def _is_behind(body: Body) -> bool:

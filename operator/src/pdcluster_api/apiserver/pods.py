@@ -156,7 +156,8 @@ def _not_placed(body: Body, hints: Hints) -> Problem | None:
     if placed.get("status") != "False":
         return None
     cause = _short(placed.get("message", "")) or "the scheduler found no node"
-    message = f"no node takes it: {cause}; add or free nodes, or {hints.scheduling}"
+    since = f" since {placed['lastTransitionTime']}" if placed.get("lastTransitionTime") else ""
+    message = f"no node takes it{since}: {cause}; add or free nodes, or {hints.scheduling}"
     if placed.get("reason") == "SchedulingGated":
         holder = "its owner (a queue, an admission webhook) must lift it"
         message = f"a scheduling gate holds it back; {holder}"
@@ -244,13 +245,25 @@ def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
     return Problem(conditions.MODEL_NOT_DOWNLOADED, message)
 
 
-def _crash(container: str, ended: Body, hints: Hints) -> Problem:
+def end_of(container: str, ended: Body) -> str:
+    """The end of a container, in words."""
     if ended.get("reason") == "OOMKilled":
-        message = f"container {container} used more memory than its limit and was killed"
-        return Problem(conditions.CRASH_LOOPING, f"{message}; {hints.memory}")
-    left, code = ended.get("message", ""), ended.get("exitCode")
-    cause = _short(first_error(left) if container == ENGINE else termination_message(left))
-    shown = cause or "see its log"
+        return f"container {container} used more memory than its limit and was killed"
+    cause = _last_words(container, ended)
+    ends = f"container {container} ends with exit status {ended.get('exitCode')}"
+    return f"{ends}: {cause}" if cause else ends
+
+
+def _last_words(container: str, ended: Body) -> str:
+    left = ended.get("message", "")
+    return _short(first_error(left) if container == ENGINE else termination_message(left))
+
+
+def _crash(container: str, ended: Body, hints: Hints) -> Problem:
+    text, code = end_of(container, ended), ended.get("exitCode")
+    if ended.get("reason") == "OOMKilled":
+        return Problem(conditions.CRASH_LOOPING, f"{text}; {hints.memory}")
+    shown = _last_words(container, ended) or "see its log"
     if code == WRONG_SETTING and container == ENGINE:
         fix = "correct engine.args, or the field that the flag stands for"
         message = f"the engine refuses its command line: {shown}; {fix}"
@@ -261,8 +274,7 @@ def _crash(container: str, ended: Body, hints: Hints) -> Problem:
     if code == NO_DEVICE and container == WORKER:
         message = f"the worker has not the device that it should compute on: {shown}"
         return Problem(conditions.ACCELERATOR_UNUSABLE, message)
-    ends = f"container {container} ends with exit status {code}" + (f": {cause}" if cause else "")
-    message = f"{ends}; `kubectl logs -p -c {container}` shows more"
+    message = f"{text}; `kubectl logs -p -c {container}` shows more"
     return Problem(conditions.CRASH_LOOPING, message)
 
 

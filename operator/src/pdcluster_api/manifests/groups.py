@@ -3,8 +3,9 @@ the two StatefulSets of each worker. Pure; docs/design/worker-groups.md.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from pdcluster_api.manifests.objects import (
     Manifest,
@@ -14,7 +15,14 @@ from pdcluster_api.manifests.objects import (
     workload_selector,
 )
 from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
-from pdcluster_schema.labels import COMPONENT, FOLLOWER_OF, PODS_PER_REPLICA, ROLE, WORKER
+from pdcluster_schema.labels import (
+    COMPONENT,
+    FOLLOWER_OF,
+    GROUP_RESTART,
+    PODS_PER_REPLICA,
+    ROLE,
+    WORKER,
+)
 from pdcluster_schema.ports import HEAD_PORT, HTTP_PORT, KV_PORT
 from pdcluster_schema.sections import PlacementSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
@@ -33,6 +41,20 @@ while True:
         break
     time.sleep(1)
 """
+# A follower is ready when its worker is, so that a budget counts no pods of workers that are not
+_ASK_LEADER = f"""\
+import os, socket, sys
+with socket.create_connection((os.environ["LWS_LEADER_ADDRESS"], {HTTP_PORT}), 4) as leader:
+    leader.settimeout(4)
+    leader.sendall(b"GET /ready HTTP/1.0\\r\\n\\r\\n")
+    sys.exit(leader.recv(64).split(b" ")[1:2] != [b"200"])
+"""
+_READINESS = {
+    "exec": {"command": ["python3", "-c", _ASK_LEADER]},
+    "periodSeconds": 10,
+    "timeoutSeconds": 10,
+    "failureThreshold": 2,
+}
 _JOIN_SECONDS = 3600  # where a user's template has removed the probe
 _LIFECYCLE = {"preStop": {"exec": {"command": ["python3", "-c", _OUTLIVE_LEADER]}}}
 
@@ -95,7 +117,8 @@ def _stock(engine: Manifest) -> Manifest:
     kept = {
         name: value for name, value in engine.items() if name not in (*_OF_SERVER, "restartPolicy")
     }
-    return {**kept, **_with_flags(engine, ["--headless"]), "lifecycle": _LIFECYCLE}
+    flags = _with_flags(engine, ["--headless"])
+    return {**kept, **flags, "readinessProbe": _READINESS, "lifecycle": _LIFECYCLE}
 
 
 def _with_flags(container: Manifest, flags: list[str]) -> Manifest:
@@ -117,6 +140,7 @@ def _headless(worker: Manifest) -> Manifest:
         **kept,
         **_with_flags(worker, [*head, "--join-seconds", str(seconds)]),
         "startupProbe": {**probe, "tcpSocket": {"port": KV_PORT}},
+        "readinessProbe": _READINESS,
         "lifecycle": _LIFECYCLE,
     }
 
@@ -128,20 +152,26 @@ def placement_of_groups(placement: PlacementSpec | None) -> Manifest:
     return {"placement": {"domainLabel": placement.domain_label, "mode": placement.mode}}
 
 
+class GroupRun(NamedTuple):
+    is_stopped: bool  # it starts again as a whole: no pod may run until all have ended
+    restart: str = ""  # annotation of its last restart; empty = there was none
+
+
 def group_sets(
     record: Mapping[str, Any],
     workload: WorkloadId,
     replicas: int,
     owner: Owner,
-    stopped: Collection[GroupId] = (),
+    runs: Mapping[GroupId, GroupRun] = MappingProxyType({}),
 ) -> Iterator[Manifest]:
-    """The StatefulSets of all workers of a workload.
-
-    stopped: workers that restart: of them no pod may run until all have ended
-    """
+    """The StatefulSets of all workers of a workload.  runs: of workers that have restarted"""
     group = record["data"]["group"]
     for index in range(replicas):
         worker = GroupId(workload, index)
+        run = runs.get(worker, GroupRun(is_stopped=False))
+        notes = {PODS_PER_REPLICA: str(group["pods"])}
+        if run.restart:
+            notes[GROUP_RESTART] = run.restart
         for name, part, num_pods in (
             (worker.leader, record["data"]["statefulSet"], 1),
             (worker.followers, group["followers"], group["pods"] - 1),
@@ -152,9 +182,9 @@ def group_sets(
                 name,
                 owner,
                 marks,
-                annotations={PODS_PER_REPLICA: str(group["pods"])},
+                annotations=notes,
                 spec={
-                    "replicas": 0 if worker in stopped else num_pods,
+                    "replicas": 0 if run.is_stopped else num_pods,
                     **_of_worker(part["spec"], worker, group.get("placement")),
                 },
             )

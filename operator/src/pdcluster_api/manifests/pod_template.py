@@ -9,7 +9,7 @@ from typing import Any
 from pdcluster_api.manifests.objects import Manifest
 from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.accelerators import NO_ACCELERATOR
-from pdcluster_schema.labels import CLUSTER, REVISION
+from pdcluster_schema.labels import CLUSTER, REVISION, WORKER
 from pdcluster_schema.pdcluster import PDClusterSpec
 from pdcluster_schema.sections import ENGINELESS, AcceleratorSpec, PlacementSpec
 from pdcluster_schema.workload import WorkloadId
@@ -26,10 +26,13 @@ def placement_of(
         terms = [{"matchExpressions": _expressions(accelerator)}]
         affinity["nodeAffinity"] = {_REQUIRED: {"nodeSelectorTerms": terms}}
     if placement and placement.domain_label:
-        # the first worker of a revision chooses the domain, the others follow it
-        revision = {CLUSTER: workload.cluster, REVISION: workload.revision}
+        # the first worker of a revision chooses the domain, the others follow it; workers of
+        # several pods choose their own
         term = {
-            "labelSelector": {"matchLabels": revision},
+            "labelSelector": {
+                "matchLabels": {CLUSTER: workload.cluster, REVISION: workload.revision},
+                "matchExpressions": [{"key": WORKER, "operator": "DoesNotExist"}],
+            },
             "topologyKey": placement.domain_label,
         }
         affinity["podAffinity"] = (

@@ -2,7 +2,7 @@
 ControllerRevision that is rendered once; everything else follows the newest spec.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,12 @@ from pdcluster_api.manifests.access import (
     workload_budget,
 )
 from pdcluster_api.manifests.etcd import etcd_record_name, render_etcd
-from pdcluster_api.manifests.groups import follower_template, group_sets, placement_of_groups
+from pdcluster_api.manifests.groups import (
+    GroupRun,
+    follower_template,
+    group_sets,
+    placement_of_groups,
+)
 from pdcluster_api.manifests.objects import (
     ENGINE_FILE,
     Manifest,
@@ -110,11 +115,14 @@ def hashed_record(record: Manifest, hashed: str) -> Manifest:
 
 
 def render_workload(
-    record: Mapping[str, Any], replicas: int, owner: Owner, stopped: Collection[GroupId] = ()
+    record: Mapping[str, Any],
+    replicas: int,
+    owner: Owner,
+    runs: Mapping[GroupId, GroupRun] = MappingProxyType({}),
 ) -> tuple[Manifest, ...]:
     """StatefulSets and engine ConfigMap, the last, which share parts of the record.
 
-    stopped: workers of several pods that restart: of them no pod may run until all have ended
+    runs: of workers of several pods that have restarted
     """
     data, marks = record["data"], record["metadata"]["labels"]
     workload = WorkloadId(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))
@@ -128,7 +136,7 @@ def render_workload(
         data=config["data"],
     )
     if "group" in data:
-        return (*group_sets(record, workload, replicas, owner, stopped), engine)
+        return (*group_sets(record, workload, replicas, owner, runs), engine)
     whole = new_object(
         "apps/v1/StatefulSet",
         workload.name,

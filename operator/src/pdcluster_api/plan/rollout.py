@@ -145,7 +145,7 @@ def old_pods_of(target: str, observed: Observed, lost: Collection[str] = ()) -> 
 
 
 def _is_lost(state: WorkloadState, lost: Collection[str]) -> bool:
-    return state.gone and bool(state.pods) and all(pod.name in lost for pod in state.pods)
+    return state.gone and bool(state.pods) and all(pod.ending.name in lost for pod in state.pods)
 
 
 FIELD = "rollout"

@@ -2,7 +2,7 @@
 go into the cache at once; what they bring enqueues the cluster again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -10,8 +10,9 @@ from typing import Any
 
 from pdcluster_api.apiserver.client import ApiClient
 from pdcluster_api.apiserver.errors import ConflictError, UnsettledError
+from pdcluster_api.apiserver.groups import Restarting
 from pdcluster_api.apiserver.kinds import Kind
-from pdcluster_api.apiserver.observe import Live, set_workload, still_ending, stopped_groups
+from pdcluster_api.apiserver.observe import Live, group_restarts, set_workload, still_ending
 from pdcluster_api.certificates.authority import StoredSecret
 from pdcluster_api.certificates.rotation import RotationStep, carry_out, next_step
 from pdcluster_api.manifests.objects import child_names
@@ -39,7 +40,7 @@ CERTIFICATES = "Certificates"  # Reason of the events about a cluster's certific
 @dataclass(frozen=True)
 class ApplyResult:
     requeue_after_seconds: float | None  # until the certificates are due for a check
-    events: tuple[PlannedEvent, ...] = ()  # of the certificates
+    events: tuple[PlannedEvent, ...] = ()  # of certificates, and of workers that restart
     # refused writes, and objects that are not as they should be
     failures: tuple[WriteFailure, ...] = ()
     cut: tuple[str, ...] = ()  # pods that were removed before they had drained
@@ -94,7 +95,9 @@ class PlanApplier:
         live, cluster = found.live, found.cluster
         tls = tls_step(live, found.owner, now)
         ending, records = still_ending(live, now), await self._records(found, plan)
-        rendering = Rendering(records, self.site, frozenset(ending), stopped_groups(live))
+        restarts = group_restarts(live, now)
+        runs = {worker: each.run for worker, each in restarts.items()}
+        rendering = Rendering(records, self.site, frozenset(ending), runs)
         manifests = [*tls.manifests, *await in_slices(rendering.manifests(plan))]
         unrenderable = rendering.unrenderable(plan)
         compared = compare(
@@ -112,10 +115,14 @@ class PlanApplier:
         wrote, failed, scaler_conflict = await self.statuses.write_scalers(live, session, plan)
         lost = [record_lost(workload, cluster) for workload in unrenderable]
         failures = (*conflicting, *refused, *failed, *lost)
-        waits = [tls.requeue_after_seconds, *ending.values()]
+        waits = [tls.requeue_after_seconds, *ending.values(), *held(restarts.values())]
+        begun = ((worker, each.last) for worker, each in restarts.items() if each.is_new)
         return ApplyResult(
             min((seconds for seconds in waits if seconds is not None), default=None),
-            (PlannedEvent(CERTIFICATES, tls.reason),) if is_tls_done else (),
+            (
+                *([PlannedEvent(CERTIFICATES, tls.reason)] if is_tls_done else ()),
+                *(last.event(worker.leader) for worker, last in begun if last is not None),
+            ),
             failures,
             tuple(gone(plan.cut, failures)),
             wrote=bool(actions) or wrote,
@@ -151,6 +158,13 @@ class PlanApplier:
     def _learn(self, session: Session, kind: Kind, body: Mapping[str, Any]) -> None:
         if self.cache.put(kind.name, body) is not None:
             session.needs_requeue = True
+
+
+def held(restarts: Iterable[Restarting]) -> Iterator[float]:
+    """Seconds until each worker that waits after crashes may start again."""
+    for each in restarts:
+        if each.is_stopped and each.wait_seconds is not None:
+            yield each.wait_seconds
 
 
 def objects_of(workload: WorkloadId, live: Live) -> list[ObjectName]:

@@ -1,14 +1,19 @@
 """Workers of several pods as the planner sees them: each is one pod; and when one restarts."""
 
 import copy
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from pdcluster_api.apiserver.observe import Live, observe, ready_workers, stopped_groups
+from pdcluster_api.apiserver.groups import Restarting
+from pdcluster_api.apiserver.observe import Live, group_restarts, observe, ready_workers
 from pdcluster_api.manifests.objects import Owner
 from pdcluster_api.manifests.render import Manifest, render_record, render_workload
+from pdcluster_api.plan.cluster import desired_state
+from pdcluster_api.plan.cluster_status import plan_status
 from pdcluster_api.plan.drain.draining import ordinal_of
+from pdcluster_api.plan.observed.pools import ending_of, node_lost
 from pdcluster_api.plan.observed.state import DiscoveryState, Observed, WorkloadState
 from pdcluster_schema.labels import PODS_PER_REPLICA
 from pdcluster_schema.load import parse
@@ -29,6 +34,9 @@ CLUSTER = parse(
 )
 WIDE = WorkloadId(made.NAME, "mixed", "wide", revision_of(CLUSTER.spec))
 RECORD = render_record(CLUSTER, WIDE, OWNER, "worker:1")
+
+
+NOW = "2026-01-02T03:06:00Z"
 
 
 def clock(minute: int, second: int = 0) -> str:
@@ -66,8 +74,22 @@ class World:
         (state,) = self.observed(**more).workloads
         return state
 
+    def restarts(self, now: str = NOW) -> dict[int, Restarting]:
+        found = group_restarts(self.live(), datetime.fromisoformat(now))
+        return {worker.index: each for worker, each in found.items()}
+
     def stopped(self) -> set[int]:
-        return {group.index for group in stopped_groups(self.live())}
+        return {index for index, each in self.restarts().items() if each.is_stopped}
+
+    def write(self, now: str = NOW) -> Restarting:
+        """Both sets of the second worker as the plan of its restart has them."""
+        found = self.restarts(now)[1]
+        runs = {GroupId(WIDE, 1): found.run}
+        *sets, _ = render_workload(RECORD, 2, OWNER, runs)
+        for each in sets[2:]:
+            name = each["metadata"]["name"]
+            self.sets[name] = {**each, "status": self.sets[name]["status"]}
+        return found
 
 
 def _pod(name: str, owner: str, stateful_set: Manifest) -> Manifest:
@@ -162,18 +184,51 @@ def test_pods_of_a_copied_label_are_of_no_worker() -> None:
     assert (world.state().current, world.state().ready) == (1, 1)
 
 
-def test_the_problem_of_a_follower_is_the_workers() -> None:
+@pytest.mark.parametrize(
+    ("which", "number"),
+    [
+        (["1-f-1"], f"1 of 3 pods of its worker have no node: {WIDE.name}-1-f-1"),
+        (["1-0", "1-f-2"], f"2 of 3 pods of its worker have no node: {WIDE.name}-1-0, "),
+    ],
+)
+def test_pods_of_a_worker_that_find_no_node_are_named(which: list[str], number: str) -> None:
     world = World()
-    pod = world.pod("1-f-1")
-    pod["status"] = {
-        "conditions": [
-            {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
-        ]
-    }
+    for name in which:
+        world.pod(name)["spec"] = {}
+        world.pod(name)["status"] = {
+            "conditions": [
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                    "lastTransitionTime": clock(4),
+                }
+            ]
+        }
     problem = world.state().pods[1].problem
     assert problem is not None
     assert problem.reason == "Unschedulable"
-    assert f"pod {WIDE.name}-1-f-1: no node takes it" in problem.message
+    cause = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    first = f"pod {WIDE.name}-{which[0]}: no node takes it since {clock(4)}: {cause}; "
+    assert problem.message.startswith(first)
+    assert number in problem.message
+
+
+def test_a_lost_node_is_that_of_the_pod_that_cannot_end() -> None:
+    world = World()
+    world.pods = {f"{WIDE.name}-1-f-2": world.pod("1-f-2")}
+    delete(world.pod("1-f-2"), 5)
+    world.pod("1-f-2")["spec"]["nodeName"] = "lost"
+    (pod,) = world.state().pods
+    assert (pod.name, pod.terminating) == (f"{WIDE.name}-1-0", True)
+    assert str(pod) == f"pod {WIDE.name}-1-f-2 on node lost"
+    observed = world.observed()
+    assert ending_of(observed, clock(5)).lost == frozenset()
+    lost = ending_of(observed, clock(30)).lost
+    assert lost == {f"{WIDE.name}-1-f-2"}
+    problem = node_lost(each.ending for each in observed.workloads[0].pods)
+    assert problem is not None
+    assert f"kubectl delete pod {WIDE.name}-1-f-2 --force" in problem.message
 
 
 @pytest.mark.parametrize("change", [restart, replace, delete])
@@ -187,8 +242,141 @@ def test_a_worker_restarts_when_one_of_its_pods_ended_while_others_ran(
     problem = world.state().pods[1].problem
     assert problem is not None
     assert problem.reason == "GroupRestarting"
-    assert problem.message.startswith(f"pod {WIDE.name}-{which} ended while others")
+    why = {
+        restart: "container worker ends with exit status 1",
+        replace: "another one took its place, so it was deleted",
+        delete: "it was deleted",
+    }[change]
+    cause = f"pod {WIDE.name}-{which}: {why}; all pods of its worker start again"
+    assert problem.message == cause
     assert [pod.ready for pod in world.state().pods] == [True, False]
+
+
+def test_the_pod_that_ended_first_is_named() -> None:
+    world = World()
+    restart(world.pod("1-f-1"), 6)
+    restart(world.pod("1-0"), 5)
+    world.pod("1-0")["status"]["containerStatuses"][0]["lastState"]["terminated"] |= {
+        "reason": "OOMKilled",
+        "exitCode": 137,
+    }
+    assert world.restarts()[1].last is not None
+    assert f"pod {WIDE.name}-1-0: container worker used more memory than its limit" in str(
+        world.restarts()[1].last
+    )
+
+
+@pytest.mark.parametrize("which", ["1-0", "1-f-2"])
+def test_the_status_says_why_a_worker_restarts_while_its_leader_ends(which: str) -> None:
+    """A deletion without grace shows the leader as terminating first."""
+    world = World()
+    delete(world.pod(which), 5)
+    status = plan_status(desired_state(CLUSTER, world.observed(), clock(6))).status
+    found = {each["type"]: (each["reason"], each["message"]) for each in status["conditions"]}
+    reason, message = found["MixedReady"]
+    assert reason == "GroupRestarting"
+    assert f"pod {WIDE.name}-{which}: it was deleted; all pods" in message
+
+
+def test_an_evicted_pod_says_why() -> None:
+    world = World()
+    delete(world.pod("1-f-1"), 5)
+    world.pod("1-f-1")["status"]["conditions"].append(
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+    )
+    assert "it was deleted (EvictionByEvictionAPI: Eviction API: evicting)" in str(
+        world.restarts()[1].last
+    )
+
+
+def events(world: World, now: str = NOW) -> list[str]:
+    found = world.restarts(now).items()
+    return [
+        each.last.event(GroupId(WIDE, index).leader).message
+        for index, each in found
+        if each.is_new and each.last is not None
+    ]
+
+
+@pytest.mark.parametrize("which", ["1-0", "1-f-2"])
+@pytest.mark.parametrize("change", [restart, replace, delete])
+def test_every_look_at_a_restart_gives_its_event(which: str, change: Any) -> None:
+    """So it is posted though the first try, or the status of the pass that began it, was lost."""
+    world = World()
+    change(world.pod(which), 5)
+    (first,) = events(world)
+    assert first.startswith(f"worker {WIDE.name}-1, restart 1: pod {WIDE.name}-{which}: ")
+    world.write()
+    for name in ("1-0", "1-f-1", "1-f-2"):
+        delete(world.pod(name), 6)
+        assert events(world) == [first]
+    for name in ("1-0", "1-f-1", "1-f-2"):
+        assert world.stopped() == {1}
+        del world.pods[f"{WIDE.name}-{name}"]
+        assert events(world) == [first]
+    assert world.stopped() == set()
+    world.write()
+    assert [each["spec"]["replicas"] for each in world.sets.values()] == [1, 2, 1, 2]
+    assert events(world) == []
+
+
+def test_an_event_follows_from_one_set_that_was_written_before_the_other() -> None:
+    world = World()
+    restart(world.pod("1-f-2"), 5)
+    (first,) = events(world)
+    followers = copy.deepcopy(world.stateful_set("1-f"))
+    world.write()
+    world.sets[f"{WIDE.name}-1-f"] = followers
+    assert (world.stopped(), events(world)) == ({1}, [first])
+
+
+@pytest.mark.parametrize(
+    ("change", "waits"), [(restart, [None, 10, 20, 40, 80, 160, 300, 300]), (delete, [None] * 4)]
+)
+def test_crashes_in_a_row_make_the_next_start_wait(change: Any, waits: list[int | None]) -> None:
+    world = World()
+    for wait in waits:
+        world.pods = World().pods
+        change(world.pod("1-0"), 5)
+        world.write()
+        world.pods = {}
+        found = world.restarts()[1]
+        assert (found.wait_seconds if found.is_stopped else None) == wait
+        if wait:
+            fault = world.state().fault
+            assert fault is not None
+            assert fault.reason == "CrashLooping"
+            assert "container worker ends with exit status 1; " in fault.message
+            assert "crashes in a row, all pods start again at 2026-01-02T03:" in fault.message
+        else:
+            assert world.state().fault is None
+        world.write(clock(20))
+        assert world.stateful_set("1")["spec"]["replicas"] == 1
+
+
+def test_a_crash_long_after_the_last_one_is_the_first_again() -> None:
+    world = World()
+    times = ((clock(6), 1), (clock(7), 2), (clock(17, 9), 3), (clock(40), 1))
+    for number, (now, crashes) in enumerate(times, 1):
+        world.pods = World().pods
+        restart(world.pod("1-f-1"), 5)
+        last = world.write(now).last
+        assert last is not None
+        assert (last.number, last.crashes) == (number, crashes)
+        world.pods = {}
+        world.write(clock(59))
+
+
+def test_what_another_wrote_into_the_annotation_counts_for_nothing() -> None:
+    world = World()
+    for text in ("", "no", "[]", '{"number": 1}', '{"number":1,"crashes":9,"at":"x","cause":""}'):
+        world.stateful_set("1")["metadata"]["annotations"]["pdcluster.io/group-restart"] = text
+        assert world.restarts() == {}
 
 
 @pytest.mark.parametrize("which", ["1-0", "1-f-2"])

@@ -1,5 +1,6 @@
 """Short ways to render parts of a changed PDCluster."""
 
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -85,8 +86,12 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
         else selector
     )
     expressions = selector.get("matchExpressions", [])
-    assert all(expression["operator"] in ("Exists", "In") for expression in expressions)
+    holds: dict[str, Callable[[str | None, list[str]], bool]] = {
+        "Exists": lambda value, _: value is not None,
+        "DoesNotExist": lambda value, _: value is None,
+        "In": lambda value, values: value in values,
+    }
     return wanted.items() <= labels.items() and all(
-        labels.get(expression["key"]) in expression.get("values", labels.values())
-        for expression in expressions
+        holds[each["operator"]](labels.get(each["key"]), each.get("values", []))
+        for each in expressions
     )

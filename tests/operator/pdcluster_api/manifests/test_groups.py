@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.groups import workers_of_budget
+from pdcluster_api.manifests.groups import GroupRun, workers_of_budget
 from pdcluster_api.manifests.render import Manifest, render_shared, render_workload
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import GroupId, WorkloadId
@@ -80,8 +80,11 @@ def test_each_worker_has_a_set_of_its_leader_and_one_of_its_followers() -> None:
 
 
 def test_a_worker_that_restarts_has_no_pods() -> None:
-    sets = sets_of(TWO, replicas=2, stopped={GroupId(workload(TWO), 1)})
+    runs = {GroupId(workload(TWO), 1): GroupRun(is_stopped=True, restart="{}")}
+    sets = sets_of(TWO, replicas=2, runs=runs)
     assert [each["spec"]["replicas"] for each in sets.values()] == [1, 1, 0, 0]
+    notes = [each["metadata"]["annotations"] for each in sets.values()]
+    assert [each.get("pdcluster.io/group-restart") for each in notes] == [None, None, "{}", "{}"]
 
 
 def test_services_lead_to_leaders_and_fences_hold_for_followers_too() -> None:
@@ -141,7 +144,7 @@ def test_engines_of_ours_join_the_leader() -> None:
         "3600",
     ]
     assert follower["startupProbe"]["tcpSocket"] == {"port": 9100}
-    assert not {"readinessProbe", "livenessProbe"} & follower.keys()
+    assert "livenessProbe" not in follower
     engine = engine_of(TWO)
     assert engine["listen"] == {"head": 9001, "headless": 1}
     assert "dataParallelSize" not in engine["engine"]  # one engine in each pod
@@ -180,6 +183,38 @@ def test_followers_outlive_the_requests_of_their_leader(change: Change) -> None:
             server.accept()[0].close()
         assert process.poll() is None
     assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("change", [TWO, STOCK])
+@pytest.mark.parametrize(("answer", "status"), [(b"200 OK", 0), (b"503 No", 1), (b"", 1)])
+def test_followers_are_ready_when_their_leader_is(
+    change: Change, answer: bytes, status: int
+) -> None:
+    _, follower = sets_of(change).values()
+    (container,) = pod(follower)["spec"]["containers"]
+    _, *program = container["readinessProbe"]["exec"]["command"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, *(word.replace("8000", str(port)) for word in program)],
+            env={**os.environ, "LWS_LEADER_ADDRESS": "127.0.0.1"},
+        )
+        leader, _ = server.accept()
+        with leader:
+            assert leader.recv(100).startswith(b"GET /ready HTTP/1.0\r\n")
+            leader.sendall(b"HTTP/1.1 " + answer if answer else b"")
+        assert process.wait(30) == status
+
+
+def test_single_pods_follow_no_pod_of_a_worker_of_several() -> None:
+    placed = at("spec.placement", {"domainLabel": "rack", "mode": "Required"})
+    (single,) = sets_of(placed).values()
+    affinity = pod(single)["spec"]["affinity"]["podAffinity"]
+    ((term,),) = affinity.values()
+    group = pod(sets_of(TWO, placed)["-0"])["metadata"]["labels"]
+    revision = term["labelSelector"]["matchLabels"]["pdcluster.io/revision"]
+    assert matches(term["labelSelector"], pod(single)["metadata"]["labels"])
+    assert not matches(term["labelSelector"], {**group, "pdcluster.io/revision": revision})
 
 
 def test_pods_follow_from_the_accelerators_of_one() -> None:

@@ -89,8 +89,8 @@ class RoleView:
         return sum(pool.num_target_ready for pool in self.pools)
 
     @property
-    def ending(self) -> list[PodState]:
-        return [pod for pool in self.pools if not pool.is_ready for pod in pool.ending]
+    def ending(self) -> list[EndingPod]:
+        return [pod.ending for pool in self.pools if not pool.is_ready for pod in pool.ending]
 
     @property
     def is_ready(self) -> bool:

@@ -93,13 +93,15 @@ class PodState:
     # that serves
     loading: str = ""
     gpus_per_replica: int = 0  # number of its accelerators; 0 = unknown
+    # of a worker of several pods, the one that has to be gone first; None = it is a pod itself
+    first_ending: "EndingPod | None" = None
 
     def __str__(self) -> str:
         return str(self.ending)
 
     @property
     def ending(self) -> "EndingPod":
-        return EndingPod(self.name, self.node, self.since)
+        return self.first_ending or EndingPod(self.name, self.node, self.since)
 
 
 @dataclass(frozen=True)

@@ -177,15 +177,14 @@ def still_loading(view: RoleView) -> Iterator[str]:
         pod.loading
         for pool in view.pools
         for pod in (pool.target.pods if pool.target else ())
-        if pod.loading and not _is_leaving(pod, pool)
+        if pod.loading and not pod.terminating and not _is_surplus(pod, pool)
     )
     if found:
         yield found[0] + and_more(len(found))
 
 
-def _is_leaving(pod: PodState, pool: PoolView) -> bool:
-    """Return whether its not being ready is no problem: it ends, or drains."""
-    return pod.terminating or ordinal_of(pod) >= pool.desired
+def _is_surplus(pod: PodState, pool: PoolView) -> bool:
+    return ordinal_of(pod) >= pool.desired
 
 
 def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
@@ -196,5 +195,8 @@ def _problems(pool: PoolView) -> Iterator[tuple[str, str, str, int]]:
         message = f"pool {pool.declared.name}: {target.fault.message}"
         yield target.id.name, target.fault.reason, message, pool.desired - target.current
     for pod in target.pods:
-        if pod.problem is not None and not pod.ready and not _is_leaving(pod, pool):
+        if pod.problem is None or pod.ready or _is_surplus(pod, pool):
+            continue
+        # a worker of several pods ends as a whole to start again
+        if not pod.terminating or pod.problem.reason == words.GROUP_RESTARTING:
             yield pod.name, *pod.problem, 1

@@ -128,7 +128,7 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
         return Condition.true(kind, reason, "; ".join([_numbers(view), *notes, *unknown]))
     problem = None
     if not facts.is_rolled_back:
-        lost = node_lost(pod.ending for pod in view.ending if pod.name in facts.lost)
+        lost = node_lost(pod for pod in view.ending if pod.name in facts.lost)
         problem = worst_of([lost, worst_problem(view)])
     reason, message = problem or _in_progress(view, facts)
     return Condition.false(kind, reason, "; ".join([message, *_still_exists(view, facts), *notes]))

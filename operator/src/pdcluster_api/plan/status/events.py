@@ -12,7 +12,12 @@ from pdcluster_schema import conditions as words
 
 # Reasons that have an event of their own
 _REPORTED_ELSEWHERE = frozenset(
-    {words.SCALING, words.ROLLING_OUT, words.PROGRESS_DEADLINE_EXCEEDED}
+    {
+        words.SCALING,
+        words.ROLLING_OUT,
+        words.PROGRESS_DEADLINE_EXCEEDED,
+        words.GROUP_RESTARTING,
+    }
 )
 
 # Reasons that are an event only when a cluster was ready before, and then a Normal one

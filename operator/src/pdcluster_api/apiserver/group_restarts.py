@@ -1,0 +1,86 @@
+"""Restarts of workers of several pods: why, how often, and when the next start is due. Pure. An
+annotation of the worker's StatefulSets holds the last one, as its pods go.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from pdcluster_api.apiserver.container_ends import BACKOFF_RESET, time_of
+from pdcluster_api.plan.observed.state import Problem
+from pdcluster_api.plan.result import PlannedEvent
+from pdcluster_schema import conditions
+from pdcluster_schema.backoff import Backoff
+
+_BACKOFF = Backoff(first=10.0, most=300.0)  # the kubelet's
+
+
+class PodEnd(NamedTuple):
+    """The pod that ended while others of its worker ran on."""
+
+    pod: str
+    why: str
+    is_crash: bool  # and not deleted, evicted or replaced
+
+    def __str__(self) -> str:
+        return f"pod {self.pod}: {self.why}"
+
+
+@dataclass(frozen=True)
+class GroupRestart:
+    """One restart of a worker.  Of crashes in a row, each comes within `BACKOFF_RESET` of the start
+    before.
+    """
+
+    number: int  # of all restarts of the worker
+    crashes: int  # in a row, with this one; 0 = it was none
+    at: str  # RFC 3339
+    cause: str
+
+    @classmethod
+    def read(cls, text: str | None) -> "GroupRestart | None":
+        """From the annotation; None = there is none, or it is not ours."""
+        try:
+            found = json.loads(text or "")
+            number, crashes = int(found["number"]), int(found["crashes"])
+            at, cause = str(found["at"]), str(found["cause"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        return None if time_of(at) is None else cls(number, crashes, at, cause)
+
+    @classmethod
+    def after(cls, last: "GroupRestart | None", end: PodEnd, now: datetime) -> "GroupRestart":
+        is_again = last is not None and now < last.starts_at + BACKOFF_RESET
+        before = last.crashes if last is not None and is_again else 0
+        return cls(
+            number=last.number + 1 if last else 1,
+            crashes=before + 1 if end.is_crash else 0,
+            at=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            cause=str(end),
+        )
+
+    def __str__(self) -> str:
+        """The annotation."""
+        return json.dumps(asdict(self))
+
+    @property
+    def starts_at(self) -> datetime:
+        """When its pods are made again, at the earliest: the first crash costs no wait."""
+        seconds = _BACKOFF.after(self.crashes - 1) if self.crashes > 1 else 0.0
+        return (time_of(self.at) or datetime.min) + timedelta(seconds=seconds)
+
+    @property
+    def problem(self) -> Problem:
+        if self.crashes < 2:
+            return Problem(conditions.GROUP_RESTARTING, f"{self.cause}; {ALL_START_AGAIN}")
+        start = self.starts_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        message = f"{self.cause}; {self.crashes} crashes in a row, all pods start again at {start}"
+        return Problem(conditions.CRASH_LOOPING, message)
+
+    def event(self, worker: str) -> PlannedEvent:
+        text = f"worker {worker}, restart {self.number}: {self.problem.message}"
+        return PlannedEvent(conditions.GROUP_RESTARTING, text, warning=True)
+
+
+ALL_START_AGAIN = "all pods of its worker start again"
