@@ -139,8 +139,8 @@ class Rendering:
     site: RenderSettings
     # workloads whose StatefulSet waits until the pods of an earlier one have ended
     ending: Collection[WorkloadId] = ()
-    # workers of several pods that start again as a whole, or have
-    restarts: Mapping[GroupId, GroupRun] = field(default_factory=dict)
+    # of workers of several pods that are there
+    runs: Mapping[GroupId, GroupRun] = field(default_factory=dict)
 
     def manifests(self, plan: ClusterPlan) -> Iterator[Manifest]:
         """Everything but the Secrets, each rendered when it is asked for."""
@@ -158,7 +158,7 @@ class Rendering:
             record = None if workload.id in outdated else self.records.of(workload.id)
             if record is not None:
                 yield record
-                *sets, engine = render_workload(record, workload.replicas, owner, self.restarts)
+                *sets, engine = render_workload(record, workload.replicas, owner, self.runs)
                 yield from [engine] if workload.id in self.ending else [*sets, engine]
         for scaler in plan.scalers:
             yield render_scaler_of(owner, scaler)

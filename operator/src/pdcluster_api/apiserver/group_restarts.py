@@ -66,7 +66,7 @@ class GroupRestart:
 
     @property
     def starts_at(self) -> datetime:
-        """When its pods are made again, at the earliest: the first crash costs no wait."""
+        """Earliest time at which its pods are made again: the first crash costs no wait."""
         seconds = _BACKOFF.after(self.crashes - 1) if self.crashes > 1 else 0.0
         return (time_of(self.at) or datetime.min) + timedelta(seconds=seconds)
 

@@ -50,13 +50,26 @@ class WorkerPods:
         """True if no pod of it is made any more."""
         return all("deletionTimestamp" in body["metadata"] for body in self.sets.values())
 
+    def _notes(self, key: str) -> list[str]:
+        """An annotation: of the two sets, one may have been written without the other."""
+        notes = ((body["metadata"].get("annotations") or {}) for body in self.sets.values())
+        return [each[key] for each in notes if key in each]
+
     @property
     def last_restart(self) -> GroupRestart | None:
-        """Of the two sets, one may have been written without the other."""
-        notes = ((body["metadata"].get("annotations") or {}) for body in self.sets.values())
-        found = [GroupRestart.read(each.get(labels.GROUP_RESTART)) for each in notes]
+        found = map(GroupRestart.read, self._notes(labels.GROUP_RESTART))
         known = [each for each in found if each is not None]
         return max(known, key=lambda each: each.number, default=None)
+
+    @property
+    def _served(self) -> str:
+        """The pods with which it serves, as their annotation has them; empty = it has not yet."""
+        known = next(iter(self._notes(labels.GROUP_PODS)), "")
+        leader = self.pods.get(self.id.leader_pod)
+        is_whole = len(self.pods) == self.num_pods and leader is not None
+        if known or not is_whole or condition_of(leader or {}, "Ready").get("status") != "True":
+            return known
+        return " ".join(sorted(map(_identity, self.pods.values())))
 
     @property
     def is_at_zero(self) -> bool:
@@ -69,7 +82,7 @@ class WorkerPods:
             return Restarting(GroupRestart.after(last, end, now), is_stopped=True, is_new=True)
         if not self.is_at_zero:
             left = any(not self._has_set(pod) for pod in self.pods.values())
-            return Restarting(last, is_stopped=left)
+            return Restarting(last, is_stopped=left, served="" if left else self._served)
         wait = (last.starts_at - now).total_seconds() if last is not None else 0.0
         is_stopped = bool(self.pods) or wait > 0
         return Restarting(last, is_stopped, is_new=True, wait_seconds=None if self.pods else wait)
@@ -89,11 +102,12 @@ class WorkerPods:
         if leader is None:
             return None
         followers = {name: pod for name, pod in self.pods.items() if pod is not leader}
-        since, made = _served_since(leader), _made(leader)
+        since, made, served = _served_since(leader), _made(leader), self._served.split()
         changed = {
             name: pod
-            for name, pod in followers.items()
-            if since is not None and _has_changed(pod, since, made)
+            for name, pod in self.pods.items()
+            if (served and _identity(pod) not in served)
+            or (pod is not leader and since and (at := _ended(pod)) and at > since)
         }
         is_replaced = any(made > _made(pod) + _BEGINNING for pod in followers.values())
         ended = _ended(leader)
@@ -148,7 +162,7 @@ class WorkerPods:
 
     @property
     def held_back(self) -> Problem | None:
-        """Why it has no pods for a while, after several crashes."""
+        """Problem of a worker that has no pods for a while, after several crashes."""
         last = self.last_restart
         is_held = self.is_at_zero and not self.pods and last is not None and last.crashes > 1
         return last.problem if last is not None and is_held else None
@@ -156,16 +170,19 @@ class WorkerPods:
 
 @dataclass(frozen=True)
 class Restarting:
-    """Whether a worker starts again as a whole."""
+    """One worker, as far as it starts again as a whole."""
 
     last: GroupRestart | None  # its last restart, and the one that begins now
     is_stopped: bool  # it has to have no pod: until the last one of an earlier start has ended
+    served: str = ""  # annotation of the pods with which it serves; empty = it has not yet
     is_new: bool = False  # it has not come back from its last restart
     wait_seconds: float | None = None  # until its pods are made again; None = until others end
 
     @property
     def run(self) -> GroupRun:
-        return GroupRun(self.is_stopped, "" if self.last is None else str(self.last))
+        restart = {} if self.last is None else {labels.GROUP_RESTART: str(self.last)}
+        served = {labels.GROUP_PODS: self.served} if self.served else {}
+        return GroupRun(self.is_stopped, {**restart, **served})
 
 
 def group_of(body: Body) -> GroupId | None:
@@ -274,10 +291,6 @@ def _made(pod: Body) -> datetime:
     return time_of(pod["metadata"].get("creationTimestamp")) or _LONG_AGO
 
 
-def _has_changed(follower: Body, since: datetime, leader_made: datetime) -> bool:
-    """True if it has ended, or is another pod, since its worker served.  A pod's creation is by the
-    API server's clock, and `since` by that of the leader's node.
-    """
-    ended, made = _ended(follower), _made(follower)
-    is_another = made > max(since, leader_made) + _BEGINNING
-    return is_another or (ended is not None and ended > since)
+def _identity(pod: Body) -> str:
+    """By which another pod of the same name differs."""
+    return str(pod["metadata"]["uid"])[:13]

@@ -339,11 +339,10 @@ def worker_groups(live: Live) -> dict[WorkloadId, list[WorkerPods]]:
 
 
 def group_restarts(live: Live, now: datetime) -> dict[GroupId, Restarting]:
-    """Workers of several pods that are to start again as a whole, or have done so."""
+    """Workers of several pods, and whether each is to start again as a whole."""
     clock = now.astimezone(UTC).replace(tzinfo=None)
     groups = (group for found in worker_groups(live).values() for group in found)
-    found = ((group.id, group.restarting(clock)) for group in groups)
-    return {worker: each for worker, each in found if each.last is not None or each.is_stopped}
+    return {group.id: group.restarting(clock) for group in groups}
 
 
 def _is_behind(body: Body) -> bool:

@@ -18,7 +18,6 @@ from pdcluster_api.manifests.vllm import ENGINE_CONTAINER
 from pdcluster_schema.labels import (
     COMPONENT,
     FOLLOWER_OF,
-    GROUP_RESTART,
     PODS_PER_REPLICA,
     ROLE,
     WORKER,
@@ -154,7 +153,7 @@ def placement_of_groups(placement: PlacementSpec | None) -> Manifest:
 
 class GroupRun(NamedTuple):
     is_stopped: bool  # it starts again as a whole: no pod may run until all have ended
-    restart: str = ""  # annotation of its last restart; empty = there was none
+    notes: Mapping[str, str] = MappingProxyType({})  # annotations: its pods and its last restart
 
 
 def group_sets(
@@ -164,14 +163,12 @@ def group_sets(
     owner: Owner,
     runs: Mapping[GroupId, GroupRun] = MappingProxyType({}),
 ) -> Iterator[Manifest]:
-    """The StatefulSets of all workers of a workload.  runs: of workers that have restarted"""
+    """The StatefulSets of all workers of a workload.  runs: of those that are there"""
     group = record["data"]["group"]
     for index in range(replicas):
         worker = GroupId(workload, index)
         run = runs.get(worker, GroupRun(is_stopped=False))
-        notes = {PODS_PER_REPLICA: str(group["pods"])}
-        if run.restart:
-            notes[GROUP_RESTART] = run.restart
+        notes = {PODS_PER_REPLICA: str(group["pods"]), **run.notes}
         for name, part, num_pods in (
             (worker.leader, record["data"]["statefulSet"], 1),
             (worker.followers, group["followers"], group["pods"] - 1),

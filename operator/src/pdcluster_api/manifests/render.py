@@ -122,7 +122,7 @@ def render_workload(
 ) -> tuple[Manifest, ...]:
     """StatefulSets and engine ConfigMap, the last, which share parts of the record.
 
-    runs: of workers of several pods that have restarted
+    runs: of workers of several pods that are there
     """
     data, marks = record["data"], record["metadata"]["labels"]
     workload = WorkloadId(*(marks[label] for label in (CLUSTER, ROLE, POOL, REVISION)))

@@ -56,6 +56,7 @@ class World:
             first = each["spec"].get("ordinals", {}).get("start", 0)
             for ordinal in range(first, first + each["spec"]["replicas"]):
                 self.pods[f"{name}-{ordinal}"] = _pod(f"{name}-{ordinal}", name, each)
+        self.write()
 
     def pod(self, rest: str) -> Manifest:
         return self.pods[f"{WIDE.name}-{rest}"]
@@ -81,12 +82,12 @@ class World:
     def stopped(self) -> set[int]:
         return {index for index, each in self.restarts().items() if each.is_stopped}
 
-    def write(self, now: str = NOW) -> Restarting:
-        """Both sets of the second worker as the plan of its restart has them."""
-        found = self.restarts(now)[1]
-        runs = {GroupId(WIDE, 1): found.run}
-        *sets, _ = render_workload(RECORD, 2, OWNER, runs)
-        for each in sets[2:]:
+    def write(self, now: str = NOW) -> dict[int, Restarting]:
+        """The sets as the operator applies them."""
+        found = self.restarts(now)
+        runs = {GroupId(WIDE, index): each.run for index, each in found.items()}
+        *sets, _ = render_workload(RECORD, len(found), OWNER, runs)
+        for each in sets:
             name = each["metadata"]["name"]
             self.sets[name] = {**each, "status": self.sets[name]["status"]}
         return found
@@ -100,6 +101,7 @@ def _pod(name: str, owner: str, stateful_set: Manifest) -> Manifest:
         "metadata": {
             "name": name,
             "namespace": made.NAMESPACE,
+            "uid": f"{name.removeprefix(WIDE.name)}-first",
             "creationTimestamp": clock(1),
             "labels": template["metadata"]["labels"],
             "annotations": template["metadata"]["annotations"],
@@ -143,6 +145,7 @@ def delete(pod: Manifest, minute: int) -> None:
 def replace(pod: Manifest, minute: int) -> None:
     """Another pod of its name, which begins."""
     pod["metadata"]["creationTimestamp"] = pod["status"]["startTime"] = clock(minute)
+    pod["metadata"]["uid"] = "another"
     pod["status"]["containerStatuses"] = []
     unready(pod, minute)
 
@@ -329,7 +332,7 @@ def test_an_event_follows_from_one_set_that_was_written_before_the_other() -> No
     world = World()
     restart(world.pod("1-f-2"), 5)
     (first,) = events(world)
-    followers = copy.deepcopy(world.stateful_set("1-f"))
+    followers = world.stateful_set("1-f")
     world.write()
     world.sets[f"{WIDE.name}-1-f"] = followers
     assert (world.stopped(), events(world)) == ({1}, [first])
@@ -365,7 +368,7 @@ def test_a_crash_long_after_the_last_one_is_the_first_again() -> None:
     for number, (now, crashes) in enumerate(times, 1):
         world.pods = World().pods
         restart(world.pod("1-f-1"), 5)
-        last = world.write(now).last
+        last = world.write(now)[1].last
         assert last is not None
         assert (last.number, last.crashes) == (number, crashes)
         world.pods = {}
@@ -376,7 +379,33 @@ def test_what_another_wrote_into_the_annotation_counts_for_nothing() -> None:
     world = World()
     for text in ("", "no", "[]", '{"number": 1}', '{"number":1,"crashes":9,"at":"x","cause":""}'):
         world.stateful_set("1")["metadata"]["annotations"]["pdcluster.io/group-restart"] = text
-        assert world.restarts() == {}
+        assert world.restarts()[1].last is None
+
+
+@pytest.mark.parametrize("which", ["1-0", "1-f-2"])
+def test_a_pod_that_is_replaced_as_soon_as_its_worker_serves_is_noticed(which: str) -> None:
+    world = World()
+    replace(world.pod(which), 3)
+    world.pod("1-0")["status"]["conditions"] = [_ready("True", 3)]
+    assert world.stopped() == {1}
+
+
+def test_pods_are_noted_when_their_worker_serves_and_forgotten_when_it_stops() -> None:
+    world = World()
+    for name in ("1", "1-f"):
+        del world.stateful_set(name)["metadata"]["annotations"]["pdcluster.io/group-pods"]
+    unready(world.pod("1-0"), 1)
+    assert world.restarts()[1].run.notes == {}
+    world.pod("1-0")["status"]["conditions"] = [_ready("True", 3)]
+    noted = {"pdcluster.io/group-pods": "-1-0-first -1-f-1-first -1-f-2-first"}
+    assert world.restarts()[1].run.notes == noted
+    world.write()
+    unready(world.pod("1-0"), 4)
+    assert world.restarts()[1].run.notes == noted
+    delete(world.pod("1-f-1"), 5)
+    world.write()
+    notes = world.stateful_set("1-f")["metadata"]["annotations"]
+    assert set(notes) == {PODS_PER_REPLICA, "pdcluster.io/group-restart"}
 
 
 @pytest.mark.parametrize("which", ["1-0", "1-f-2"])

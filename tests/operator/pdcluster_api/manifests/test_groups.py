@@ -80,11 +80,12 @@ def test_each_worker_has_a_set_of_its_leader_and_one_of_its_followers() -> None:
 
 
 def test_a_worker_that_restarts_has_no_pods() -> None:
-    runs = {GroupId(workload(TWO), 1): GroupRun(is_stopped=True, restart="{}")}
+    notes = {"pdcluster.io/group-restart": "{}"}
+    runs = {GroupId(workload(TWO), 1): GroupRun(is_stopped=True, notes=notes)}
     sets = sets_of(TWO, replicas=2, runs=runs)
     assert [each["spec"]["replicas"] for each in sets.values()] == [1, 1, 0, 0]
-    notes = [each["metadata"]["annotations"] for each in sets.values()]
-    assert [each.get("pdcluster.io/group-restart") for each in notes] == [None, None, "{}", "{}"]
+    found = [each["metadata"]["annotations"] for each in sets.values()]
+    assert [each.get("pdcluster.io/group-restart") for each in found] == [None, None, "{}", "{}"]
 
 
 def test_services_lead_to_leaders_and_fences_hold_for_followers_too() -> None:
