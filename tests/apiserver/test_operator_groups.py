@@ -116,6 +116,7 @@ def test_a_pod_that_is_replaced_restarts_its_worker_and_no_other(scene: Scene, w
 
 def test_the_worker_of_the_highest_index_goes_and_comes_again(scene: Scene) -> None:
     before, path = await_workers(scene, 2), scene.path("PDPoolScaler", f"{scene.name}-mixed-wide")
+    said = restarts(scene)
     assert scene.api.merge(path, {"spec": {"replicas": 1}}) is not None
     assert await_workers(scene, 1) == {"0": before["0"]}
     name = scene.workload("mixed", "wide")
@@ -126,3 +127,4 @@ def test_the_worker_of_the_highest_index_goes_and_comes_again(scene: Scene) -> N
         assert scene.api.merge(path, {"spec": {"replicas": replicas}}) is not None
         await_workers(scene, replicas)
     scene.await_condition("Ready", "True")
+    assert restarts(scene) == said

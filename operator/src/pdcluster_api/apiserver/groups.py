@@ -77,7 +77,7 @@ class WorkerPods:
 
     def restarting(self, now: datetime) -> "Restarting":
         """now: in UTC, without a zone"""
-        last, end = self.last_restart, None if self.is_at_zero else self.broken_by
+        last, end = self.last_restart, self._end
         if end is not None:
             return Restarting(GroupRestart.after(last, end, now), is_stopped=True, is_new=True)
         if not self.is_at_zero:
@@ -86,6 +86,12 @@ class WorkerPods:
         wait = (last.starts_at - now).total_seconds() if last is not None else 0.0
         is_stopped = bool(self.pods) or wait > 0
         return Restarting(last, is_stopped, is_new=True, wait_seconds=None if self.pods else wait)
+
+    @property
+    def _end(self) -> PodEnd | None:
+        """The one for which it is to start again; None = it need not, is at it, or goes."""
+        is_kept = len(self.sets) == 2 and not any(map(_is_terminating, self.sets.values()))
+        return self.broken_by if is_kept and not self.is_at_zero else None
 
     def _has_set(self, pod: Body) -> bool:
         return any(_is_of(name, pod) for name in self.sets)
@@ -126,7 +132,7 @@ class WorkerPods:
         states = {name: pod_state(pod) for name, pod in sorted(self.pods.items())}
         first = next(iter(states.values()))
         lead = states.get(self.id.leader_pod) or replace(first, ready=False, started=False)
-        broken = None if self.is_at_zero else self.broken_by
+        broken = self._end
         problem = self._counted(states, worst_of(each.problem for each in states.values()))
         if broken is not None:
             problem = Problem(conditions.GROUP_RESTARTING, f"{broken}; {ALL_START_AGAIN}")
@@ -227,8 +233,8 @@ def _is_of(stateful_set: str, pod: Body) -> bool:
     return any((each["kind"], each["name"]) == ("StatefulSet", stateful_set) for each in references)
 
 
-def _is_terminating(pod: Body) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
+def _is_terminating(body: Body) -> bool:
+    return "deletionTimestamp" in body["metadata"]
 
 
 def _served_since(leader: Body) -> datetime | None:

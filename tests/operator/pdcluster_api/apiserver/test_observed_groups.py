@@ -328,6 +328,19 @@ def test_every_look_at_a_restart_gives_its_event(which: str, change: Any) -> Non
     assert events(world) == []
 
 
+@pytest.mark.parametrize("gone", [["1"], ["1-f"], ["1", "1-f"]])
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_worker_that_is_scaled_away_does_not_restart(gone: list[str], is_marked: bool) -> None:
+    world = World()
+    delete(world.pod("1-0"), 5)
+    for name in gone:
+        if is_marked:
+            world.stateful_set(name)["metadata"]["deletionTimestamp"] = clock(5)
+        else:
+            del world.sets[f"{WIDE.name}-{name}"]
+    assert events(world) == []
+
+
 def test_an_event_follows_from_one_set_that_was_written_before_the_other() -> None:
     world = World()
     restart(world.pod("1-f-2"), 5)
