@@ -73,8 +73,10 @@ def visible_gpus(text: str, visible: str | None) -> DriverReport:
     known = {key: gpu for gpu in gpus for key in (str(gpu.index), gpu.uuid)}
     names = [each.strip() for each in visible.split(",") if each.strip()]
     if unknown := [name for name in names if name not in known]:
-        reason = f"CUDA_VISIBLE_DEVICES names {unknown[0]}, which nvidia-smi does not show"
-        return DriverReport(reason=reason)
+        why = "which nvidia-smi does not show"
+        if unknown[0].startswith("MIG-"):
+            why = "a part of a GPU, and workers get whole ones here: name those, by index or UUID"
+        return DriverReport(reason=f"CUDA_VISIBLE_DEVICES names {unknown[0]}, {why}")
     shown = tuple(dict.fromkeys(known[name] for name in names))
     return DriverReport(shown, "" if shown else "CUDA_VISIBLE_DEVICES is empty")
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdcluster_schema.pdcluster import PDCluster
-from pdcluster_schema.sections import ROLES
+from pdcluster_schema.sections import ENGINELESS, ROLES
+from pdcluster_schema.vllm_engine import VLLM
 
 _NO_PODS = "there are no pods here"
 _ETCD = "an etcd that is run here is one process, whose data is lost with the run"
+_OWN_START = "a worker without a stock engine may take any time to start"
 _PROGRAM = "a stock engine is a program of this machine"
 _MODEL = {
     "model.pvc": "there are no volumes here",
@@ -58,6 +60,14 @@ def ineffective_remarks(cluster: PDCluster) -> list[str]:
         if _at(given, path) is not None:
             paths.setdefault(reason, []).append(f"spec.{path}")
     lines = [f"{_listed(found)} no effect here: {reason}" for reason, found in paths.items()]
+    timed = [
+        f"spec.roles.{role}.startupTimeoutSeconds"
+        for role, spec in cluster.spec.roles.present().items()
+        if spec.startup_timeout_seconds is not None
+        and (role in ENGINELESS or cluster.spec.engine_of(role).type != VLLM)
+    ]
+    if timed:
+        lines.append(f"{_listed(timed)} no effect here: {_OWN_START}")
     return [*lines, *_scaling_remarks(cluster)]
 
 

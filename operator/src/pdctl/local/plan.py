@@ -163,6 +163,19 @@ def _check_runs_locally(cluster: PDCluster) -> None:
             "leave endpoints and tlsSecret out here",
         )
         faults.append(Fault("spec.discovery.etcd.tlsSecret", reason, fix))
+    for role, spec in roles.items():
+        for place, pool in enumerate(spec.pools):
+            if (pods := cluster.spec.pods_per_replica(role, pool)) > 1:
+                field = "gpusPerPod" if pool.pods_per_replica is None else "podsPerReplica"
+                faults.append(
+                    Fault(
+                        f"spec.roles.{role}.pools[{place}].{field}",
+                        f"a worker of pool {pool.name} would be {pods} pods, and there are no pods "
+                        "here: a worker is one process of this machine",
+                        f"leave {field} out, with ranks that one machine holds, or apply the file "
+                        "to Kubernetes",
+                    )
+                )
     num_processes = sum(pool.replicas for spec in roles.values() for pool in spec.pools)
     if num_processes > MAX_PROCESSES:
         faults.append(

@@ -1,6 +1,7 @@
 """The files of one run, under the user's state folder.
 
     STATE_DIR/NAME/lock            held by the running pdctl of that name
+    STATE_DIR/.gpus/INDEX          held by the one whose workers have that GPU
     STATE_DIR/NAME/run-PID-XXXX/   state.json  transfers.json  remarks.json
                                    config/  certificates/  etcd/  logs/
 
@@ -14,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,26 +62,25 @@ class RunDirectory:
 
     @staticmethod
     @contextlib.contextmanager
-    def name_taken(state_dir: Path, name: str, port: int) -> Iterator[None]:
-        """Hold the name of a run.  Raises StartError when another run holds it."""
-        path = state_dir / name / "lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-        except OSError as e:
-            raise _cannot_write(path.parent, e) from e
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as e:
+    def name_taken(
+        state_dir: Path, name: str, port: int, devices: Iterable[int] = ()
+    ) -> Iterator[None]:
+        """Hold the name of a run, and its GPUs.  Raises StartError when another run holds one."""
+        mine = f"process {os.getpid()}, port {port}"
+        with contextlib.ExitStack() as held:
+            if other := _lock(state_dir / name / "lock", mine, held):
                 raise StartError(
-                    f"{name} runs here already: {path.read_text().strip()}; end that one first, or "
-                    "give this one another metadata.name",
+                    f"{name} runs here already: {other}; end that one first, or give this one "
+                    "another metadata.name",
                     exit_code=2,
-                ) from e
-            file.truncate(0)
-            file.write(f"process {os.getpid()}, port {port}\n")
-            file.flush()
+                )
+            for device in devices:
+                if other := _lock(state_dir / ".gpus" / str(device), f"{name}, {mine}", held):
+                    raise StartError(
+                        f"GPU {device} is used by {other}; end that one first, or leave the GPU "
+                        "out with CUDA_VISIBLE_DEVICES",
+                        exit_code=2,
+                    )
             yield
 
     @property
@@ -143,6 +143,23 @@ def runs(state_dir: Path, name: str = "*") -> list[RunDirectory]:
         RunDirectory(path)
         for path in sorted(state_dir.glob(f"{name}/run-*-*"), key=lambda path: path.stat().st_mtime)
     ]
+
+
+def _lock(path: Path, holder: str, held: contextlib.ExitStack) -> str:
+    """Take a lock until `held` ends; returns the run that has it, or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = held.enter_context(path.open("a+"))
+    except OSError as e:
+        raise _cannot_write(path.parent, e) from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return path.read_text().strip() or "another run"
+    file.truncate(0)
+    file.write(f"{holder}\n")
+    file.flush()
+    return ""
 
 
 def _cannot_write(folder: Path, error: OSError) -> StartError:

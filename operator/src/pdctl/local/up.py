@@ -84,7 +84,8 @@ def up(request: UpRequest, screen: Screen) -> None:
     """Run until SIGINT or SIGTERM.  Raises InvalidObjectError or StartError."""
     prepared = prepare(request)
     name, port = request.cluster.metadata.name, prepared.plan.ingress.http_port
-    with RunDirectory.name_taken(request.state_dir, name, port):
+    devices = [device for process in prepared.plan.processes for device in process.devices]
+    with RunDirectory.name_taken(request.state_dir, name, port, devices):
         asyncio.run(_serve(prepared, screen))
 
 

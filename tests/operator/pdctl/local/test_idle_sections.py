@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from pdcluster_schema.load import parse
+from pdctl.local.ineffective import ineffective_remarks
 from pdctl.local.policy import restart_fields
-from tests.schema.object_cases import at
+from tests.schema.object_cases import at, vllm
 
 CASES = yaml.safe_load(
     (Path(__file__).parents[3] / "golden" / "operator" / "ineffective.yaml").read_text()
@@ -31,3 +32,14 @@ def test_an_edit_of_it_needs_no_restart(change: dict[str, Any], document: dict[s
         at(path, value)(document)
 
     assert bool(restart_fields(before, parse(document))) is bool(changed)
+
+
+def test_a_time_to_start_counts_for_stock_engines_alone(document: dict[str, Any]) -> None:
+    at("spec.roles.decode.startupTimeoutSeconds", 60)(document)
+
+    assert ineffective_remarks(parse(document)) == [
+        "spec.roles.decode.startupTimeoutSeconds has no effect here: a worker without a stock "
+        "engine may take any time to start"
+    ]
+    vllm()(document)
+    assert "startupTimeoutSeconds" not in " ".join(ineffective_remarks(parse(document)))

@@ -77,6 +77,13 @@ def test_only_workers_without_a_gpu_share_cores(document: dict[str, Any]) -> Non
         ("B200", 1, visible_gpus(BOX, None), "the driver shows 0 that no other pool has (of "),
         ("H200", 1, visible_gpus("No devices were found", None), "nvidia-smi: No devices were"),
         ("H200", 1, visible_gpus(BOX, "7"), "CUDA_VISIBLE_DEVICES names 7, which nvidia-smi does"),
+        (
+            "H200",
+            1,
+            visible_gpus(BOX, "0,MIG-7"),
+            "CUDA_VISIBLE_DEVICES names MIG-7, a part of a GPU, and workers get whole ones here: "
+            "name those, by index or UUID",
+        ),
         ("H200", 1, visible_gpus(BOX, ""), "the driver shows 0: CUDA_VISIBLE_DEVICES is empty"),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pdcluster_schema.engine import MAX_THREADS
+from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.local.plan import MAX_PROCESSES, plan_local
 from tests.schema.object_cases import vllm
@@ -109,3 +110,23 @@ def test_plan_takes_as_many_processes_as_a_machine_should_run(document: dict[str
     document["spec"]["roles"]["decode"]["pools"][0]["replicas"] = MAX_PROCESSES - 1
 
     assert len(plan_local(parse(document), cores=1, port=0).processes) == MAX_PROCESSES
+
+
+@pytest.mark.parametrize(
+    "size", [{"podsPerReplica": 2, "gpusPerReplica": 16}, {"gpusPerPod": 8}], ids=list
+)
+def test_a_worker_of_several_pods_is_refused_by_its_field(
+    document: dict[str, Any], size: dict[str, int]
+) -> None:
+    vllm()(document)
+    pool = {"name": "big", "gpu": "H200", "replicas": 1, **size}
+    document["spec"]["roles"]["decode"] = {"pools": [pool], "engine": {"tensorParallelSize": 16}}
+    with pytest.raises(InvalidObjectError) as refused:
+        plan_local(parse(document), cores=8, port=0)
+
+    field = next(iter(size))
+    assert [str(fault) for fault in refused.value.faults] == [
+        f"spec.roles.decode.pools[0].{field}: a worker of pool big would be 2 pods, and there are "
+        f"no pods here: a worker is one process of this machine; leave {field} out, with ranks "
+        "that one machine holds, or apply the file to Kubernetes"
+    ]

@@ -55,6 +55,25 @@ def test_a_name_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
     assert refused.value.exit_code == 2
 
 
+def test_a_gpu_is_taken_for_as_long_as_its_run_lives(tmp_path: Path) -> None:
+    with (
+        RunDirectory.name_taken(tmp_path, "chat", 8000, [0, 2]),
+        RunDirectory.name_taken(tmp_path, "other", 8001, [1]),
+        pytest.raises(StartError) as refused,
+        RunDirectory.name_taken(tmp_path, "third", 8002, [3, 2]),
+    ):
+        pass
+    with RunDirectory.name_taken(tmp_path, "third", 8002, [3, 2]):
+        pass
+
+    assert str(refused.value) == (
+        f"GPU 2 is used by chat, process {os.getpid()}, port 8000; end that one first, or leave "
+        "the GPU out with CUDA_VISIBLE_DEVICES"
+    )
+    assert refused.value.exit_code == 2
+    assert runs(tmp_path) == []
+
+
 def test_unwritable_state_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError) as refused:
