@@ -1,6 +1,7 @@
 """examples/recipes/: what each head says was verified, and that docs/recipes.md lists them all."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 from pdcluster_schema.load import load, load_applied
+from pdcluster_schema.vllm_engine import tagged_version
 from pdctl.cli.main import app
 from tests.golden.operator.operator_adapter import manifests
-from tests.system.stock_vllm import FOLDER, NOT_ASKED, installed, parsed
+from tests.system.stock_vllm import NOT_ASKED, installed, parsed
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.yaml"))
@@ -63,14 +65,27 @@ def test_every_recipe_is_in_the_table_of_the_docs() -> None:
     assert names == [p.name for p in RECIPES]
 
 
-@pytest.mark.skipif(not (installed() and FOLDER.exists()), reason=NOT_ASKED)
-@pytest.mark.timeout(300)
-def test_the_engine_takes_every_command_line() -> None:
-    # the kubelet fills in what is like $(LWS_WORKER_INDEX)
-    lines = [
-        [re.sub(r"^\$\(\w+\)$", "1", argument) for argument in each["command"][1:]]
-        for path in RECIPES
-        for _, each in engines(path)
-    ]
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_pod_template_of_a_recipe_gives_rights_alone(path: Path) -> None:
+    """Claims, devices, /dev/shm, times and sizes have fields."""
+    template = yaml.safe_load(path.read_text())["spec"].get("podTemplate")
+    if template is None:
+        return
+    ((engine,), keys) = template["spec"]["initContainers"], set(template["spec"])
 
-    assert parsed(FOLDER, lines) == [" ".join(line) for line in lines]
+    assert (keys, set(engine)) == ({"initContainers"}, {"name", "securityContext"})
+
+
+@pytest.mark.skipif(not installed(), reason=NOT_ASKED)
+@pytest.mark.timeout(300)
+def test_the_engine_of_a_recipe_s_version_takes_every_command_line() -> None:
+    lines = defaultdict[str, list[list[str]]](list)
+    for path in RECIPES:
+        for _, each in engines(path):
+            # the kubelet fills in what is like $(LWS_WORKER_INDEX)
+            line = [re.sub(r"^\$\(\w+\)$", "1", argument) for argument in each["command"][1:]]
+            lines[tagged_version(each["image"])].append(line)
+
+    parsers = installed(parser_only=True)
+    taken = {version: parsed(parsers[version], lines[version]) for version in lines}
+    assert taken == {version: [" ".join(line) for line in each] for version, each in lines.items()}
