@@ -21,12 +21,19 @@ async def answered(fake: FakeVllm, status: int, data: bytes) -> bytes:
 
 
 async def test_an_answer_and_a_refusal_are_passed_on() -> None:
-    error = json.dumps({"error": {"message": "bad role", "param": "messages", "code": 400}})
+    def error(message: str, param: str) -> bytes:
+        said = {"message": message, "param": param, "code": 400}
+        return json.dumps({"error": said}).encode()
+
     async with fake_vllm() as fake:
         assert await answered(fake, 200, b"body") == b"body"
         with pytest.raises(RequestError, match="the engine refuses the request: bad role") as e:
-            await answered(fake, 400, error.encode())
-        assert e.value.param == "messages"
+            await answered(fake, 400, error("bad role", "messages"))
+        assert (e.value.param, e.value.code) == ("messages", None)
+        for named in ("input_text", "input_tokens"):
+            with pytest.raises(RequestError, match="maximum context length is") as e:
+                await answered(fake, 400, error("This maximum context length is 9", named))
+            assert (e.value.param, e.value.code) == (None, "context_length_exceeded")
         with pytest.raises(HttpFailedError, match="the engine answered 500 to /detokenize"):
             await answered(fake, 500, b"{}")
 

@@ -19,6 +19,8 @@ WRONG_SETTING = 2  # exit status: wrong settings or model
 
 NO_DEVICE = 3  # exit status: the requested device is not available
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # code of a RequestError
+
 
 class WorkerError(Exception):
     pass
@@ -75,7 +77,7 @@ class ContextLengthError(RequestError):
     def __init__(
         self, message: str, *, param: str, num_prompt: int, max_tokens: int | None, most: int
     ) -> None:
-        super().__init__(message, param=param, code="context_length_exceeded")
+        super().__init__(message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
         self.num_prompt = num_prompt
         self.max_tokens = max_tokens
         self.most = most

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from pdcluster_worker.errors import RequestError
+from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from pdcluster_worker.server.app import create_app
 from pdcluster_worker.server.openai.engine_front_end import EngineFrontEnd
 from pdcluster_worker.server.text.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ class PlayedEngine:
     """Reads an answer as REASONING|TEXT, or as REASONING|TEXT@NAME ARGUMENTS for a call.
 
     form: that its parsers ask for.  delay: seconds of a derender.  error: of each derender.
+    longest: prompt in characters.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -33,7 +34,7 @@ class PlayedEngine:
         self.calls: list[tuple[str, Any]] = []
         self.form: dict[str, Any] | None = None
         self.features: Any = None
-        self.delay = 0.0
+        self.delay, self.longest = 0.0, 4000
         self.error: RequestError | None = None
         self.num_open = self.most_open = 0
 
@@ -49,6 +50,8 @@ class PlayedEngine:
         text = "".join(message["content"] for message in fields["messages"])
         if text == "refuse":
             raise RequestError("the engine refuses the request: no such role")
+        if len(text) > self.longest:
+            raise RequestError("it is too long", code=CONTEXT_LENGTH_EXCEEDED)
         return json.dumps(self._rendered(text)).encode()
 
     def of(self, end: str) -> list[Any]:
@@ -334,3 +337,19 @@ async def test_a_model_without_a_tokenizer_file_serves_but_names_no_tokens(
 
     assert answer.choices[0].message.content == "Hi"
     assert named.choices[0].logprobs.content[0].token.startswith("token_id:")
+
+
+async def test_a_conversation_that_the_engine_finds_too_long_is_cut_where_asked_to(
+    rig: Rig, engine: PlayedEngine, client: openai.AsyncOpenAI
+) -> None:
+    rig.say("Yes.")
+    engine.longest = 100
+    turns: Any = [{"role": "user", "content": f"turn {number:2} {'x' * 12}"} for number in range(9)]
+
+    with pytest.raises(openai.BadRequestError, match="it is too long") as refused:
+        await client.responses.create(model="tiny", input=turns)
+    assert refused.value.code == CONTEXT_LENGTH_EXCEEDED
+    await client.responses.create(model="tiny", input=turns, truncation="auto")
+    assert rig.prompt() == "".join(turn["content"] for turn in turns[-5:])
+    with pytest.raises(openai.BadRequestError, match="it is too long"):
+        await client.responses.create(model="tiny", input="x" * 101, truncation="auto")

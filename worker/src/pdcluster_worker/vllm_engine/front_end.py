@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pdcluster_worker.errors import ConfigError, RequestError
+from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, ConfigError, RequestError
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.responses import read_error
 
@@ -14,6 +14,7 @@ PATHS = (
 
 ASK_SECONDS = 60.0  # for the longest prompt
 
+_LENGTHS = ("input_text", "input_tokens")  # what vLLM names of a prompt that is too long
 _MISSING = (403, 404, 405)
 
 
@@ -25,7 +26,12 @@ async def ask(http: VllmClient, path: str, body: bytes) -> bytes:
     error = read_error(status, answer)
     if not error.is_refusal:
         raise HttpFailedError(f"the engine answered {status} to {path}: {error}")
-    raise RequestError(f"the engine refuses the request: {error}", param=error.param)
+    is_long = error.param in _LENGTHS
+    raise RequestError(
+        f"the engine refuses the request: {error}",
+        code=CONTEXT_LENGTH_EXCEEDED if is_long else None,
+        param=None if is_long else error.param,
+    )
 
 
 async def check_endpoints(http: VllmClient, version: str) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from pdcluster_schema.text import quoted
-from pdcluster_worker.errors import RequestError, field_error
+from pdcluster_worker.errors import CONTEXT_LENGTH_EXCEEDED, RequestError, field_error
 from pdcluster_worker.server.generation.formatter import to_json
 from pdcluster_worker.server.generation.front_end import Prepared
 from pdcluster_worker.server.generation.generation import ServingContext
@@ -261,21 +261,34 @@ async def _prepared(
     num_bytes: int,
 ) -> Prepared:
     """With truncation auto, of as many of the last items as fit."""
-    prepared = await serving.front_end.chat(serving, chat, num_bytes)
+    front_end, is_cut = serving.front_end, body.truncation == "auto"
     space = serving.limits.max_model_len - (body.max_output_tokens or 1)
-    if body.truncation == "auto" and len(prepared.prompts[0]) > space:
 
-        async def without(num_dropped: int) -> Prepared:
+    async def without(num_dropped: int) -> Prepared | RequestError:
+        """Or the refusal of what is too long."""
+        last = chat
+        if num_dropped:
             last = await off_loop(num_bytes, chat_of, body, _last(items, num_dropped))
-            return await serving.front_end.chat(serving, last, num_bytes)
+        try:
+            return await front_end.chat(serving, last, num_bytes)
+        except RequestError as e:
+            if not is_cut or e.code != CONTEXT_LENGTH_EXCEEDED:
+                raise
+            return e
 
+    def fits(prepared: Prepared | RequestError) -> bool:
+        return isinstance(prepared, Prepared) and len(prepared.prompts[0]) <= space
+
+    prepared = await without(0)
+    if is_cut and not fits(prepared):
         # where dropping some is not enough all but the last one are
         fewest, most = min(1, len(items) - 1), len(items) - 1
         while fewest < most:
             tried = (fewest + most) // 2
-            fits = len((await without(tried)).prompts[0]) <= space
-            fewest, most = (fewest, tried) if fits else (tried + 1, most)
+            fewest, most = (fewest, tried) if fits(await without(tried)) else (tried + 1, most)
         prepared = await without(fewest)
+    if isinstance(prepared, RequestError):
+        raise prepared
     sampling_request = replace(
         prepared.sampling_request, max_tokens_param="max_output_tokens", prompt_param="input"
     )
