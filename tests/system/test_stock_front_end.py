@@ -14,9 +14,15 @@ import pytest
 from tests.chat_model import FOLDER as CHAT_MODEL
 from tests.system.client import MODEL
 from tests.system.cluster import NewCluster
-from tests.system.stock_vllm import FOLDER, SWITCH, stock_engine
+from tests.system.stock_vllm import (
+    FOLDER,
+    LEASE_SECONDS,
+    MAX_MODEL_LEN,
+    START_SECONDS,
+    SWITCH,
+    stock_engine,
+)
 
-START_SECONDS = 600.0
 PARSERS = ("--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 ASK = [{"role": "user", "content": "Name three colours."}]
 WEATHER = {
@@ -47,7 +53,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def client(open_cluster: NewCluster) -> Iterator[openai.OpenAI]:
     with open_cluster("front-end") as cluster:
-        cluster.lease_seconds = 60
+        cluster.lease_seconds = LEASE_SECONDS
         worker = cluster.add_worker("mixed", "front-end-0", model=CHAT_MODEL, start=False)
         engine = stock_engine(CHAT_MODEL, "mixed")
         engine["vllm"]["command"] += PARSERS
@@ -121,3 +127,19 @@ def test_completions_are_echoed(client: openai.OpenAI) -> None:
 def test_what_vllm_refuses_is_a_400(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="the engine refuses the request"):
         chat(client, messages=[{"role": "user", "content": "x " * 3000}])
+
+
+@pytest.mark.parametrize("num_words", [20, 200], ids=["tokens", "characters"])
+def test_a_long_conversation_is_cut_where_asked_to(client: openai.OpenAI, num_words: int) -> None:
+    turns = [
+        {"role": "user", "content": f"turn {number} " + "word " * num_words} for number in range(60)
+    ]
+
+    def ask(**fields: Any) -> Any:
+        return client.responses.create(model=MODEL, input=turns, max_output_tokens=8, **fields)
+
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
+        ask()
+    assert refused.value.code == "context_length_exceeded"
+    least = MAX_MODEL_LEN - 8 - 2 * (num_words + 20)
+    assert least < ask(truncation="auto").usage.input_tokens <= MAX_MODEL_LEN - 8
