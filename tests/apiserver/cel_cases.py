@@ -557,7 +557,8 @@ RULES: list[Rule] = [
     ),
     Rule(
         "spec.service.endpointPicker",
-        "service.endpointPicker without a name and roles.picker go together: give both, or neither",
+        "service.endpointPicker needs roles.picker where it has no name, and roles.picker needs it "
+        "so: give both endpointPicker: {} and roles.picker, or the name of a picker of yours",
         only("picker"),
         OWN_PICKER,
     ),

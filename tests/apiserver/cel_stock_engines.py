@@ -50,6 +50,7 @@ PARSES = (
     "end of the reasoning, which PDCluster parses itself: set model.reasoningParser in its place, "
     "or model.frontend: engine"
 )
+TWO_WORDS = "a flag and its value are two entries of the list, or one with = between them"
 OF_ENGINE = at("spec.model.frontend", "engine")
 VARIABLE = (
     "PDCluster sets this variable: remove it, and give engine.kvCacheMemory for "
@@ -122,6 +123,7 @@ def _fields(engine: str, only: Change) -> list[Case]:
             args("-v", "--", "--reasoning-parser-plugin"),
             args("--api_ke=x"),
         ),
+        case(f"{engine}.args[]", TWO_WORDS, args("-v\n", "--seed=b c", "a b"), args("--seed 5")),
         case(
             f"{engine}.args",
             f"{engine.removeprefix('spec.')}.args {PARSES}",

@@ -473,6 +473,56 @@ BAD = [
         fault_at="spec.roles.decode.resources.requests.cpu",
         field="spec.roles.decode.resources.requests",
     ),
+    *(
+        InvalidObject(
+            at("spec.roles.decode.resources", resources),
+            f"spec.roles.decode.resources{fault}",
+            None,
+        )
+        for resources, fault in (
+            (
+                {"limits": {"rdma/ib": "2500m"}},
+                ".limits.rdma/ib: must be a whole number, of which the request is the limit; give "
+                "it in limits alone",
+            ),
+            (
+                {"limits": {"rdma/ib": 4}, "requests": {"rdma/ib": 2}},
+                ".limits.rdma/ib: must be a whole number, of which the request is the limit",
+            ),
+            (
+                {"requests": {"hugepages-2Mi": "1Gi", "cpu": 1}},
+                ".requests.hugepages-2Mi: must be a whole number, of which the request is the",
+            ),
+            (
+                {"limits": {"hugepages-2Mi": "1Gi"}},
+                ".limits: hugepages-2Mi needs cpu or memory beside it; give memory too",
+            ),
+            ({"limits": {"rdma": 1}}, ": 'rdma' is no resource of a container; use cpu, memory"),
+        )
+    ),
+    *(
+        InvalidObject(
+            both(
+                at(f"{POOL}.gpu", "B200"),
+                at("spec.roles.decode.resources", {field: {"nvidia.com/gpu": 8}}),
+            ),
+            f"spec.roles.decode.resources.{field}.nvidia.com/gpu: {fault}",
+            None,
+        )
+        for field, fault in (
+            (
+                "limits",
+                "is 8, and each pod of pool cpu has 1, by the ranks of its engine or "
+                "gpusPerReplica; leave it out, and set those",
+            ),
+            ("requests", "must be a whole number, of which the request is the limit"),
+        )
+    ),
+    wrong(
+        "spec.placement.domainLabel",
+        "a rack",
+        "'a rack' is not the key of a label; write it like topology.kubernetes.io/zone",
+    ),
     wrong(
         "spec.roles.decode.resources.requests",
         {"cpu": 0.5},

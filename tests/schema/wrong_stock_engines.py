@@ -112,6 +112,31 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "set by PDCluster; remove it",
         "spec.engine.args[0]",
     ),
+    *(
+        (
+            vllm(args=[text]),
+            f"spec.engine.args[0]: {text} is set by PDCluster; remove it",
+            "spec.engine.args[0]",
+        )
+        for text in ("-n2", "-r1")
+    ),
+    (
+        vllm(args=["--seed 5"]),
+        "spec.engine.args[0]: '--seed 5' is one entry, which vLLM takes for one word; write --seed "
+        "and its value as two entries of the list, or with = between them",
+        "spec.engine.args[0]",
+    ),
+    (
+        vllm(image="vllm/vllm-openai-cpu:v0.29.0"),
+        "spec.engine.image: vLLM 0.29.0 is not known here; use 0.30 to 0.33, or set "
+        "engine.allowUnknownVersion: true",
+        None,
+    ),
+    (
+        both(vllm(), at("spec.roles.decode.engine", {"image": "a/vllm-openai:v0.34.0"})),
+        "spec.roles.decode.engine.image: vLLM 0.34.0 is not known here; use 0.30 to 0.33, or",
+        None,
+    ),
     (
         vllm(args=["--kv-tr.kv_role=kv_both"]),
         "spec.engine.args[0]: --kv-tr may be short for --kv-transfer-config, which is set by",
@@ -254,6 +279,11 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.env[1]",
     ),
     (
+        vllm(env=[{"name": "A", "value": "", "from": {}}]),
+        "spec.engine.env[0].from: unknown field; known here: name, value",
+        None,
+    ),
+    (
         vllm(env=[{"name": "A"}]),
         "spec.engine.env[0].value: is required; add it",
         "spec.engine.env[0].value",
@@ -296,6 +326,11 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         _transfer(backends=["UCX", "GDS"]),
         "spec.engine.kvTransfer.backends[1]: must be 'UCX' or 'LIBFABRIC', not 'GDS'",
         "spec.engine.kvTransfer.backends[1]",
+    ),
+    (
+        _transfer(backends=["EFA"]),
+        "spec.engine.kvTransfer.backends[0]: must be 'UCX' or 'LIBFABRIC', not 'EFA'",
+        "spec.engine.kvTransfer.backends[0]",
     ),
     (
         _transfer(backends=[]),
@@ -402,11 +437,11 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
     *(
         (
             both(vllm(args=spec), at("spec.roles.decode.engine.args", decode)),
-            f"spec.roles.decode.engine.args: {reason} for prefill, and vLLM refuses every "
-            "transfer between the two; give both roles the same, in spec.engine.args",
+            f"spec.roles.decode.engine.args: {reason} for prefill, and vLLM {effect}; give both "
+            "roles the same, in spec.engine.args",
             None,
         )
-        for spec, decode, reason in (
+        for spec, decode, reason, *others in (
             ([], ["--kv-cache-dtype", "fp8"], "--kv-cache-dtype is fp8 for decode and auto"),
             (
                 ["--kv_cache_dtype=fp8"],
@@ -434,6 +469,13 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
                 '--speculative-config is {"method": "eagle3", "model": "/b"} for decode and '
                 '{"method": "eagle3", "model": "/a"}',
             ),
+            (
+                ["--hf-overrides.a", "1"],
+                ['--hf-overrides={"a":2}'],
+                '--hf-overrides is {"a": 2} for decode and {"a": "1"}',
+                "does not compare it, and would decode from KV of another model",
+            ),
         )
+        for effect in others or ("refuses every transfer between the two",)
     ),
 ]

@@ -1,9 +1,10 @@
 """From pydantic's errors to faults that a user can act on: path, reason, fix."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -124,9 +125,12 @@ def unknown_fields(kind: type[BaseModel], document: object) -> list[Location]:
 
 def faults_of(error: ValidationError, root: type[BaseModel]) -> list[Fault]:
     """Every fault of a failed validation of `root`."""
+    errors = error.errors(include_url=False)
+    wrong_within = {item["loc"][:-1] for item in errors}  # pydantic counts right entries alone
     return [
         _fault(item["type"], item["loc"], item["input"], item.get("ctx", {}), root)
-        for item in error.errors(include_url=False)
+        for item in errors
+        if item["type"] != "too_short" or item["loc"] not in wrong_within
     ]
 
 
@@ -197,10 +201,11 @@ def _suggest(name: str, known: list[str]) -> str:
 
 def _step(annotation: Any, part: int | str) -> Any:
     """Type of one field or entry of a type; None when it has no such part."""
-    if isinstance(part, int):
-        return next((args[0] for args in (get_args(annotation),) if args), None)
-    if get_origin(annotation) is dict:
-        return get_args(annotation)[1]
+    for each in _members(annotation):
+        if isinstance(part, int) and get_origin(each) is tuple:
+            return get_args(each)[0]
+        if get_origin(each) is dict:
+            return get_args(each)[1]
     for model in _models(annotation):
         for name, field in model.model_fields.items():
             if part in (name, field.alias):
@@ -209,6 +214,19 @@ def _step(annotation: Any, part: int | str) -> Any:
 
 
 def _models(annotation: Any) -> Iterable[type[BaseModel]]:
-    """The models in a type: itself, or the members of a union."""
-    candidates = (annotation, *get_args(annotation))
-    return (each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel))
+    return (
+        each
+        for each in _members(annotation)
+        if isinstance(each, type) and issubclass(each, BaseModel)
+    )
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """A type itself, or the members of a union, without what annotates them."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _members(each)
+    else:
+        yield annotation

@@ -72,20 +72,27 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
     Raises InvalidObjectError with every fault.
     """
     cluster = parse(document)
+    if (fault := applied_fault(cluster)) is not None:
+        raise InvalidObjectError([fault])
+    return cluster
+
+
+def applied_fault(cluster: PDCluster) -> Fault | None:
+    """What Kubernetes refuses of an object that `pdctl up` runs."""
     for field, path, fix in _paths(cluster.spec):
         if cluster.spec.model.pvc is None and not path.startswith("/"):
             reason = (
                 f"must begin with /, not {path!r}: ~ and relative paths without pvc are for pdctl "
                 "alone"
             )
-            raise InvalidObjectError([Fault(field, reason, fix)])
+            return Fault(field, reason, fix)
     for role in cluster.spec.roles.computing():
         engine = cluster.spec.engine_of(role)
         if engine.type == VLLM and engine.image is None:
             reason = f"is missing, and engine.type: {VLLM} needs it on Kubernetes"
             fix = "give a stock image, like vllm/vllm-openai:v0.32.0"
-            raise InvalidObjectError([Fault("spec.engine.image", reason, fix)])
-    return cluster
+            return Fault("spec.engine.image", reason, fix)
+    return None
 
 
 def _paths(spec: PDClusterSpec) -> Iterator[tuple[str, str, str]]:

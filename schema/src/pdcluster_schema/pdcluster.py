@@ -20,6 +20,7 @@ from pdcluster_schema.engine_rules import (
 )
 from pdcluster_schema.model import ImageSpec, ModelSpec
 from pdcluster_schema.qos import QosSpec
+from pdcluster_schema.quantities import number_of
 from pdcluster_schema.routing import DEFAULT_LENGTH_THRESHOLD, RoutingSpec
 from pdcluster_schema.section import SpecSection, rule
 from pdcluster_schema.sections import (
@@ -38,7 +39,8 @@ from pdcluster_schema.service import DiscoverySpec, ServiceSpec
 from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
-from pdcluster_schema.vllm_engine import VLLM, tagged_version
+from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_versions import tagged_version, unknown_image
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -150,9 +152,16 @@ class PDClusterSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _engines_are_of_one_version(self) -> Self:
+    def _engines_are_of_one_known_version(self) -> Self:
         """By the tags of their images.  No rule of the API server, which it would cost too much."""
         roles = self.roles.computing()
+        for role, declared in roles.items():
+            engine = self.engine_of(role)
+            if (fault := unknown_image(engine.image)) and not engine.allow_unknown_version:
+                reason, _, fix = fault.partition(": ")
+                at = "engine" if declared.engine.image is None else f"roles.{role}.engine"
+                fix += ", or set engine.allowUnknownVersion: true"
+                raise rule(reason, fix, at=f"{at}.image")
         found = {role: tagged_version(self.engine_of(role).image) for role in roles}
         if len(set(found.values()) - {""}) > 1:
             raise rule(
@@ -169,6 +178,23 @@ class PDClusterSpec(SpecSection):
             if (problem := misfit(self.engine_of(name), role.pools)) is not None:
                 field, reason, fix = problem
                 raise rule(reason, fix, at=f"roles.{name}.{field}")
+        return self
+
+    @model_validator(mode="after")
+    def _accelerators_are_those_of_the_pools(self) -> Self:
+        """Another number in `resources` would be passed over."""
+        for name, role in self.roles.computing().items():
+            for pool in role.pools:
+                resource = self.hardware(pool.gpu).resource or ""
+                count = self.gpus_per_replica(name, pool) // self.pods_per_replica(name, pool)
+                for field, amounts in role.resources:
+                    if number_of(amounts.get(resource, count)) != count:
+                        raise rule(
+                            f"is {amounts[resource]}, and each pod of pool {pool.name} has "
+                            f"{count}, by the ranks of its engine or gpusPerReplica",
+                            "leave it out, and set those",
+                            at=f"roles.{name}.resources.{field}.{resource}",
+                        )
         return self
 
     def engine_of(self, role: str) -> EngineSpec:

@@ -100,6 +100,10 @@ def number_of(amount: int | str) -> Decimal:
     return Decimal(match[1]) * _FACTORS[match[2] or ""]
 
 
+_SHARED = ("cpu", "memory", "ephemeral-storage")
+_COUNTED = re.compile(r"hugepages-[0-9]+[KMGT]i|[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*")
+
+
 class ResourcesSpec(SpecSection):
     """CPU, memory and the like of one worker, as in a container; accelerators are added from the
     pool's gpu.
@@ -132,7 +136,26 @@ class ResourcesSpec(SpecSection):
                     "lower the request or raise the limit",
                     at=f"requests.{name}",
                 )
+        for name in (*self.limits, *self.requests):
+            if name not in _SHARED:
+                self._check_counted(name)
         return self
+
+    def _check_counted(self, name: str) -> None:
+        """Devices and huge pages, as the API server takes them in a pod."""
+        if _COUNTED.fullmatch(name) is None:
+            fix = "use cpu, memory, ephemeral-storage, hugepages-2Mi, or a device's name as rdma/ib"
+            raise rule(f"{name!r} is no resource of a container", fix)
+        limit = self.limits.get(name)
+        amounts = {number_of(each.get(name, limit or 0)) for each in (self.limits, self.requests)}
+        if limit is None or len(amounts) > 1 or any(each % 1 for each in amounts):
+            raise rule(
+                "must be a whole number, of which the request is the limit",
+                "give it in limits alone",
+                at=f"{'requests' if limit is None else 'limits'}.{name}",
+            )
+        if name.startswith("hugepages-") and not {"cpu", "memory"} & {*self.limits, *self.requests}:
+            raise rule(f"{name} needs cpu or memory beside it", "give memory too", at="limits")
 
 
 class ResourceClaimSpec(SpecSection):

@@ -42,13 +42,28 @@ class Metadata(SpecSection):
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
+MAX_RESOURCE = 317
+"""Characters of a resource, or of a label: a domain of at most 253, `/`, a name of at most 63."""
+
+
 class PlacementSpec(SpecSection):
     """Keep all workers of a revision where KV moves fast, on nodes with one value of a label, such
     as a rack or an NVLink domain; and how fast it has to move. Of pools with several pods to a
     worker each worker has such a domain of its own choice.
     """
 
-    domain_label: Text | None = None
+    domain_label: (
+        Annotated[
+            str,
+            Field(max_length=MAX_RESOURCE),
+            spelled(
+                "([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+                "the key of a label",
+                "write it like topology.kubernetes.io/zone",
+            ),
+        ]
+        | None
+    ) = None
     """Key of that label; by default workers may be on any nodes."""
     mode: Literal["Required", "Preferred", "Exclusive"] = "Preferred"
     """Required = a worker that finds no room there stays Pending; Preferred = it may go elsewhere;
@@ -81,8 +96,6 @@ ENGINELESS = (ROUTER, PICKER)
 """Roles without an engine, whose workers hold no KV."""
 ROLES = (*COMPUTING, *ENGINELESS)
 MAX_ACCELERATORS = 64
-MAX_RESOURCE = 317
-"""Characters of a resource: a domain of at most 253, `/`, and a name of at most 63."""
 
 
 def _sum(number: str, most: int) -> str:

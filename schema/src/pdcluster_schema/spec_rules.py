@@ -256,8 +256,8 @@ def _picker_rule() -> Rule:
     return Rule(
         cel=f"has(self.roles.picker) == {own}",
         holds=lambda spec: (spec.roles.picker is not None) == spec.service.has_own_picker,
-        reason="without a name and roles.picker go together",
-        fix="give both, or neither",
+        reason="needs roles.picker where it has no name, and roles.picker needs it so",
+        fix="give both endpointPicker: {} and roles.picker, or the name of a picker of yours",
         at="service.endpointPicker",
     )
 

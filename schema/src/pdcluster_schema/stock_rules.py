@@ -162,6 +162,8 @@ _OF_DRAFT: Final = (
     *("method", "model", "revision", "code_revision", "parallel_drafting", "kv_cache_dtype"),
 )
 _SHORT: Final = {"spec-method": "method", "spec-model": "model"}
+_REFUSED = "vLLM refuses every transfer between the two"
+_UNSEEN = "vLLM does not compare it, and would decode from KV of another model"
 
 
 def pair_fault(prefill: Iterable[str], decode: Iterable[str]) -> tuple[str, str] | None:
@@ -177,16 +179,19 @@ def pair_fault(prefill: Iterable[str], decode: Iterable[str]) -> tuple[str, str]
     own, other = (_last(flags, name, "").upper() for flags in (ours, theirs))
     if own and other and (fault := _difference(name, own, other)):  # else vLLM may choose the same
         return fault
-    return _difference("speculative-config", _draft(ours), _draft(theirs))
+    name = "hf-overrides"
+    own, other = (json.dumps(_object(flags, name), sort_keys=True) for flags in (ours, theirs))
+    return _difference(name, own, other, _UNSEEN) or _difference(
+        "speculative-config", _draft(ours), _draft(theirs)
+    )
 
 
-def _difference(name: str, decode: str, prefill: str) -> tuple[str, str] | None:
+def _difference(
+    name: str, decode: str, prefill: str, effect: str = _REFUSED
+) -> tuple[str, str] | None:
     if decode == prefill:
         return None
-    reason = (
-        f"--{name} is {decode} for decode and {prefill} for prefill, and vLLM refuses every "
-        "transfer between the two"
-    )
+    reason = f"--{name} is {decode} for decode and {prefill} for prefill, and {effect}"
     return reason, "give both roles the same, in spec.engine.args"
 
 
@@ -196,19 +201,24 @@ def _last(flags: list[Flag], name: str, default: str) -> str:
 
 def _draft(flags: list[Flag]) -> str:
     """Settings of the speculation that count, as JSON; `none` where it moves nothing."""
-    given: dict[str, Any] = {}
-    for flag in flags:
-        name, _, key = flag.name.partition(".")
-        if name == "speculative-config":
-            given |= {key: flag.value} if key else _loaded(flag.value)
-        elif name in _SHORT:
-            given[_SHORT[name]] = flag.value
+    given = _object(flags, "speculative-config")
+    given |= {_SHORT[flag.name]: flag.value for flag in flags if flag.name in _SHORT}
     draft = {key.replace("-", "_"): value for key, value in given.items()}
     method = str(draft.get("method", ""))
     if not draft or method in _OWN_STATE:
         return "none"
     draft["method"] = "mtp" if method.endswith("_mtp") else method
     return json.dumps({key: draft[key] for key in _OF_DRAFT if draft.get(key)})
+
+
+def _object(flags: list[Flag], name: str) -> dict[str, Any]:
+    """A flag in JSON, with its dotted parts."""
+    given: dict[str, Any] = {}
+    for flag in flags:
+        found, _, key = flag.name.partition(".")
+        if found == name:
+            given |= {key: flag.value} if key else _loaded(flag.value)
+    return given
 
 
 def _loaded(text: str) -> dict[str, Any]:

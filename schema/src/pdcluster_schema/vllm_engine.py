@@ -12,6 +12,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field
 
 from pdcluster_schema.section import Cel, Crd, SpecSection, rule
+from pdcluster_schema.text import shortened
 from pdcluster_schema.values import VariableName
 
 VLLM: Final = "vllm"
@@ -37,16 +38,6 @@ PDCLUSTER_ONLY = (
     "speculation",
 )
 """Those that only our own engine has: they would have no effect on a stock engine."""
-
-
-def tagged_version(image: str | None) -> str:
-    """Version of a stock engine by its image's tag; empty where that is not said.
-
-    >>> tagged_version("registry:5000/vllm/vllm-openai:v0.32.0-cu129")
-    '0.32.0'
-    """
-    found = re.search(r":v?(\d+\.\d+\.\d+[.a-z0-9]*)", image or "")
-    return "" if found is None else found[1]
 
 
 FIELD_OF_FLAG = {
@@ -98,9 +89,9 @@ _OWNED = (
     "api-server-count",
     "asc",
     "nnodes",
-    "n",
+    "n[0-9]*",
     "node-rank",
-    "r",
+    "r[0-9]*",
     "master-[a-z]+",
     "data-parallel-[a-z-]+",
     "dp[a-z]?",
@@ -129,6 +120,8 @@ FLAGS_OF_FIELDS = f"^--?({'|'.join(FIELD_OF_FLAG)})([=.]|$)"
 _OF_ONE_DASH = ("asc", "n", "r", "dp", "tp", "pp")
 
 _LONG = {
+    "n[0-9]*": "n",
+    "r[0-9]*": "r",
     "grpc[a-z-]*": "grpc",
     "ssl-[a-z-]+": "ssl-keyfile",
     "master-[a-z]+": "master-addr",
@@ -147,6 +140,9 @@ LONG_FLAGS = "".join(
 
 FLAG_PATTERN = "^--?[^-=.][^=.]*"
 """The name of a flag within an argument."""
+
+FLAG_AND_VALUE = r"^--?[A-Za-z][^=\s]*[ \t]+\S"
+"""A flag and its value in one argument, which no parser takes apart."""
 
 OWNED_VARIABLES = (
     "^(POD_IP|VLLM_(NIXL_SIDE_CHANNEL_[A-Z]+|HOST_IP|PORT|API_KEY|DP_[A-Z_]+|CPU_KVCACHE_SPACE))$"
@@ -171,6 +167,10 @@ ARGUMENT_RULES = (
         "vLLM may take this for a longer flag, which is refused: remove it, or set the field that "
         "stands for it",
     ),
+    Cel(
+        f"!self.matches(r'{FLAG_AND_VALUE}')",
+        "a flag and its value are two entries of the list, or one with = between them",
+    ),
 )
 """The same for the API server, which cannot name the flag."""
 
@@ -184,6 +184,12 @@ def check_argument(value: str) -> str:
     """
     flag_text = value.partition("=")[0].partition(".")[0].rstrip().replace("_", "-")
     flag = long_flag(flag_text)
+    if re.search(FLAG_AND_VALUE, value):
+        name = value.split()[0]
+        raise rule(
+            f"{shortened(value, 60)!r} is one entry, which vLLM takes for one word",
+            f"write {name} and its value as two entries of the list, or with = between them",
+        )
     subject = flag if flag == flag_text else f"{flag_text} may be short for {flag}, which"
     if re.search(DATA_PARALLEL_FLAGS, flag):
         raise rule(f"{subject} is set by PDCluster", "set engine.dataParallelSize in its place")

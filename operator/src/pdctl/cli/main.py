@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pdcluster_schema.load import applied_fault
 from pdcluster_schema.revision import revision_of
 from pdctl.cli.bench import app as bench
 from pdctl.cli.options import File, Files, load_file, load_files, reported
@@ -111,7 +112,9 @@ def validate_command(files: Files) -> None:
     """Check PDCluster files and name everything that is wrong in each."""
     for file, cluster in load_files(files):
         revision = revision_of(cluster.spec)
-        typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision}")
+        fault = applied_fault(cluster)
+        unfit = "" if fault is None else f", for pdctl up alone: {fault}"
+        typer.echo(f"{file}: {cluster.metadata.name} is valid, revision {revision}{unfit}")
 
 
 app.command("why")(why_command)

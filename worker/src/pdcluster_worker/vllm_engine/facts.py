@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from pdcluster_schema.vllm_versions import unknown_version
 from pdcluster_worker.config.worker import NO_ACCELERATOR, WorkerConfig
 from pdcluster_worker.errors import ConfigError, ModelError
 from pdcluster_worker.messages.engine import EngineReady
@@ -27,10 +28,6 @@ from pdcluster_worker.vllm_engine import generate_api
 from pdcluster_worker.vllm_engine.front_end import check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.metrics_page import Scrape, read_ranks
-
-# vLLM versions that docs/engines.md has tests of, both inclusive.  They take the same flags and
-# requests; what differs between their /metrics the page itself tells (`Scrape.has_fetch_stages`)
-OLDEST, NEWEST = (0, 30), (0, 33)
 
 TRANSPORT = "nixl"
 _WARM_UP_TOKENS = 64
@@ -140,22 +137,6 @@ async def _check_served(http: VllmClient, config: WorkerConfig, version: str) ->
             f"the engine lacks adapters: start it with {min(lacking)!r} of --lora-modules"
         )
     return _card_of(models, config.model.name)
-
-
-def unknown_version(version: str) -> str:
-    """Return the fault of an unknown version; empty for a known one.
-
-    >>> unknown_version("0.33.1+cpu")
-    ''
-    >>> unknown_version("0.29.0")
-    'vLLM 0.29.0 is not known here: use 0.30 to 0.33'
-    """
-    parts = version.split(".")[:2]
-    known = tuple(int(part) if part.isdigit() else -1 for part in parts)
-    if OLDEST <= known <= NEWEST:
-        return ""
-    ends = " to ".join(".".join(map(str, end)) for end in (OLDEST, NEWEST))
-    return f"vLLM {version or '?'} is not known here: use {ends}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""vLLM's versions: those that are known here, and the one that an image's tag names."""
+
+import re
+
+# versions that docs/engines.md has tests of, both inclusive: they take the same flags and requests
+OLDEST, NEWEST = (0, 30), (0, 33)
+
+_PUBLISHED = re.compile(r"(^|/)vllm-openai[-a-z0-9]*:")
+
+
+def tagged_version(image: str | None) -> str:
+    """Version of a stock engine by its image's tag; empty where that is not said.
+
+    >>> tagged_version("registry:5000/vllm/vllm-openai:v0.32.0-cu129")
+    '0.32.0'
+    """
+    found = re.search(r":v?(\d+\.\d+\.\d+[.a-z0-9]*)", image or "")
+    return "" if found is None else found[1]
+
+
+def unknown_version(version: str) -> str:
+    """Return the fault of an unknown version; empty for a known one.
+
+    >>> unknown_version("0.33.1+cpu")
+    ''
+    >>> unknown_version("0.29.0")
+    'vLLM 0.29.0 is not known here: use 0.30 to 0.33'
+    """
+    parts = version.split(".")[:2]
+    known = tuple(int(part) if part.isdigit() else -1 for part in parts)
+    if OLDEST <= known <= NEWEST:
+        return ""
+    ends = " to ".join(".".join(map(str, end)) for end in (OLDEST, NEWEST))
+    return f"vLLM {version or '?'} is not known here: use {ends}"
+
+
+def unknown_image(image: str | None) -> str:
+    """The same of an image of vLLM's own name; images of other names have tags of their own.
+
+    >>> unknown_image("vllm/vllm-openai-cpu:v0.29.0")
+    'vLLM 0.29.0 is not known here: use 0.30 to 0.33'
+    >>> unknown_image("llm-d/llm-d-cuda:v0.3.0")
+    ''
+    """
+    version = tagged_version(image)
+    return unknown_version(version) if version and _PUBLISHED.search(image or "") else ""
