@@ -40,7 +40,7 @@ from pdcluster_schema.spec_rules import spec_rules
 from pdcluster_schema.stock_rules import stock_fault
 from pdcluster_schema.values import PodTemplate, SizeOfSpec
 from pdcluster_schema.vllm_engine import VLLM
-from pdcluster_schema.vllm_versions import tagged_version, unknown_image
+from pdcluster_schema.vllm_versions import published_version, tagged_version, unknown_version
 from pdcluster_schema.workload import (
     MAX_GROUPED_NAME,
     MAX_WORKLOAD_NAME,
@@ -157,7 +157,9 @@ class PDClusterSpec(SpecSection):
         roles = self.roles.computing()
         for role, declared in roles.items():
             engine = self.engine_of(role)
-            if (fault := unknown_image(engine.image)) and not engine.allow_unknown_version:
+            version = published_version(engine.image)
+            fault = unknown_version(version) if version else ""
+            if fault and not engine.allow_unknown_version:
                 reason, _, fix = fault.partition(": ")
                 at = "engine" if declared.engine.image is None else f"roles.{role}.engine"
                 fix += ", or set engine.allowUnknownVersion: true"

@@ -34,13 +34,10 @@ def unknown_version(version: str) -> str:
     return f"vLLM {version or '?'} is not known here: use {ends}"
 
 
-def unknown_image(image: str | None) -> str:
-    """The same of an image of vLLM's own name; images of other names have tags of their own.
+def published_version(image: str | None) -> str:
+    """Version by the tag of an image of vLLM's own name; others have tags of their own.
 
-    >>> unknown_image("vllm/vllm-openai-cpu:v0.29.0")
-    'vLLM 0.29.0 is not known here: use 0.30 to 0.33'
-    >>> unknown_image("llm-d/llm-d-cuda:v0.3.0")
-    ''
+    >>> published_version("vllm/vllm-openai-cpu:v0.29.0"), published_version("llm-d-cuda:v0.3.0")
+    ('0.29.0', '')
     """
-    version = tagged_version(image)
-    return unknown_version(version) if version and _PUBLISHED.search(image or "") else ""
+    return tagged_version(image) if _PUBLISHED.search(image or "") else ""

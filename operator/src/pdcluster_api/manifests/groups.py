@@ -27,6 +27,7 @@ from pdcluster_schema.sections import PlacementSpec
 from pdcluster_schema.workload import GroupId, WorkloadId
 
 CONTAINER = "worker"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _OF_SERVER = ("readinessProbe", "livenessProbe", "startupProbe", "lifecycle")
@@ -103,8 +104,14 @@ def follower_template(leader: Manifest, role: str) -> Manifest:
     if "initContainers" in spec:
         spec["initContainers"] = [each for each in spec["initContainers"] if not _is_engine(each)]
     spec.pop("topologySpreadConstraints", None)
+    containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
+    mounted = {each["name"] for one in containers for each in one.get("volumeMounts") or ()}
+    # without the server's key, which no container mounts
+    spec["volumes"] = [each for each in spec.get("volumes") or () if each["name"] in mounted]
     marks = {**metadata["labels"], ROLE: FOLLOWER_OF[role], COMPONENT: FOLLOWER_OF[role]}
-    return {**leader, "metadata": {**metadata, "labels": marks}, "spec": spec}
+    main = {DEFAULT_CONTAINER: spec["containers"][0]["name"]}
+    of_pod = {"labels": marks, "annotations": {**metadata["annotations"], **main}}
+    return {**leader, "metadata": {**metadata, **of_pod}, "spec": spec}
 
 
 def _is_engine(container: Manifest) -> bool:

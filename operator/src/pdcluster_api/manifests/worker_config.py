@@ -39,6 +39,7 @@ from pdcluster_schema.revision import revision_of
 from pdcluster_schema.section import SpecSection
 from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec
 from pdcluster_schema.vllm_engine import VLLM
+from pdcluster_schema.vllm_versions import published_version
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,9 @@ def _engine_section(
     startup_seconds = cluster.spec.roles.present()[role].startup_timeout_seconds
     if startup_seconds is not None and role not in ENGINELESS:
         vllm["startupTimeoutSeconds"] = startup_seconds
+    version = published_version(engine.image)
+    if version and role not in ENGINELESS and not site.vllm.is_process:
+        vllm["taggedVersion"] = version
     if site.vllm.is_process:
         vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
         vllm["env"] = vllm_environment(pool, engine, site.vllm)

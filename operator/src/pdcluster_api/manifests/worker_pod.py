@@ -4,7 +4,12 @@ change of policy or certificate reaches a running worker.
 
 from typing import Any
 
-from pdcluster_api.manifests.groups import CONTAINER, group_variables, leader_template
+from pdcluster_api.manifests.groups import (
+    CONTAINER,
+    DEFAULT_CONTAINER,
+    group_variables,
+    leader_template,
+)
 from pdcluster_api.manifests.model_source import MODELS, ModelSource, model_source
 from pdcluster_api.manifests.objects import (
     API_KEYS_FOLDER,
@@ -64,7 +69,7 @@ def worker_pod(
         "metadata": {
             "labels": labels,
             "annotations": {
-                "kubectl.kubernetes.io/default-container": CONTAINER,
+                DEFAULT_CONTAINER: CONTAINER,
                 GPU: pool.gpu,
                 GPUS_PER_REPLICA: str(cluster.spec.gpus_per_replica(workload.role, pool)),
             },

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.groups import GroupRun, workers_of_budget
+from pdcluster_api.manifests.groups import DEFAULT_CONTAINER, GroupRun, workers_of_budget
 from pdcluster_api.manifests.render import Manifest, render_shared, render_workload
 from pdcluster_schema.revision import revision_of
 from pdcluster_schema.workload import GroupId, WorkloadId
@@ -163,6 +163,11 @@ def test_ranks_of_a_stock_engine_are_divided_among_the_pods() -> None:
     assert following["command"] == [*led["command"], "--headless"]
     assert "restartPolicy" not in following
     assert [each["name"] for each in pod(follower)["spec"]["containers"]] == ["engine"]
+    template = pod(follower)
+    assert template["metadata"]["annotations"][DEFAULT_CONTAINER] == "engine"
+    mounts = {each["name"] for each in following["volumeMounts"]}
+    assert {each["name"] for each in template["spec"]["volumes"]} == mounts
+    assert "tls" in {each["name"] for each in pod(leader)["spec"]["volumes"]} - mounts
     for engine in (led, following):
         assert engine["resources"]["limits"] == {"nvidia.com/gpu": "8"}
         assert set(variables(engine)) >= {"LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS", "POD_IP"}

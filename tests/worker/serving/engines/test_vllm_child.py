@@ -103,17 +103,30 @@ async def test_a_build_for_cpus_on_a_pool_of_gpus_says_that_it_computes_on_a_cpu
     )
 
 
-async def test_an_unknown_version_serves_where_it_is_allowed_and_its_worker_says_so(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "given", "note"),
+    [
+        ("0.33.0", {"allow_unknown_version": True}, ""),
+        (
+            "0.99.1",
+            {"allow_unknown_version": True},
+            "vLLM 0.99.1 is not known here: use 0.30 to 0.33; served, since "
+            "engine.allowUnknownVersion is true",
+        ),
+        ("0.32.0+cpu", {"tagged_version": "0.32.0"}, ""),
+        (
+            "0.31.0",
+            {"tagged_version": "0.32.0"},
+            "is vLLM 0.31.0, and the tag of its image says 0.32.0; give the tag that it is",
+        ),
+    ],
+)
+async def test_a_worker_says_what_is_odd_of_its_engine_s_version(tmp_path, version, given, note):
     engine = config(tmp_path, 1).engine
-    allowed = msgspec.structs.replace(engine.vllm, allow_unknown_version=True)
-    engine = msgspec.structs.replace(engine, vllm=allowed)
-    unknown, known = [
-        (await facts_of(tmp_path, version=version, engine=engine)).ready.device.engine_note
-        for version in ("0.99.1", "0.33.0")
-    ]
+    engine = msgspec.structs.replace(engine, vllm=msgspec.structs.replace(engine.vllm, **given))
+    facts = await facts_of(tmp_path, version=version, engine=engine)
 
-    assert unknown == "vLLM 0.99.1 is not known here: use 0.30 to 0.33"
-    assert known == ""
+    assert facts.ready.device.engine_note == note
 
 
 async def test_a_server_that_serves_the_model_is_an_engine(tmp_path):

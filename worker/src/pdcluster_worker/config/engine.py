@@ -42,6 +42,7 @@ class VllmConfig(Section, frozen=True):
     command: tuple[str, ...] = ()  # empty = another container runs it
     env: dict[str, str] = msgspec.field(default_factory=dict)
     allow_unknown_version: bool = False
+    tagged_version: str = ""  # what the engine's image says that it is; empty = nothing
 
 
 def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:

@@ -89,7 +89,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         model_code="vllm",
         tensor_parallel_size=config.engine.tensor_parallel_size,
         pipeline_parallel_size=config.engine.pipeline_parallel_size,
-        engine_note=unknown,
+        engine_note=_note_of(version, unknown, config.engine.vllm.tagged_version),
     )
     ready = EngineReady(
         engine_id="",  # of each rank, as its ports, blocks and steps are
@@ -124,6 +124,15 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         )
         for rank, scrape in enumerate(scrapes)
     ]
+
+
+def _note_of(version: str, unknown: str, tagged: str) -> str:
+    """What a user must know of the version of an engine that serves."""
+    if unknown:
+        return f"{unknown}; served, since engine.allowUnknownVersion is true"
+    if tagged and version.partition("+")[0] != tagged:
+        return f"is vLLM {version}, and the tag of its image says {tagged}; give the tag that it is"
+    return ""
 
 
 async def _check_served(http: VllmClient, config: WorkerConfig, version: str) -> _Card:

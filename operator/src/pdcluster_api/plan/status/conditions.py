@@ -135,13 +135,14 @@ def _role(view: RoleView, facts: StatusInputs) -> Condition:
 
 
 def _unknown_engines(view: RoleView, observed: Observed) -> Iterator[str]:
-    """Name the first worker with a stock engine of an unknown version, and how many have one."""
+    """Name the first worker with a stock engine of another version than is known, or than its image
+    says, and how many have one.
+    """
     devices = observed.worker_records.devices if observed.worker_records else {}
     pods = [pod.name for pool in view.pools for pod in (pool.target.pods if pool.target else ())]
     noted = sorted(pod for pod in pods if pod in devices and devices[pod].engine_note)
     if noted:
-        served = "served, since engine.allowUnknownVersion is true"
-        yield f"{noted[0]}{and_more(len(noted))}: {devices[noted[0]].engine_note}; {served}"
+        yield f"{noted[0]}{and_more(len(noted))}: {devices[noted[0]].engine_note}"
 
 
 def _still_exists(view: RoleView, facts: StatusInputs) -> Iterator[str]:

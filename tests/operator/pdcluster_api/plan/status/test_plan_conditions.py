@@ -69,8 +69,7 @@ def test_an_unknown_version_of_a_stock_engine_is_reported_while_its_workers_are_
     assert words_of(status, words.DECODE_READY) == (
         "True",
         words.UNKNOWN_ENGINE_VERSION,
-        f"2 of 2 workers are ready; decode-0 (and 1 more): {note}; served, since "
-        "engine.allowUnknownVersion is true",
+        f"2 of 2 workers are ready; decode-0 (and 1 more): {note}",
     )
     assert words_of(status, words.PREFILL_READY)[1] == words.AS_DECLARED
 
