@@ -535,6 +535,19 @@ BAD = [
         "'template' is no part of a pod template; use metadata and spec",
         fault_at="spec.podTemplate.template",
     ),
+    *(
+        wrong(
+            "spec.podTemplate",
+            {"spec": {field: [{"name": "proxy"}, {"name": name}]}},
+            f"{name} is none of the {field} of a worker's pod; put it into {place}",
+            fault_at=f"spec.podTemplate.spec.{field}[1]",
+            field=None,
+        )
+        for field, name, place in (
+            ("containers", "engine", "initContainers"),
+            ("initContainers", "worker", "containers"),
+        )
+    ),
     wrong(
         "spec.podTemplate",
         {"spec": []},

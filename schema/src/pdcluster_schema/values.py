@@ -158,7 +158,20 @@ def _template(value: dict[str, Any]) -> dict[str, Any]:
                 at=name,
             )
         _check_plain(part, name, MAX_LEVELS)
+    for field, container, place in _MISPLACED:
+        given = value.get("spec", {}).get(field)
+        for index, each in enumerate(given if isinstance(given, list) else ()):
+            if isinstance(each, dict) and each.get("name") == container:
+                reason = f"{container} is none of the {field} of a worker's pod"
+                raise rule(reason, f"put it into {place}", at=f"spec.{field}[{index}]")
     return value
+
+
+_MISPLACED = (
+    ("containers", "engine", "initContainers"),  # it starts before what asks it, and stays
+    ("initContainers", "worker", "containers"),
+)
+"""Where a container of the pod is not, its name, and where it is: it would be made twice."""
 
 
 def _check_plain(value: object, path: str, levels: int) -> None:
