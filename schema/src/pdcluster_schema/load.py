@@ -78,7 +78,7 @@ def parse_applied(document: dict[str, Any]) -> PDCluster:
 
 
 def applied_fault(cluster: PDCluster) -> Fault | None:
-    """What Kubernetes refuses of an object that `pdctl up` runs."""
+    """First fault that Kubernetes finds in an object that `pdctl up` runs."""
     for field, path, fix in _paths(cluster.spec):
         if cluster.spec.model.pvc is None and not path.startswith("/"):
             reason = (

@@ -171,7 +171,7 @@ _MISPLACED = (
     ("containers", "engine", "initContainers"),  # it starts before what asks it, and stays
     ("initContainers", "worker", "containers"),
 )
-"""Where a container of the pod is not, its name, and where it is: it would be made twice."""
+"""Wrong list, name and right list of a container of the pod, which would be made twice."""
 
 
 def _check_plain(value: object, path: str, levels: int) -> None:

@@ -127,7 +127,7 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
 
 
 def _note_of(version: str, unknown: str, tagged: str) -> str:
-    """What a user must know of the version of an engine that serves."""
+    """Fault of the version of an engine that serves; empty where it is as declared."""
     if unknown:
         return f"{unknown}; served, since engine.allowUnknownVersion is true"
     if tagged and version.partition("+")[0] != tagged:
