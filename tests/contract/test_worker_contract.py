@@ -79,12 +79,13 @@ def rendered(example: str, role: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def stock_engine() -> dict[str, Any]:
-    """The section `vllm` of that file."""
-    section: dict[str, Any] = stock_file()["engine"]["vllm"]
+    """The section `vllm` of such a file, and of one beside the engine's container."""
+    one, other = (stock_file(is_process=each)["engine"]["vllm"] for each in (False, True))
+    section: dict[str, Any] = {**one, **other}
     return section
 
 
-def stock_file() -> dict[str, Any]:
+def stock_file(*, is_process: bool = True) -> dict[str, Any]:
     """The engine file of a worker that starts a stock engine; no value of that is the default."""
     document = minimal()
     document["spec"]["engine"] = {
@@ -92,6 +93,7 @@ def stock_file() -> dict[str, Any]:
         "blockSize": 32,
         "maxModelLen": 512,
         "allowUnknownVersion": True,
+        "image": "vllm/vllm-openai:v0.32.0",
     }
     document["spec"]["model"] |= {
         "frontend": "engine",
@@ -100,7 +102,7 @@ def stock_file() -> dict[str, Any]:
     document["spec"]["roles"]["decode"]["startupTimeoutSeconds"] = 60
     cluster = parse(document)
     pool = cluster.spec.roles.present()["decode"].pools[0]
-    vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=True)
+    vllm = VllmSettings(http=1, kv_events=2, side_channel=3, is_process=is_process)
     engine = cluster.spec.engine_of("decode")
     return engine_file(cluster, "decode", pool, engine, replace(SITE, vllm=vllm))
 
@@ -212,10 +214,8 @@ def test_the_file_of_a_stock_engine_loads_in_the_worker(tmp_path: Path) -> None:
 
     assert (config.model.frontend, config.model.adapters) == ("engine", ("sql",))
     assert (engine.type, engine.block_size, engine.max_model_len) == ("vllm", 32, 512)
-    assert (
-        msgspec.to_builtins(engine.vllm) | {"command": list(engine.vllm.command)}
-        == file["engine"]["vllm"]
-    )
+    read = msgspec.to_builtins(engine.vllm) | {"command": list(engine.vllm.command)}
+    assert read == {**file["engine"]["vllm"], "taggedVersion": ""}
 
 
 @pytest.mark.parametrize("scheduling", SCHEDULING_VALUES, ids=["threshold", "whole", "sarathi"])
