@@ -118,7 +118,7 @@ def test_engine_file_names_the_engine_and_only_what_the_server_must_know() -> No
         "maxBatchedTokens": 2048,  # vLLM's own, on a CPU
         "maxSequences": 9,
         "blockSize": 64,
-        "vllm": {},
+        "vllm": {"taggedVersion": "0.32.0"},
     }
 
 
