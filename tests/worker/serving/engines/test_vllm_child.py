@@ -169,6 +169,24 @@ async def test_a_server_of_another_kind_is_a_wrong_setting(tmp_path, over, messa
 
 
 @pytest.mark.parametrize(
+    ("status", "message", "exit_status"),
+    [
+        (404, r"vLLM 0\.32\.0 has no /inference/v1/generate for this model: give", WRONG_SETTING),
+        (500, "the engine answered 500 to /inference/v1/generate: {}", 1),
+    ],
+)
+async def test_an_engine_that_generates_nothing_is_none(tmp_path, status, message, exit_status):
+    async with fake_vllm() as fake, started(tmp_path, fake.port) as child:
+        fake.pages = pages()
+        for _ in range(3):
+            await (await asyncio.wait_for(fake.calls.get(), 10)).answer(b"{}", status)
+
+        with pytest.raises(EngineDiedError, match=message):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == exit_status
+
+
+@pytest.mark.parametrize(
     ("config", "sizes"),
     [
         # deepseek-ai/DeepSeek-R1, config.json: MLA

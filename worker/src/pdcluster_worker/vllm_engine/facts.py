@@ -25,7 +25,7 @@ from pdcluster_worker.messages.requests import RequestSpec, SamplingParams
 from pdcluster_worker.system.fingerprint import fingerprint
 from pdcluster_worker.system.nvidia import GpuReport, NamedGpu, read_report
 from pdcluster_worker.vllm_engine import generate_api
-from pdcluster_worker.vllm_engine.front_end import check_endpoints
+from pdcluster_worker.vllm_engine.front_end import MISSING, check_endpoints
 from pdcluster_worker.vllm_engine.http import HttpFailedError, VllmClient
 from pdcluster_worker.vllm_engine.metrics_page import Scrape, read_ranks
 
@@ -76,9 +76,17 @@ async def read_facts(ranks: Sequence[VllmClient], config: WorkerConfig) -> list[
         raise ConfigError(f"{unknown}, or set engine.allowUnknownVersion: true")
     card = await _check_served(http, config, version)
     shape = await asyncio.to_thread(read_shape, Path(config.model.path))
-    longest = await asyncio.gather(
-        *(_warm_up(client, config, 3 * rank) for rank, client in enumerate(ranks))
-    )
+    try:
+        longest = await asyncio.gather(
+            *(_warm_up(client, config, 3 * rank) for rank, client in enumerate(ranks))
+        )
+    except HttpFailedError as e:
+        if e.status not in MISSING:
+            raise
+        raise ConfigError(
+            f"vLLM {version} has no {generate_api.PATH} for this model: give one that generates "
+            "text, and leave --runner and --convert out of engine.args"
+        ) from e
     scrapes = read_ranks(await http.get_patiently("/metrics"), len(ranks))
     if not all(scrape.num_blocks and scrape.block_size for scrape in scrapes):
         raise ConfigError(f"vLLM {version} does not say the size of its KV cache in /metrics")

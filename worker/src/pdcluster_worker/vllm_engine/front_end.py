@@ -15,7 +15,7 @@ PATHS = (
 ASK_SECONDS = 60.0  # for the longest prompt
 
 _LENGTHS = ("input_text", "input_tokens")  # what vLLM names of a prompt that is too long
-_MISSING = (403, 404, 405)
+MISSING = (403, 404, 405)
 
 
 async def ask(http: VllmClient, path: str, body: bytes) -> bytes:
@@ -38,7 +38,7 @@ async def check_endpoints(http: VllmClient, version: str) -> None:
     """Raise ConfigError where vLLM has no such endpoints."""
     for path in PATHS:
         status, _ = await _post(http, path, b"{}")
-        if status in _MISSING:
+        if status in MISSING:
             raise ConfigError(
                 f"model.frontend is engine, and vLLM {version} has no {path}: use an image of 0.30 "
                 "or newer, or leave model.frontend out"

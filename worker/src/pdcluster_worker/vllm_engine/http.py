@@ -16,10 +16,15 @@ _READ_BYTES = 1 << 16
 
 
 class HttpFailedError(Exception):
-    """is_refused: connection refused.  is_late: timeout; a retry may succeed."""
+    """is_refused: connection refused.  is_late: timeout; a retry may succeed.  status: of an answer
+    that is none of success; 0 = there was none.
+    """
 
-    def __init__(self, message: str, *, is_refused: bool = False, is_late: bool = False) -> None:
+    def __init__(
+        self, message: str, *, is_refused: bool = False, is_late: bool = False, status: int = 0
+    ) -> None:
         super().__init__(message)
+        self.status = status
         self.is_refused = is_refused
         self.is_late = is_late
 
@@ -137,5 +142,6 @@ class VllmClient:
             content = await answer.body()
         if answer.status != 200:
             text = content[:MAX_ERROR_BYTES].decode(errors="replace")
-            raise HttpFailedError(f"the engine answered {answer.status}: {text}")
+            message = f"the engine answered {answer.status} to {path}: {text}"
+            raise HttpFailedError(message, status=answer.status)
         return content
