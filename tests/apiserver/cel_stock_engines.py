@@ -128,7 +128,7 @@ def _fields(engine: str, only: Change) -> list[Case]:
             f"{engine}.args",
             f"{engine.removeprefix('spec.')}.args {PARSES}",
             both(OF_ENGINE, args("-v", "--reasoning-parser", "qwen3")),
-            args("--reasoning_parser=qwen3"),
+            args("--reasoning-pars=qwen3"),
         ),
         case(f"{engine}.env[].name", VARIABLE, variable("VLLM_PORTS"), variable("VLLM_DP_RANK")),
         case(f"{engine}.env[].name", VARIABLE_NAME, variable("_a1"), variable("A-B")),
@@ -197,6 +197,8 @@ def _of_role(role: str, only: Change) -> list[Case]:
 
 
 SQL = {"name": "sql", "path": "/sql"}
+REPOSITORY, HUB = {"repo": "org/sql"}, "spec.model.adapters.0.huggingFace"
+OF_HUB = {"name": "sql", "huggingFace": {**REPOSITORY}}
 LOADED = at("spec.model.adapters", [SQL])
 
 STOCK_CASES: list[Case] = [
@@ -227,6 +229,32 @@ STOCK_CASES: list[Case] = [
         "folder as the engine's container sees it",
         both(vllm(), LOADED),
         both(vllm(), at("spec.model.adapters", [{**SQL, "path": "sql"}])),
+    ),
+    *(
+        (
+            "spec.model.adapters[]",
+            "needs either path or huggingFace, and not both: give the one that the adapter comes "
+            "from",
+            both(vllm(), at("spec.model.adapters", [OF_HUB])),
+            both(vllm(), at("spec.model.adapters", [{"name": "sql", **sources}])),
+        )
+        for sources in ({}, {"path": "/sql", "huggingFace": REPOSITORY})
+    ),
+    *(
+        (
+            f"spec.model.adapters[].huggingFace.{field}",
+            message,
+            both(vllm(), at("spec.model.adapters", [OF_HUB])),
+            both(vllm(), at("spec.model.adapters", [OF_HUB]), at(f"{HUB}.{field}", "A b")),
+        )
+        for field, message in (
+            ("repo", "not a repository: write it like HuggingFaceTB/SmolLM2-135M-Instruct"),
+            (
+                "tokenSecret",
+                "not a name that Kubernetes takes: use lower-case letters, digits, '-' and '.', "
+                "starting and ending with a letter or digit",
+            ),
+        )
     ),
     (
         "spec.model.adapters[].name",

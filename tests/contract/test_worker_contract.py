@@ -94,6 +94,7 @@ def stock_file(*, is_process: bool = True) -> dict[str, Any]:
         "maxModelLen": 512,
         "allowUnknownVersion": True,
         "image": "vllm/vllm-openai:v0.32.0",
+        "args": ["--max-lora-rank", "32"],
     }
     document["spec"]["model"] |= {
         "frontend": "engine",

@@ -178,6 +178,15 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "engine.type: vllm, or leave them out",
         "spec.model.adapters",
     ),
+    *(
+        (
+            both(vllm(), at("spec.model.adapters", [{"name": "sql", **sources}])),
+            "spec.model.adapters[0]: needs either path or huggingFace, and not both; give the one "
+            "that the adapter comes from",
+            "spec.model.adapters[0]",
+        )
+        for sources in ({}, {"path": "/sql", "huggingFace": {"repo": "org/sql"}})
+    ),
     (
         both(vllm(), at("spec.model.adapters", [{"name": "tiny", "path": "/sql"}])),
         "spec.model.adapters: must each have a name of their own, and not that of the model; "
@@ -214,7 +223,7 @@ WRONG_STOCK_ENGINES: list[tuple[Change, str, str | None]] = [
         "spec.engine.args",
     ),
     (
-        both(vllm(), at("spec.roles.decode.engine", {"args": ["--reasoning_parser=qwen3"]})),
+        both(vllm(), at("spec.roles.decode.engine", {"args": ["--reasoning_pars=qwen3"]})),
         "spec.roles.decode.engine.args: has --reasoning-parser, which leaves structured answers",
         "spec.roles.decode.engine.args",
     ),

@@ -104,6 +104,8 @@ def _paths(spec: PDClusterSpec) -> Iterator[tuple[str, str, str]]:
         )
         yield "spec.model.path", spec.model.path, fix
     for index, adapter in enumerate(spec.model.adapters):
+        if adapter.path is None:
+            continue
         fix = "write the folder as the engine's container sees it"
         yield f"spec.model.adapters[{index}].path", adapter.path, fix
     for role in spec.roles.computing():

@@ -73,10 +73,21 @@ class AdapterSpec(SpecSection):
         ),
     ]
     """Name by which clients call it."""
-    path: Annotated[Text, Field(max_length=4096)]
+    path: Annotated[Text, Field(max_length=4096)] | None = None
     """Its folder, with adapter_config.json; an absolute path in the engine's image or on a volume
     of podTemplate, or with pvc a path below the volume's root.
     """
+    hugging_face: HuggingFaceSpec | None = None
+    """A repository with the adapter, which each worker downloads before it starts."""
+
+    RULES = (
+        Rule(
+            cel="has(self.path) != has(self.huggingFace)",
+            holds=lambda adapter: (adapter.path is None) != (adapter.hugging_face is None),
+            reason="needs either path or huggingFace, and not both",
+            fix="give the one that the adapter comes from",
+        ),
+    )
 
 
 class ModelSpec(SpecSection):
@@ -147,7 +158,8 @@ class ModelSpec(SpecSection):
             at="adapters",
         ),
         Cel(
-            "!has(self.adapters) || has(self.pvc) || self.adapters.all(a, a.path.startsWith('/'))",
+            "!has(self.adapters) || has(self.pvc) || "
+            "self.adapters.all(a, !has(a.path) || a.path.startsWith('/'))",
             "path must begin with /, since relative paths without pvc are for pdctl alone: write "
             "the folder as the engine's container sees it",
             ".adapters",

@@ -229,7 +229,7 @@ def _loaded(text: str) -> dict[str, Any]:
     return {"model": text}
 
 
-_PARSER_FLAG = r"^--reasoning[-_]parser(=|$)"
+_PARSER_FLAG = r"^--reasoning[-_]p(a(r(s(er?)?)?)?)?(=|$)"  # whole, or its beginning
 
 
 def front_end_rules() -> Iterator[Rule]:

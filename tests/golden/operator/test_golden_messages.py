@@ -17,8 +17,8 @@ HERE, FOLDER = Path(__file__).parent, RECORDS / "messages"
 PODS, TRACES, ERRORS = (
     yaml.safe_load((HERE / f"{name}.yaml").read_text()) for name in ("pods", "traces", "api_errors")
 )
-FIRST = ("fetch-model", "engine")
-IMAGES = {"fetch-model": "example.com/worker:1", "engine": "vllm/vllm-openai:v0.32.0"}
+FIRST = ("fetch-model", "fetch-adapter-1", "engine")
+IMAGES = dict.fromkeys(FIRST, "example.com/worker:1") | {"engine": "vllm/vllm-openai:v0.32.0"}
 
 
 def pod(given: dict[str, Any]) -> dict[str, Any]:

@@ -305,3 +305,27 @@ def test_worker_config_refuses_what_is_not_for_its_role(
     with pytest.raises(ConfigError) as caught:
         load_worker_config(write(tmp_path, f"{own}{line}\n"))
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        ("port: 8103", r"vllm.kvEventsPort \(8101\) and vllm.port \(8103\) both take 8103"),
+        (
+            "sideChannelPort: 8098",
+            r"vllm.sideChannelPort \(8098\) and vllm.port \(8100\) both take 8100",
+        ),
+        (
+            "sideChannelPort: 8104",
+            r"vllm.sideChannelPort \(8104\) and vllm.kvEventsPort \(8101\) both take 8104",
+        ),
+    ],
+)
+def test_ports_of_ranks_that_overlap_are_refused(tmp_path: Path, ports: str, said: str) -> None:
+    def load(size: int) -> None:
+        engine = f"{{type: vllm, dataParallelSize: {size}, vllm: {{{ports}}}}}"
+        load_worker_config(write(tmp_path, f"{MINIMUM}engine: {engine}\n"))
+
+    load(1)
+    with pytest.raises(ConfigError, match=f"{said}, since each of 4 ranks .*: move them apart"):
+        load(4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_worker.errors import FetchError
-from pdcluster_worker.fetch.hf_hub import RemoteFile, small_files, weights_files
+from pdcluster_worker.fetch.hf_hub import RemoteFile, adapter_files, small_files, weights_files
 from pdcluster_worker.fetch.model_folder import meaning
 
 
@@ -103,3 +103,12 @@ def test_an_index_that_cannot_be_read_is_refused(content: bytes) -> None:
 )
 def test_what_the_file_system_refuses_is_reported(code: int, words: str) -> None:
     assert re.search(words, meaning(OSError(code, os.strerror(code)), Path("/models/tiny")))
+
+
+def test_an_adapter_is_its_settings_and_its_weights() -> None:
+    wanted = ["adapter_config.json", "adapter_model.safetensors"]
+
+    assert names(adapter_files(files("README.md", "tokenizer.json", *reversed(wanted)))) == wanted
+    for name in wanted:
+        with pytest.raises(FetchError, match=f"no {re.escape(name)} at its root, .* choose"):
+            adapter_files(files(*{*wanted} - {name}))

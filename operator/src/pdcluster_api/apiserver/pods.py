@@ -25,7 +25,7 @@ Body = Mapping[str, Any]
 WORKER = "worker"
 ENGINE = "engine"
 COMPUTING = (WORKER, ENGINE)
-FETCH = "fetch-model"
+FETCH = "fetch-"  # begins the names of containers that download a model or an adapter
 WRONG_SETTING = 2  # exit status of a worker, its download or its engine with wrong settings
 NO_DEVICE = 3  # exit status of a worker that has not the device that it was asked for
 MAX_DETAIL = 400  # characters of a foreign message; more hides the point
@@ -179,12 +179,18 @@ def _first_problem(body: Body, hints: Hints) -> Problem | None:
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     images = {entry["name"]: entry.get("image", "") for entry in containers}
     since = condition_of(body, "Ready").get("lastTransitionTime")
-    for entry in (*(status.get("initContainerStatuses") or ()), *_statuses(body)):
-        image = images.get(entry["name"]) or entry.get("image", "")
-        found = _container_problem(entry, image, hints, since)
-        if found is not None:
-            return found
-    return None
+    found = [
+        problem
+        for entry in (*(status.get("initContainerStatuses") or ()), *_statuses(body))
+        if (
+            problem := _container_problem(
+                entry, images.get(entry["name"]) or entry.get("image", ""), hints, since
+            )
+        )
+    ]
+    # what the worker refuses says more than how the engine beside it fails by that
+    refused = (each for each in found if each.reason == conditions.CONFIGURATION_REFUSED)
+    return next(refused, found[0] if found else None)
 
 
 def _statuses(body: Body) -> Iterable[Body]:
@@ -205,8 +211,8 @@ def _container_problem(entry: Body, image: str, hints: Hints, since: str | None)
         message = f"{cause}; make what is missing, or correct its name"
         return Problem(conditions.CONFIGURATION_REFUSED, message)
     ended = latest_end(entry, since)
-    if name == FETCH:
-        return _fetch_problem(ended, is_running=running)
+    if name.startswith(FETCH):
+        return _fetch_problem(name, ended, is_running=running)
     code = ended.get("exitCode")
     if (
         # an engine that runs counts as ready, and may be loading to fail again
@@ -230,18 +236,22 @@ def _image_message(reason: str, message: str, image: str, hints: Hints) -> str:
     return f"{name} cannot be pulled{cause}; {check}"
 
 
-def _fetch_problem(ended: Body, *, is_running: bool) -> Problem | None:
+def _fetch_problem(name: str, ended: Body, *, is_running: bool) -> Problem | None:
+    place = name.removeprefix(f"{FETCH}adapter-")
+    what, field = "the model", "spec.model.huggingFace"
+    if place != name:
+        what, field = "an adapter", f"spec.model.adapters[{place}].huggingFace"
     code = ended.get("exitCode")
     has_failed = bool(ended) and code != 0
     if is_running and not (has_failed and code == WRONG_SETTING):
-        shown = f"`kubectl logs -c {FETCH}` shows how far it is"
-        message = f"the model is being downloaded; {shown}"
+        shown = f"`kubectl logs -c {name}` shows how far it is"
+        message = f"{what} is being downloaded; {shown}"
         return Problem(conditions.DOWNLOADING_MODEL, message)
     if not has_failed:
         return None
     cause = _short(termination_message(ended.get("message", ""))) or f"exit status {code}"
-    check = "check spec.model.huggingFace and the node's way to the hub"
-    message = f"the model is not downloaded: {cause}; {check}"
+    check = f"check {field} and the node's way to the hub"
+    message = f"{what} is not downloaded: {cause}; {check}"
     return Problem(conditions.MODEL_NOT_DOWNLOADED, message)
 
 

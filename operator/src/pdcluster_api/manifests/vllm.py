@@ -201,6 +201,17 @@ def _adapters(model: ModelSpec, arguments: Iterable[str]) -> list[str]:
     return ["--enable-lora", *slots, "--lora-modules", *modules]
 
 
+def max_lora_rank(arguments: Iterable[str]) -> int | None:
+    """As the flag says it; None = it is not given, or is no number, which vLLM refuses.
+
+    >>> max_lora_rank(["--max_lora_rank=32", "-ep"]), max_lora_rank(["--max-lora-rank", "64"])
+    (32, 64)
+    """
+    texts = [flag.texts for flag in flags_of(arguments) if flag.name == "max-lora-rank"]
+    value = " ".join(texts[-1]).replace("=", " ").split()[-1] if texts else ""
+    return int(value) if value.isdigit() else None
+
+
 def _caching(engine: EngineSpec) -> list[str]:
     """By default vLLM decides by the kind of model."""
     if "prefix_caching" not in engine.model_fields_set:

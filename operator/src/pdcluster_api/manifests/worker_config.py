@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pdcluster_api.manifests.model_source import on_volume
+from pdcluster_api.manifests.model_source import adapter_path, on_volume
 from pdcluster_api.manifests.objects import (
     API_KEYS_FOLDER,
     ENGINE_FILE,
@@ -27,6 +27,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm import (
     IN_CONTAINER,
     VllmSettings,
+    max_lora_rank,
     vllm_command,
     vllm_environment,
     vllm_logging,
@@ -234,6 +235,11 @@ def _engine_section(
     version = published_version(engine.image)
     if version and role not in ENGINELESS and not site.vllm.is_process:
         vllm["taggedVersion"] = version
+    if cluster.spec.model.adapters and role not in ENGINELESS:
+        model = cluster.spec.model
+        vllm["adapters"] = {each.name: adapter_path(model, each) for each in model.adapters}
+        if (rank := max_lora_rank(engine.args or ())) is not None:
+            vllm["maxLoraRank"] = rank
     if site.vllm.is_process:
         vllm["command"] = vllm_command(cluster, pool, engine, site.model_path, site.vllm)
         vllm["env"] = vllm_environment(pool, engine, site.vllm)

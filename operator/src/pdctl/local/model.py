@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pdcluster_api.errors import StartError
 from pdcluster_schema.faults import Fault, InvalidObjectError
-from pdcluster_schema.model import ModelSpec
+from pdcluster_schema.model import AdapterSpec, HuggingFaceSpec, ModelSpec
 from pdcluster_schema.pdcluster import PDCluster
 
 
@@ -63,6 +63,9 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
     """
     model, found = cluster.spec.model, []
     for index, adapter in enumerate(model.adapters):
+        if adapter.path is None:
+            found.append(_downloaded_adapter(index, adapter))
+            continue
         folder = source.absolute().parent / Path(adapter.path).expanduser()
         if model.pvc is not None or not (folder / "adapter_config.json").is_file():
             where = f"volume {model.pvc.claim_name}" if model.pvc else f"folder {folder}"
@@ -82,6 +85,20 @@ def with_adapters(cluster: PDCluster, source: Path) -> PDCluster:
         if found
         else cluster
     )
+
+
+def _downloaded_adapter(index: int, adapter: AdapterSpec) -> AdapterSpec:
+    """An adapter of the hub, as it is in the cache.  Raises InvalidObjectError."""
+    folder = default_cache_dir() / adapter.name.replace("/", "--")
+    if not (folder / "adapter_config.json").is_file():
+        assert adapter.hugging_face is not None, "an adapter has a path or a repository"
+        fault = Fault(
+            f"spec.model.adapters[{index}].huggingFace",
+            f"is downloaded on Kubernetes only, and the cache has no {adapter.name} at {folder}",
+            f"download it: {_download(adapter.hugging_face, folder)} --adapter",
+        )
+        raise InvalidObjectError([fault])
+    return adapter.model_copy(update={"path": str(folder), "hugging_face": None})
 
 
 def _no_folder(path: Path) -> str:
@@ -122,8 +139,9 @@ def _fix(model: ModelSpec) -> str:
     give = "give it with `pdctl up FILE --model-path FOLDER`"
     if hub is None:
         return f"{give}, or put it at {cached} (`make model` puts the sample model there)"
+    return f"{give}, or download it: {_download(hub, cached)}"
+
+
+def _download(hub: HuggingFaceSpec, target: Path) -> str:
     program = f"{sys.executable} -m pdcluster_worker.fetch"
-    return (
-        f"{give}, or download it: {program} --repo={hub.repo} --revision={hub.revision} "
-        f"--target={cached}"
-    )
+    return f"{program} --repo={hub.repo} --revision={hub.revision} --target={target}"

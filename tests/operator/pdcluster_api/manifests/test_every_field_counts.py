@@ -36,6 +36,9 @@ ONE_CLASS = at(
 PLACED = at("spec.placement", {"domainLabel": "rack"})
 STOCK = vllm(env=[{"name": "A", "value": "1"}])
 ADAPTED = both(vllm(), at("spec.model.adapters", [{"name": "sql", "path": "/sql"}]))
+OF_HUB = both(
+    vllm(), at("spec.model.adapters", [{"name": "sql", "huggingFace": {"repo": "org/sql"}}])
+)
 OFFLOADED = both(
     at("spec.roles.prefill.pools.0.gpu", "H100"),
     at("spec.roles.decode.pools.0.gpu", "H100"),
@@ -170,6 +173,13 @@ CASES: dict[str, tuple[Change, Change]] = {  # what is there before, and the cha
     "model.frontend": (vllm(), at("spec.model.frontend", "engine")),
     "model.adapters.name": (ADAPTED, at("spec.model.adapters.0.name", "fr")),
     "model.adapters.path": (ADAPTED, at("spec.model.adapters.0.path", "/fr")),
+    **{
+        f"model.adapters.huggingFace.{name}": (
+            OF_HUB,
+            at(f"spec.model.adapters.0.huggingFace.{name}", "other"),
+        )
+        for name in ("repo", "revision", "tokenSecret")
+    },
     "engine.env.name": (STOCK, at("spec.engine.env.0.name", "B")),
     "engine.env.value": (STOCK, at("spec.engine.env.0.value", "2")),
     **{

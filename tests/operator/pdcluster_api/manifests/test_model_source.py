@@ -1,7 +1,7 @@
 """Sources of the model: image, volume, hub, and the node's cache."""
 
 from tests.operator.pdcluster_api.manifests.rendering import by_name, engine_of, pod_of
-from tests.schema.object_cases import Change, at, both
+from tests.schema.object_cases import Change, at, both, vllm
 
 HUB = at(
     "spec.model",
@@ -90,3 +90,29 @@ def test_the_download_has_no_flag_that_an_older_worker_image_does_not_know() -> 
         fetch = by_name(pod_of(*changes, role=role)["spec"]["initContainers"])["fetch-model"]
         flags = [each.partition("=")[0] for each in fetch["command"] if each.startswith("--")]
         assert flags == ["--repo", "--revision", "--target"]
+
+
+def test_adapters_of_the_hub_are_downloaded_beside_any_model_by_those_that_compute() -> None:
+    hub = {"repo": "org/sql", "revision": "v1", "tokenSecret": "lora"}
+    adapters = [{"name": "own", "path": "lora/own"}, {"name": "sql", "huggingFace": hub}]
+    claim = {"name": "m", "path": "llama", "pvc": {"claimName": "models"}, "adapters": adapters}
+    routers = at("spec.roles.router.pools", [{"name": "cpu", "replicas": 1}])
+    changes = vllm(), at("spec.model", claim), routers
+    pod = pod_of(*changes)["spec"]
+    fetch, engine = pod["initContainers"]
+
+    assert fetch["name"] == "fetch-adapter-1"
+    assert fetch["command"][3:] == [
+        *("--adapter", "--repo=org/sql", "--revision=v1", "--target=/adapters/org--sql--v1")
+    ]
+    assert by_name(fetch["env"])["PDCLUSTER_TOKEN_SECRET"]["value"] == "lora"
+    assert "emptyDir" in by_name(pod["volumes"])["adapters"]
+    for container in (engine, pod["containers"][0]):
+        assert by_name(container["volumeMounts"])["adapters"]["readOnly"]
+    assert engine_of(*changes)["engine"]["vllm"]["adapters"] == {
+        "own": "/models/lora/own",
+        "sql": "/adapters/org--sql--v1",
+    }
+    router = pod_of(*changes, role="router")["spec"]
+    assert "initContainers" not in router
+    assert "adapters" not in by_name(router["volumes"])

@@ -133,3 +133,25 @@ def test_an_adapter_that_is_not_here_is_refused(
         f"spec.model.adapters[0].path: no adapter_config.json of sql is on this machine, in "
         f"{where}; give the adapter's folder here, and no pvc"
     )
+
+
+def test_an_adapter_of_the_hub_is_in_the_cache_or_refused_with_its_download(
+    cache: Path, document: dict[str, Any], tmp_path: Path
+) -> None:
+    vllm(args=[])(document)
+    hub = {"repo": "org/sql", "revision": "v2"}
+    document["spec"]["model"]["adapters"] = [{"name": "a/sql", "huggingFace": hub}]
+    cluster, folder = parse(document), cache / "a--sql"
+
+    with pytest.raises(InvalidObjectError) as refused:
+        with_adapters(cluster, tmp_path / "chat.yaml")
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (found,) = with_adapters(cluster, tmp_path / "chat.yaml").spec.model.adapters
+
+    assert (found.path, found.hugging_face) == (str(folder), None)
+    assert [str(fault) for fault in refused.value.faults] == [
+        "spec.model.adapters[0].huggingFace: is downloaded on Kubernetes only, and the cache has "
+        f"no a/sql at {folder}; download it: {sys.executable} -m pdcluster_worker.fetch "
+        f"--repo=org/sql --revision=v2 --target={folder} --adapter"
+    ]

@@ -316,6 +316,13 @@ async def test_a_program_that_is_not_there_is_a_wrong_setting(tmp_path):
         assert child.exit_status.result() == WRONG_SETTING
 
 
+async def test_an_adapter_that_does_not_fit_is_a_wrong_setting(tmp_path):
+    async with started(tmp_path, free_port(), "/no/such", adapters={"sql": str(tmp_path)}) as child:
+        with pytest.raises(EngineDiedError, match=r"adapter sql: .* is no folder of a LoRA"):
+            await asyncio.wait_for(child.client.ready(), 10)
+        assert child.exit_status.result() == WRONG_SETTING
+
+
 async def test_an_engine_that_ends_fails_its_requests(tmp_path):
     async with served(tmp_path, sys.executable, "-c", SILENT) as (_, child):
         mailbox = child.client.open("r")

@@ -43,6 +43,25 @@ class VllmConfig(Section, frozen=True):
     env: dict[str, str] = msgspec.field(default_factory=dict)
     allow_unknown_version: bool = False
     tagged_version: str = ""  # what the engine's image says that it is; empty = nothing
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)  # folders, by name
+    max_lora_rank: Positive = 16
+
+    def check_ports(self, num_ranks: int) -> None:
+        """Raise ValueError where two of its ports are one."""
+        firsts = {
+            "port": (self.port, 1),
+            "kvEventsPort": (self.kv_events_port, num_ranks),
+            "sideChannelPort": (self.side_channel_port, num_ranks),
+        }
+        taken: dict[int, str] = {}
+        for name, (first, number) in firsts.items():
+            for port in range(first, first + number):
+                if (other := taken.setdefault(port, name)) != name:
+                    raise ValueError(
+                        f"vllm.{name} ({first}) and vllm.{other} ({firsts[other][0]}) both take "
+                        f"{port}, since each of {num_ranks} ranks has a port behind the first one: "
+                        "move them apart"
+                    )
 
 
 def pdcluster_only_fields(engine: msgspec.Struct) -> Iterator[str]:
@@ -106,6 +125,7 @@ class EngineConfig(Section, frozen=True):
                 f"ranks, over the {limit} of one worker: lower one of them"
             )
         if self.type == "vllm":
+            self.vllm.check_ports(self.data_parallel_size)
             return  # vLLM checks its own sizes
         # a step must have room for one token of each
         if self.max_batched_tokens < self.max_sequences:

@@ -31,7 +31,8 @@ def main() -> int:
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line per request
     has_weights = os.environ.get("PDCLUSTER_FETCH_WEIGHTS") != "false"
     download = ModelDownload(
-        arguments.repo, arguments.revision, arguments.target.absolute(), has_weights
+        *(arguments.repo, arguments.revision, arguments.target.absolute(), has_weights),
+        is_adapter=arguments.adapter,
     )
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -56,7 +57,7 @@ def _set_token(secret: str | None) -> None:
     elif secret is not None:
         raise FetchError(
             f"there is no Secret {secret}, or it has neither of the keys HF_TOKEN and token: give "
-            "it one with the hub's token, or leave model.huggingFace.tokenSecret out"
+            "it one with the hub's token, or leave huggingFace.tokenSecret out"
         )
 
 
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder to make, of its own for each revision",
     )
+    parser.add_argument("--adapter", action="store_true", help="it is a LoRA adapter")
     parser.add_argument(
         "--attempts",
         type=int,

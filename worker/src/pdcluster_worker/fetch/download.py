@@ -23,6 +23,7 @@ from pdcluster_worker.fetch.hf_hub import (
     Hub,
     RemoteFile,
     RepoListing,
+    adapter_files,
     small_files,
     weights_files,
 )
@@ -72,10 +73,10 @@ def _fetch_once(download: ModelDownload) -> None:
         "fetching repo=%s revision=%s commit=%s folder=%s",
         *(download.repo, download.revision, listing.commit, download.target),
     )
-    small = small_files(listing.files)
+    small = (adapter_files if download.is_adapter else small_files)(listing.files)
     _fetch_files(hub, listing, folder, small)
     weights: list[RemoteFile] = []
-    if download.weights:
+    if download.weights and not download.is_adapter:
         index = folder / INDEX
         weights = weights_files(listing.files, index.read_bytes() if index.exists() else None)
     _fetch_files(hub, listing, folder, weights)

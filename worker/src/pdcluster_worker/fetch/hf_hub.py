@@ -31,6 +31,7 @@ from pdcluster_worker.errors import FetchError, HubError
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _SMALL = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
     r"|tokenizer\.model|spiece\.model|sentencepiece\.bpe\.model|merges\.txt|vocab\.txt|chat_template\.jinja|[\w.-]+\.tiktoken"
@@ -148,6 +149,17 @@ def small_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
             "repository"
         )
     return found
+
+
+def adapter_files(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Settings and weights of a LoRA adapter.  Raises FetchError without them."""
+    by_name = {file.name: file for file in files}
+    if missing := [name for name in _ADAPTER if name not in by_name]:
+        raise FetchError(
+            f"it has no {missing[0]} at its root, so it is no LoRA adapter of PEFT with weights in "
+            "safetensors: choose another repository or revision"
+        )
+    return [by_name[name] for name in _ADAPTER]
 
 
 def weights_files(files: Sequence[RemoteFile], index: bytes | None) -> list[RemoteFile]:

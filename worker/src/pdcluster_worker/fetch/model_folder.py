@@ -27,12 +27,15 @@ _FOREIGN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class ModelDownload:
-    """repo at revision, in `target`.  weights: whether they are part of it."""
+    """repo at revision, in `target`.  weights: whether they are part of it.  is_adapter: a LoRA
+    adapter, with all of its weights.
+    """
 
     repo: str
     revision: str
     target: Path
     weights: bool = True
+    is_adapter: bool = False
 
     @property
     def work(self) -> Path:

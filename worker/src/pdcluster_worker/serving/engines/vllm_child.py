@@ -15,6 +15,7 @@ from pdcluster_worker.errors import WRONG_SETTING, WorkerError
 from pdcluster_worker.messages.engine import Begin, Stop
 from pdcluster_worker.serving.engines.client import EngineClient
 from pdcluster_worker.serving.engines.group import Child
+from pdcluster_worker.vllm_engine.adapters import check_adapters
 from pdcluster_worker.vllm_engine.cache_events import Subscription
 from pdcluster_worker.vllm_engine.command import Command
 from pdcluster_worker.vllm_engine.engine import VllmEngine
@@ -48,6 +49,7 @@ class VllmServer:
         if self._num_open < len(self.ranks):
             return
         try:
+            await asyncio.to_thread(check_adapters, self._config)
             if self._command is not None:
                 await self._command.start()
         except WorkerError as e:
