@@ -4,7 +4,8 @@ Ours is the `router` role as it is deployed, in both of its modes: `python -m pd
 etcd, mutual TLS, its metrics and journeys.  The others run as their own command starts them, from
 an environment of their own (`peers/install_routers.sh`), without access logs, and take their
 workers in turn: their cheapest policy.  They relay the bytes of OpenAI's API, as ours does where it
-relays; else ours has the API itself, with tokens on its other side.
+relays; else ours has the API itself, with tokens on its other side.  Envoy with our picker is two
+processes: one thread of Envoy, set up as examples/gateway/envoy.yaml, and the `picker` role.
 """
 
 import asyncio
@@ -32,9 +33,20 @@ from pdctl.local.machine import free_port
 from pdctl.local.processes import Launch, spawn
 from pdctl.local.run_directory import make_certificates
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.system import envoy
+
 FOLDER = Path.home() / ".cache" / "pdcluster" / "routers"
 PEERS = ("sglang-router", "smg", "vllm-router")
 OURS, RELAYING = "ours", "ours, relaying"
+PICKERS = {
+    "Envoy with our picker": {},
+    "Envoy with our picker, buffered": {
+        "request_body_mode": "BUFFERED",
+        "request_trailer_mode": "SKIP",
+    },
+}
+"""Each with its processing mode, over the example's."""
 READY_SECONDS = 60.0
 _NAMESPACE, _CLUSTER = "bench", "overhead"
 _POLL_SECONDS = 0.1
@@ -47,15 +59,16 @@ class Router:
 
     name: str
     address: str
-    process: psutil.Process
+    parts: Mapping[str, psutil.Process]
 
-    def cpu_seconds(self) -> float:
-        """User and system time of its process and those below it so far."""
-        times = [
-            process.cpu_times()
-            for process in (self.process, *self.process.children(recursive=True))
-        ]
-        return float(sum(time.user + time.system for time in times))
+    def cpu_seconds(self) -> dict[str, float]:
+        """User and system time of each part and the processes below it so far."""
+        return {name: _cpu_seconds(process) for name, process in self.parts.items()}
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +86,9 @@ def cores() -> Machine:
 
 
 def installed(folder: Path) -> list[str]:
-    """Peers that are there."""
-    return [name for name in PEERS if (folder / name / "bin" / name).exists()]
+    """Those of others, and what is Envoy's, that are there."""
+    found = [name for name in PEERS if (folder / name / "bin" / name).exists()]
+    return [*found, *(PICKERS if (envoy.FOLDER / ".ready").is_file() else ())]
 
 
 @asynccontextmanager
@@ -115,30 +129,33 @@ async def peer_router(
     async with _started(
         name, (program, *verb, *words, "--worker-urls", *urls), {}, logs
     ) as process:
-        yield await _ready(name, f"127.0.0.1:{port}", process, logs)
+        yield await _ready(name, port, process, logs)
 
 
 @asynccontextmanager
 async def our_router(
     name: str, workers: Sequence[Mapping[str, str]], certificates: Path, model: Path, folder: Path
 ) -> AsyncIterator[Router]:
-    """The router role in front of these workers, whose records are written into an etcd of its own.
+    """The router role, or a picker behind Envoy, in front of these workers, whose records are
+    written into an etcd of its own.
 
     name: RELAYING = it relays.  workers: addresses and engine ids.  Raises StartError.
     """
-    logs = folder / name.replace(", ", "-")
+    logs = folder / name.replace(", ", "-").replace(" ", "-")
     logs.mkdir()
     launch, endpoint = etcd_launch(find_etcd(), logs / "etcd", logs / "etcd.log")
-    port, config, policy = free_port(), logs / "router.yaml", logs / "policy.yaml"
+    config, policy = logs / "router.yaml", logs / "policy.yaml"
+    listen = {kind: free_port() for kind in ("http", "grpc", "kv", "picker")}
+    role = "picker" if name in PICKERS else "router"
     document = {
         "cluster": _CLUSTER,
         "revision": REVISION,
-        "role": "router",
+        "role": role,
         "pool": "cpu",
         "model": {"name": MODEL, "path": str(model)},
         "discovery": {"endpoints": [endpoint]},
         "tls": {field: str(certificates / name) for field, name in CERTIFICATES.items()},
-        "listen": {"host": "127.0.0.1", "http": port, "grpc": free_port(), "kv": free_port()},
+        "listen": {"host": "127.0.0.1", **listen},
     }
     config.write_text(yaml.safe_dump(document))
     policy.write_text(yaml.safe_dump({"relaying": {"enabled": name == RELAYING}}))
@@ -149,8 +166,24 @@ async def our_router(
         await stack.enter_async_context(_started("etcd", launch.command, {}, logs))
         await wait_until_reachable(endpoint, launch.log)
         await _register(endpoint, workers)
-        process = await stack.enter_async_context(_started(name, command, environment, logs))
-        yield await _ready(name, f"127.0.0.1:{port}", process, logs, len(workers))
+        process = await stack.enter_async_context(_started(role, command, environment, logs))
+        ready = await _ready(role, listen["http"], process, logs, len(workers))
+        if name in PICKERS:
+            ready = await stack.enter_async_context(
+                _envoy(listen["picker"], PICKERS[name], ready, logs)
+            )
+        yield Router(name, ready.address, ready.parts)
+
+
+@asynccontextmanager
+async def _envoy(
+    picker_port: int, modes: Mapping[str, str], picker: Router, logs: Path
+) -> AsyncIterator[Router]:
+    port, config = free_port(), logs / "envoy.yaml"
+    config.write_text(yaml.safe_dump(envoy.envoy_config(port, picker_port, **modes)))
+    async with _started("envoy", envoy.envoy_command(config), {}, logs) as process:
+        ready = await _ready("envoy", port, process, logs)
+        yield Router("", ready.address, {**picker.parts, **ready.parts})
 
 
 def certificate_folder(folder: Path) -> Path:
@@ -202,21 +235,19 @@ async def _started(
         await end_process(process)
 
 
-async def _ready(
-    name: str, address: str, process: Process, logs: Path, num_peers: int = 0
-) -> Router:
+async def _ready(name: str, port: int, process: Process, logs: Path, num_peers: int = 0) -> Router:
     """Wait until it takes requests, ours until it has shaken hands with all its workers.
 
     Raises StartError.
     """
-    deadline = time.monotonic() + READY_SECONDS
+    address, deadline = f"127.0.0.1:{port}", time.monotonic() + READY_SECONDS
     async with aiohttp.ClientSession() as session:
         while not await _is_ready(session, address, num_peers):
             if process.returncode is not None or time.monotonic() > deadline:
                 tail = (logs / f"{name}.log").read_bytes()[-_LOG_BYTES:].decode(errors="replace")
                 raise StartError(f"{name} did not start:\n{tail}", exit_code=1)
             await asyncio.sleep(_POLL_SECONDS)
-    return Router(name, address, psutil.Process(process.pid))
+    return Router(name, address, {name: psutil.Process(process.pid)})
 
 
 async def _is_ready(session: aiohttp.ClientSession, address: str, num_peers: int) -> bool:

@@ -1,21 +1,22 @@
 """Cost of routing: latency that a router adds and requests a second on one core, ours beside
 others.
 
-    bench/routing_overhead.py [--only ours "ours, relaying" sglang-router smg vllm-router]
-    [--rounds 3] [--seconds 4] [--log]
+    bench/routing_overhead.py [--only ours "ours, relaying" "Envoy with our picker" sglang-router
+    smg vllm-router] [--rounds 3] [--seconds 4] [--log]
 
 64 fake workers answer at once with eight tokens (`router_fakes`).  Each router in turn, in another
 order each round, gets an open loop at `--rate` and a closed loop of `--concurrency`, both of whole
 and of streamed chat answers.  The router has a core for itself; fakes and load share the others.
 Added latency is against the same load at the HTTP fakes, asked directly in the same round; requests
-a second on a core are requests over CPU seconds of the router's process.
+a second on a core are requests over CPU seconds of the router's process, for Envoy with our picker
+of both and of each.
 """
 
 import argparse
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from router_systems import (
     FOLDER,
     OURS,
     PEERS,
+    PICKERS,
     RELAYING,
     Router,
     certificate_folder,
@@ -45,8 +47,9 @@ from pdctl.bench.load import percentile
 
 DIRECT = "direct"
 OURS_BOTH = (OURS, RELAYING)
+SYSTEMS = (*OURS_BOTH, *PICKERS, *PEERS)
 PROMPT = "Write about the sea, the wind and one small boat that is late for dinner. " * 4
-WARM_SECONDS = 1.0
+WARM_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,12 @@ class Figures:
     last_p50: list[float] = field(default_factory=list)
     last_p99: list[float] = field(default_factory=list)
     per_core: list[float] = field(default_factory=list)
+    parts_per_core: dict[str, list[float]] = field(default_factory=dict)
     per_second: list[float] = field(default_factory=list)
     late_p99: list[float] = field(default_factory=list)
 
-    def add(self, measured: Measured, cpu_seconds: float) -> None:
-        """A round."""
+    def add(self, measured: Measured, cpu_seconds: Mapping[str, float]) -> None:
+        """A round.  cpu_seconds: of each part."""
         firsts = [answer.first_seconds for answer in measured.answers]
         lasts = [answer.last_seconds for answer in measured.answers]
         self.first_p50.append(1e3 * percentile(firsts, 50))
@@ -111,8 +115,10 @@ class Figures:
         self.last_p50.append(1e3 * percentile(lasts, 50))
         self.last_p99.append(1e3 * percentile(lasts, 99))
         self.per_second.append(len(lasts) / measured.seconds)
-        if cpu_seconds:
-            self.per_core.append(len(lasts) / cpu_seconds)
+        if total := sum(cpu_seconds.values()):
+            self.per_core.append(len(lasts) / total)
+        for part, seconds in ((part, each) for part, each in cpu_seconds.items() if each):
+            self.parts_per_core.setdefault(part, []).append(len(lasts) / seconds)
         if measured.late_seconds:
             self.late_p99.append(1e3 * percentile(measured.late_seconds, 99))
 
@@ -158,7 +164,7 @@ class _Starting:
     async def router(self, name: str) -> Router:
         """One that serves."""
         options, certificates = self.options, self.logs / "certificates"
-        if name not in OURS_BOTH:
+        if name in PEERS:
             return await self.stack.enter_async_context(
                 peer_router(name, options.folder, self.plain, self.logs)
             )
@@ -188,9 +194,10 @@ async def _measure(
         connections = Connections(plain if router is None else [router.address])
         await connections.open(1 if router is None else load.concurrency or 16)
         await _run(connections, load, WARM_SECONDS)
-        before = 0.0 if router is None else router.cpu_seconds()
+        before = {} if router is None else router.cpu_seconds()
         measured = await _run(connections, load, seconds)
-        cpu = 0.0 if router is None else router.cpu_seconds() - before
+        after = {} if router is None else router.cpu_seconds()
+        cpu = {part: after[part] - before[part] for part in after}
         await connections.close()
         figures = results.setdefault((name, load.name), Figures())
         figures.add(measured, cpu)
@@ -271,6 +278,12 @@ def _rates(results: Results, load: Load, names: Sequence[str]) -> str:
         rows.append(
             [name, cell(found.per_core), *of_theirs, cell(found.per_second), cell(found.last_p50)]
         )
+        if len(found.parts_per_core) > 1:
+            empty = ["-"] * (len(ours) + 2)
+            rows += [
+                [f"{part} of it", cell(values), *empty]
+                for part, values in found.parts_per_core.items()
+            ]
     return table(
         [
             f"{load.concurrency} at a time",
@@ -285,9 +298,7 @@ def _rates(results: Results, load: Load, names: Sequence[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--only", nargs="+", choices=(*OURS_BOTH, *PEERS), default=[*OURS_BOTH, *PEERS]
-    )
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load")

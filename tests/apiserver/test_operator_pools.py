@@ -1,8 +1,5 @@
 """An InferencePool for gateways: refused in plain words while its kind is not there, made once it
 is.
-
-The definition has the fields of the extension's v1, their bounds and the rule for the picker's
-port: what it does not know, the API server would drop.
 """
 
 from collections.abc import Iterator
@@ -10,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.apiserver.control_plane import ControlPlane
 from tests.apiserver.nodeless import Nodes
@@ -20,64 +18,7 @@ from tests.system.waiting import wait_for
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 GROUP = "inference.networking.k8s.io"
-PORT = {
-    "type": "object",
-    "required": ["number"],
-    "properties": {"number": {"type": "integer", "minimum": 1, "maximum": 65535}},
-}
-PICKER = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "group": {"type": "string", "default": ""},
-        "kind": {"type": "string", "default": "Service"},
-        "name": {"type": "string", "minLength": 1},
-        "port": PORT,
-        "failureMode": {
-            "type": "string",
-            "enum": ["FailOpen", "FailClose"],
-            "default": "FailClose",
-        },
-    },
-    "x-kubernetes-validations": [
-        {"rule": "self.kind != 'Service' || has(self.port)", "message": "a Service needs a port"}
-    ],
-}
-LABELS = {
-    "type": "object",
-    "additionalProperties": {"type": "string", "maxLength": 63},
-    "maxProperties": 64,
-}
-SPEC = {
-    "type": "object",
-    "required": ["selector", "targetPorts", "endpointPickerRef"],
-    "properties": {
-        "selector": {
-            "type": "object",
-            "required": ["matchLabels"],
-            "properties": {"matchLabels": LABELS},
-        },
-        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": PORT},
-        "endpointPickerRef": PICKER,
-    },
-}
-SCHEMA = {"openAPIV3Schema": {"type": "object", "required": ["spec"], "properties": {"spec": SPEC}}}
-DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": f"inferencepools.{GROUP}",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-    },
-    "spec": {
-        "group": GROUP,
-        "names": {"kind": "InferencePool", "plural": "inferencepools"},
-        "scope": "Namespaced",
-        "versions": [{"name": "v1", "served": True, "storage": True, "schema": SCHEMA}],
-    },
-}
-
-
+DEFINITION = yaml.safe_load(Path(__file__).with_name("inferencepool.yaml").read_text())
 OWN = {"picker": {"pools": [{"name": "cpu", "replicas": 2}]}}
 
 

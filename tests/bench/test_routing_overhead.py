@@ -83,7 +83,7 @@ async def test_an_answer_that_is_no_success_fails_the_load(sent: bytes, failure:
         await asyncio.wait_for(ended.wait(), 20)
 
 
-def figures(milliseconds: float, cpu_seconds: float) -> Figures:
+def figures(milliseconds: float, **cpu_seconds: float) -> Figures:
     """Figures of two equal rounds of two answers."""
     found = Figures()
     seconds = milliseconds / 1000
@@ -94,12 +94,17 @@ def figures(milliseconds: float, cpu_seconds: float) -> Figures:
 
 def test_report_has_added_latency_and_the_ratio_of_each_round() -> None:
     wanted = loads(500.0, 100.0, 32)
-    systems = {DIRECT: figures(1.0, 0.0), "ours": figures(3.0, 0.004), "smg": figures(2.0, 0.001)}
+    systems = {
+        DIRECT: figures(1.0),
+        "ours": figures(3.0, router=0.004),
+        "smg": figures(2.0, smg=0.001),
+        "Envoy with our picker": figures(4.0, picker=0.004, envoy=0.001),
+    }
     results = {(name, load.name): found for name, found in systems.items() for load in wanted}
 
     lines = [
         line.split()
-        for line in report(results, wanted, ["ours", "smg"], ["vllm-router"]).splitlines()
+        for line in report(results, wanted, [*systems][1:], ["vllm-router"]).splitlines()
     ]
 
     assert lines[0] == ["Not", "installed", "here:", "vllm-router."]
@@ -121,6 +126,8 @@ def test_report_has_added_latency_and_the_ratio_of_each_round() -> None:
     ]
     closed = [line for line in lines if line[1:2] == ["smg"] and "0.25" in line]
     assert len(closed) == 2  # of whole and of streamed answers
+    parts = [line[1:6] for line in lines if line[2:4] == ["of", "it"]]
+    assert parts == [["picker", "of", "it", "|", "500"], ["envoy", "of", "it", "|", "2000"]] * 2
 
 
 def test_bench_asks_for_what_the_fakes_tell_apart() -> None:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
@@ -19,10 +20,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "gateway" / "envoy.yaml"
 READY_SECONDS = 30.0
 
 
-@contextmanager
-def envoy_before(picker_port: int, folder: Path, **modes: str) -> Iterator[Client]:
-    """A client of it.  modes: of `processing_mode`, over the example's."""
-    document, port = yaml.safe_load(EXAMPLE.read_text()), free_port()
+def envoy_config(port: int, picker_port: int, **modes: str) -> dict[str, Any]:
+    """The example's, which listens there.  modes: of `processing_mode`, over the example's."""
+    document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     (listener,), (_, picker) = (
         document["static_resources"][name] for name in ("listeners", "clusters")
     )
@@ -31,11 +31,22 @@ def envoy_before(picker_port: int, folder: Path, **modes: str) -> Iterator[Clien
     manager["http_filters"][0]["typed_config"]["processing_mode"] |= modes
     (endpoint,) = picker["load_assignment"]["endpoints"][0]["lb_endpoints"]
     endpoint["endpoint"]["address"]["socket_address"]["port_value"] = picker_port
+    return document
+
+
+def envoy_command(config: Path) -> list[str]:
+    options = ["--concurrency", "1", "-l", "warning", "--use-dynamic-base-id"]
+    return [str(FOLDER / "bin" / "envoy"), "-c", str(config), *options]
+
+
+@contextmanager
+def envoy_before(picker_port: int, folder: Path, **modes: str) -> Iterator[Client]:
+    """A client of it."""
+    port = free_port()
     config = folder / f"envoy-{port}.yaml"
-    config.write_text(yaml.safe_dump(document))
-    command = [FOLDER / "bin" / "envoy", "-c", config, "--concurrency", "1", "-l", "warning"]
+    config.write_text(yaml.safe_dump(envoy_config(port, picker_port, **modes)))
     with (folder / "envoy.log").open("ab") as log:
-        process = subprocess.Popen([*command, "--use-dynamic-base-id"], stdout=log, stderr=log)
+        process = subprocess.Popen(envoy_command(config), stdout=log, stderr=log)
     client = Client(f"http://127.0.0.1:{port}")
     try:
         wait_for(lambda: _answers(client), READY_SECONDS, "Envoy listens")
