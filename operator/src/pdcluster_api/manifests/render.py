@@ -287,6 +287,14 @@ def render_shared(
         pooled = role
         if picker.name is None:
             found.append(picker_service(picker, owner, serving))
-            pooled = cluster.spec.decode_role if role == ROUTER else role
+            if role == ROUTER:
+                pooled = _decode_role(records, serving) or cluster.spec.decode_role
         found.append(inference_pool(picker, owner, serving, pooled))
     return (*found, workers_service(owner), ingress_service(cluster, owner, serving, role))
+
+
+def _decode_role(records: Iterable[Mapping[str, Any]], revision: str) -> str | None:
+    """Role of the workers behind the routers of a revision; None = it has none."""
+    found = [each["metadata"].get("labels", {}) for each in records]
+    roles = {labels.get(ROLE) for labels in found if labels.get(REVISION) == revision}
+    return next((role for role in ("decode", "mixed") if role in roles), None)

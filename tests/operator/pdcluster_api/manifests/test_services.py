@@ -12,6 +12,7 @@ from tests.operator.pdcluster_api.manifests.rendering import (
     cluster_of,
     matches,
     pod_of,
+    record_of,
     shared_of,
 )
 from tests.schema.object_cases import at
@@ -43,6 +44,23 @@ def test_ingress_of_an_older_revision_serves_the_role_that_it_had() -> None:
         "pdcluster.io/role": "mixed",
         "pdcluster.io/revision": SERVING,
     }
+
+
+CPU = {"pools": [{"name": "cpu", "replicas": 1}]}
+PICKED = {"router": CPU, "picker": CPU}
+
+
+def test_pool_of_an_older_revision_behind_routers_has_the_role_that_it_had() -> None:
+    picker = at("spec.service.endpointPicker", {})
+    old = at("spec.roles", {**PICKED, "mixed": CPU})
+    new = at("spec.roles", {**PICKED, "prefill": CPU, "decode": CPU})
+    record = record_of(picker, old, role="mixed")
+    serving = record["metadata"]["labels"]["pdcluster.io/revision"]
+
+    found = render_shared(cluster_of(picker, new), OWNER, SITE, serving, records=[record])
+
+    (pool,) = [each for each in found if each["kind"] == "InferencePool"]
+    assert pool["spec"]["selector"]["matchLabels"]["pdcluster.io/role"] == "mixed"
 
 
 def test_headless_service_names_all_workers_and_no_etcd() -> None:
