@@ -482,16 +482,16 @@ BAD = [
         for resources, fault in (
             (
                 {"limits": {"rdma/ib": "2500m"}},
-                ".limits.rdma/ib: must be a whole number, of which the request is the limit; give "
+                ".limits.rdma/ib: must be a whole number, and the request equal to the limit; give "
                 "it in limits alone",
             ),
             (
                 {"limits": {"rdma/ib": 4}, "requests": {"rdma/ib": 2}},
-                ".limits.rdma/ib: must be a whole number, of which the request is the limit",
+                ".limits.rdma/ib: must be a whole number, and the request equal to the limit",
             ),
             (
                 {"requests": {"hugepages-2Mi": "1Gi", "cpu": 1}},
-                ".requests.hugepages-2Mi: must be a whole number, of which the request is the",
+                ".requests.hugepages-2Mi: must be a whole number, and the request equal",
             ),
             (
                 {"limits": {"hugepages-2Mi": "1Gi"}},
@@ -515,7 +515,7 @@ BAD = [
                 "is 8, and each pod of pool cpu has 1, by the ranks of its engine or "
                 "gpusPerReplica; leave it out, and set those",
             ),
-            ("requests", "must be a whole number, of which the request is the limit"),
+            ("requests", "must be a whole number, and the request equal to the limit"),
         )
     ),
     wrong(

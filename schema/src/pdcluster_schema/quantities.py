@@ -150,7 +150,7 @@ class ResourcesSpec(SpecSection):
         amounts = {number_of(each.get(name, limit or 0)) for each in (self.limits, self.requests)}
         if limit is None or len(amounts) > 1 or any(each % 1 for each in amounts):
             raise rule(
-                "must be a whole number, of which the request is the limit",
+                "must be a whole number, and the request equal to the limit",
                 "give it in limits alone",
                 at=f"{'requests' if limit is None else 'limits'}.{name}",
             )
