@@ -22,6 +22,7 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION
 
 _PASS = re.compile(r"reconcile ended key=\S+ wrote=(True|False) seconds=([0-9.]+)$", re.MULTILINE)
 _MIB = 2**20
+_CALLS = "pdcluster_operator_api_calls_total"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,59 @@ class Phase:
         ]
 
 
+@dataclass(frozen=True)
+class WorkerCost:
+    """Cost of one worker for the operator, in the three phases of a run."""
+
+    made_cpu_ms: float
+    made_calls: float
+    rest_cpu_ms: float  # of each second
+    rest_writes: float
+    restart_cpu_ms: float
+    restart_calls: float
+    kib: float  # of resident memory, at the end of the second phase
+
+    @classmethod
+    def of(cls, phases: Sequence[Phase], empty_rss_bytes: int, num_workers: int) -> Self:
+        """empty_rss_bytes: of an operator without objects"""
+        made, rest, restart = phases
+        writes = server_writes(rest.server)
+        writes.pop("leases", None)
+        total = (
+            1e3 * made.cpu_seconds,
+            made.operator.value(_CALLS),
+            1e3 * rest.cpu_seconds / rest.seconds,
+            sum(writes.values()),
+            1e3 * restart.cpu_seconds,
+            restart.operator.value(_CALLS),
+            (rest.rss_bytes - empty_rss_bytes) / 2**10,
+        )
+        return cls(*(each / num_workers for each in total))
+
+
+def cost_table(costs: Mapping[str, WorkerCost]) -> list[str]:
+    """Costs of a worker by kind, with the ratio of the last kind to the first."""
+    rows = {
+        "operator's CPU until all is made, ms": "made_cpu_ms",
+        "API calls until all is made": "made_calls",
+        "CPU of each second at rest, ms": "rest_cpu_ms",
+        "writes at rest": "rest_writes",
+        "CPU after a restart, ms": "restart_cpu_ms",
+        "API calls after a restart": "restart_calls",
+        "memory, KiB": "kib",
+    }
+    lines = []
+    for text, name in rows.items():
+        values = [getattr(cost, name) for cost in costs.values()]
+        ratio = f"{values[-1] / values[0]:.2f}" if values[0] else "-"
+        lines.append(f"| {' | '.join([text, *(f'{each:.3g}' for each in values), ratio])} |")
+    return [
+        f"| for each worker | {' | '.join(costs)} | ratio |",
+        f"|{'---|' * (len(costs) + 2)}",
+        *lines,
+    ]
+
+
 def read_passes(log: str) -> list[Pass]:
     """Reconciles in an operator's log of level `debug`."""
     return [Pass(wrote == "True", float(seconds)) for wrote, seconds in _PASS.findall(log)]
@@ -141,8 +195,8 @@ def calls_table(operator: Samples, objects: int) -> list[str]:
     """The operator's API calls (each try counted; its watches are not among them) by verb, with
     their number for each PDCluster.
     """
-    by_kind = operator.by("pdcluster_operator_api_calls_total", "verb", "kind")
-    by_verb = operator.by("pdcluster_operator_api_calls_total", "verb")
+    by_kind = operator.by(_CALLS, "verb", "kind")
+    by_verb = operator.by(_CALLS, "verb")
     rows = []
     for (verb,), number in by_verb.items():
         kinds = _listed(
@@ -161,10 +215,7 @@ def calls_table(operator: Samples, objects: int) -> list[str]:
 
 def answers(operator: Samples) -> dict[str, float]:
     """The operator's API calls by HTTP status; 0 = no answer."""
-    return {
-        code: number
-        for (code,), number in operator.by("pdcluster_operator_api_calls_total", "code").items()
-    }
+    return {code: number for (code,), number in operator.by(_CALLS, "code").items()}
 
 
 def server_writes(server: Samples) -> dict[str, float]:

@@ -5,6 +5,9 @@ calls, writes at rest, memory.
     bench/operator_scale.py --objects 1000       another number of PDClusters (default 100)
                             --rest-seconds 10    another time at rest (default 600)
                             --concurrency 1      PDClusters reconciled at once (default: its own)
+                            --replicas 4         workers of each of its two pools (default 1)
+                            --pods-per-replica 2 again with workers of so many pods, and the cost of
+                                                 one beside that of a worker of one pod
                             --log                append the report to bench/results
 
 Three phases: everything is applied at once, nothing is done, the operator is
@@ -19,7 +22,6 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,14 +29,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
-from operator_figures import Phase, Samples, passes_table, read_passes
-from setting import LOG_HELP, keep_entry
+from operator_figures import Phase, Samples, WorkerCost, cost_table, passes_table, read_passes
+from operator_load import NAMESPACE, Load
+from setting import LOG_HELP, keep_report, setting_lines
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,15 +43,7 @@ sys.path.insert(0, str(ROOT))
 from tests.apiserver.control_plane import ControlPlane  # noqa: E402 - the harness of the tests is this bench's too
 from tests.ports import free_port  # noqa: E402 - found by the path above, too
 
-NAMESPACE = "bench"
 CONVERGE_SECONDS = 1800.0
-CHILDREN = {
-    f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets": 2,
-    f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments": 1,
-    f"/api/v1/namespaces/{NAMESPACE}/services": 3,
-}
-"""Children of each PDCluster that are made last, all others before them."""
-
 MEMORY_LIMIT = "4GiB"
 """Memory of the API server: it must not be short of memory when the operator is measured."""
 
@@ -158,12 +151,13 @@ class Bench:
 
     plane: ControlPlane
     folder: Path
-    objects: int
+    load: Load
     concurrency: int = 0
     phases: list[Phase] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._start()
+        self.empty_rss_bytes = self.operator.rss_bytes()
 
     def _start(self) -> None:
         self.operator = Operator(self.plane, self.folder / "operator.log", self.concurrency)
@@ -173,11 +167,7 @@ class Bench:
         """Apply every PDCluster, as fast as kubectl does: one request after the other, a hundred a
         command.
         """
-        template = yaml.safe_load((ROOT / "examples" / "chat.yaml").read_text())
-        documents = []
-        for number in range(self.objects):
-            template["metadata"] = {"name": f"chat-{number}", "namespace": NAMESPACE}
-            documents.append(yaml.safe_dump(template))
+        documents = self.load.documents()
         for batch in (documents[start : start + 100] for start in range(0, len(documents), 100)):
             self.plane.kubectl(
                 "apply", "--server-side", "--filename", "-", input="---\n".join(batch)
@@ -189,7 +179,7 @@ class Bench:
         Raises RuntimeError when the operator has ended.
         """
         self.operator.check()
-        if any(self._count(path) < number * self.objects for path, number in CHILDREN.items()):
+        if any(self._count(path) < number for path, number in self.load.children().items()):
             return False
         clusters = self._get(f"/apis/pdcluster.io/v1alpha1/namespaces/{NAMESPACE}/pdclusters")[
             "items"
@@ -212,7 +202,9 @@ class Bench:
         """The operator has ended at least one pass for each object, and no work waits."""
         metrics = self.operator.metrics()
         num_passes = metrics.value("pdcluster_operator_reconcile_seconds_count")
-        return num_passes >= self.objects and metrics.value("pdcluster_operator_queue_depth") == 0
+        return (
+            num_passes >= self.load.objects and metrics.value("pdcluster_operator_queue_depth") == 0
+        )
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[list[str]]:
@@ -295,21 +287,21 @@ def wait_until(predicate: Callable[[], bool], timeout_seconds: float, what: str)
         time.sleep(0.25)
 
 
-def run(objects: int, rest_seconds: float, concurrency: int) -> str:
-    """All phases; the report as Markdown.
+def run(load: Load, rest_seconds: float, concurrency: int) -> tuple[list[str], WorkerCost]:
+    """All phases: the report as lines of Markdown, and what a worker costs.
 
     Raises TimeoutError when the operator does not get there.
     """
+    objects = f"{load.objects} PDClusters"
     with (
         tempfile.TemporaryDirectory(prefix="pdcluster-bench-") as folder,
         ControlPlane(Path(folder), crds=ROOT / "crds", memory_limit=MEMORY_LIMIT) as plane,
     ):
         plane.kubectl("create", "namespace", NAMESPACE)
-        bench = Bench(plane, Path(folder), objects, concurrency)
+        bench = Bench(plane, Path(folder), load, concurrency)
         try:
             with bench.phase(
-                f"{objects} PDClusters applied at once, until nothing more is written for two "
-                "seconds"
+                f"{objects} applied at once, until nothing more is written for two seconds"
             ) as notes:
                 started = time.monotonic()
                 bench.apply()
@@ -324,34 +316,12 @@ def run(objects: int, rest_seconds: float, concurrency: int) -> str:
             with bench.phase("The operator restarted, until it has looked at every object"):
                 bench.restart()
                 wait_until(bench.has_seen_all, CONVERGE_SECONDS, "every object was looked at")
-            phases = [line for phase in bench.phases for line in phase.lines(objects)]
+            phases = [line for phase in bench.phases for line in phase.lines(load.objects)]
             passes = passes_table([each for phase in bench.phases for each in phase.passes])
-            return "\n".join([*_conditions(objects), *phases, "### All phases", "", *passes, ""])
+            cost = WorkerCost.of(bench.phases, bench.empty_rss_bytes, load.num_workers)
+            return [*phases, "### All phases", "", *passes, ""], cost
         finally:
             bench.operator.stop()
-
-
-def _conditions(objects: int) -> list[str]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    memory = psutil.virtual_memory().total / 2**30
-    return [
-        f"## {datetime.now(UTC):%Y-%m-%d}, commit {commit}: the operator with {objects} PDClusters",
-        "",
-        f"- Command: `{shlex.join(['bench/operator_scale.py', *sys.argv[1:]])}`, "
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- Machine: {psutil.cpu_count()} cores, {memory:.0f} GiB, shared by operator, "
-        "kube-apiserver and etcd (no fsync)",
-        f"- Load average at the end {os.getloadavg()[0]:.2f}",
-        "- Each PDCluster is examples/chat.yaml under another name; Python "
-        f"{sys.version.split()[0]}",
-        "",
-    ]
 
 
 def positive(text: str) -> int:
@@ -374,12 +344,30 @@ def main() -> None:
         default=0,
         help="PDClusters that the operator works on at once (its default)",
     )
+    parser.add_argument(
+        "--replicas", type=positive, default=1, help="workers of each pool (%(default)s)"
+    )
+    parser.add_argument(
+        "--pods-per-replica", type=positive, default=1, help="pods of each worker (%(default)s)"
+    )
     parser.add_argument("--log", action="store_true", help=LOG_HELP)
     arguments = parser.parse_args()
-    report = run(arguments.objects, arguments.rest_seconds, arguments.concurrency)
-    sys.stdout.write(report)
+    load_average, lines, costs = os.getloadavg()[0], [], {}
+    for pods in sorted({1, arguments.pods_per_replica}):
+        load = Load(arguments.objects, arguments.replicas, pods)
+        name = f"{load.num_workers} workers of {pods} pods"
+        phases, costs[name] = run(load, arguments.rest_seconds, arguments.concurrency)
+        lines += [f"### {name}", "", *phases]
+    conditions = setting_lines("bench/operator_scale.py", "", load_average)
+    conditions += [
+        f"- {arguments.objects} PDClusters, each examples/chat.yaml under another name",
+        "- Operator, kube-apiserver and etcd (no fsync) share the machine",
+        "",
+    ]
+    report = "\n".join([*conditions, *lines, *cost_table(costs)])
+    print(report)
     if arguments.log:
-        keep_entry("\n" + report)
+        keep_report(report)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,10 @@ def engine(threads: int) -> dict[str, Any]:
         "type": "vllm",
         "command": [str(FOLDER / "bin" / "vllm"), "serve"],
         "args": ["--enforce-eager"],
-        "env": [{"name": "OMP_NUM_THREADS", "value": str(threads)}],
+        "env": [
+            {"name": "VLLM_TARGET_DEVICE", "value": "cpu"},
+            {"name": "OMP_NUM_THREADS", "value": str(threads)},
+        ],
         "maxModelLen": 4096,
         "maxBatchedTokens": 2048,
         "kvCacheMemory": "1Gi",

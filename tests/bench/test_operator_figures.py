@@ -1,14 +1,17 @@
 """Figures of the operator's bench, on pages and logs that are written out."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from operator_figures import (
     Pass,
     Phase,
     Samples,
+    WorkerCost,
     answers,
     calls_table,
+    cost_table,
     passes_table,
     read_passes,
     server_writes,
@@ -152,3 +155,16 @@ def test_phase_tells_of_passes_that_raised():
     )
 
     assert "with an exception: 2;" in phase(calls=CALLS + errors)
+
+
+def test_cost_of_a_worker_is_its_share_of_each_phase_and_of_the_memory_that_was_added():
+    calls, server, mib = Samples.parse(CALLS), Samples.parse(SERVER), 2**20
+    phases = [
+        Phase("", 2.0, calls, server, (), cpu, rss, rss)
+        for cpu, rss in ((0.5, mib), (0.1, 5 * mib), (0.2, 9 * mib))
+    ]
+    cost = WorkerCost.of(phases, mib, num_workers=4)
+
+    assert cost == WorkerCost(125.0, 3.5, 12.5, 2.25, 50.0, 3.5, 1024.0)
+    one, two = cost_table({"one": cost, "two": replace(cost, kib=512.0)})[-2:]
+    assert (cells(one)[1:], cells(two)[1:]) == (["3.5", "3.5", "1.00"], ["1.02e+03", "512", "0.50"])

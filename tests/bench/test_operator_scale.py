@@ -4,8 +4,9 @@ does not come.
 
 import argparse
 
-import operator_scale
 import pytest
+from operator_load import CHILDREN as WAITED_FOR
+from operator_load import NAMESPACE
 from operator_scale import positive, wait_until
 
 from pdcluster_api.apiserver.kinds import CHILDREN, DEPLOYMENT, SERVICE, STATEFUL_SET
@@ -33,7 +34,6 @@ def test_waiting_ends_when_it_is_so():
 
 
 def test_the_children_that_are_waited_for_are_the_last_ones_made():
-    namespace = operator_scale.NAMESPACE
     last = (STATEFUL_SET, DEPLOYMENT, SERVICE)
-    assert list(operator_scale.CHILDREN) == [kind.path(namespace) for kind in last]
+    assert list(WAITED_FOR) == [kind.path(NAMESPACE) for kind in last]
     assert CHILDREN[-1] is SERVICE

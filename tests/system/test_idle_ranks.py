@@ -1,22 +1,28 @@
-"""A server process before eight ranks of a stock engine with nothing to do does next to nothing."""
+"""A server process before eight ranks with nothing to do does next to nothing."""
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+import pytest
 
 from tests.ports import free_ports
 from tests.system.client import MODEL
 from tests.system.cluster import NewCluster
 from tests.system.idle import MAX_SHARE
+from tests.system.worker_process import WorkerProcess
 from tests.worker.vllm_engine.fake_vllm import FakeVllm, fake_vllm, metrics_of
 
 RANKS = 8
-WINDOW_SECONDS = 20.0
+ASKED_SECONDS = os.environ.get("PDCLUSTER_IDLE_SECONDS", "")
+"""Time to measure, where a figure is wanted; with eight engines of our own too."""
+
+WINDOW_SECONDS = float(ASKED_SECONDS or 20)
 FILLER_LINES = 440  # of each rank's histograms, as vLLM 0.32 has them
 
 
@@ -60,7 +66,24 @@ def stock_ranks() -> Iterator[int]:
         loop.close()
 
 
-def test_a_server_process_before_eight_ranks_rests(open_cluster: NewCluster) -> None:
+def share_at_rest(worker: WorkerProcess) -> float:
+    """Share of one core that its server process takes."""
+    worker.start()
+    worker.wait_ready()
+    assert len(worker.record["engines"]) == RANKS
+    process = psutil.Process(worker.process.pid)
+    time.sleep(5)  # its start is over
+    before = process.cpu_times()
+
+    time.sleep(WINDOW_SECONDS)  # the window that is measured, not a wait for something
+
+    after = process.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    print(f"\n{used / WINDOW_SECONDS:.2%} of a core over {WINDOW_SECONDS:g} s")
+    return used / WINDOW_SECONDS
+
+
+def test_a_server_process_before_eight_stock_ranks_rests(open_cluster: NewCluster) -> None:
     with stock_ranks() as port, open_cluster("eight") as cluster:
         worker = cluster.add_worker("mixed", "eight-mixed-0", start=False)
         ports = {
@@ -69,16 +92,12 @@ def test_a_server_process_before_eight_ranks_rests(open_cluster: NewCluster) -> 
             "sideChannelPort": free_ports(RANKS),
         }
         worker.settings["engine"] = {"type": "vllm", "dataParallelSize": RANKS, "vllm": ports}
-        worker.start()
-        worker.wait_ready()
-        assert len(worker.record["engines"]) == RANKS
-        process = psutil.Process(worker.process.pid)
-        time.sleep(5)  # its start is over
-        before = process.cpu_times()
+        assert share_at_rest(worker) < MAX_SHARE
 
-        time.sleep(WINDOW_SECONDS)  # the window that is measured, not a wait for something
 
-        after = process.cpu_times()
-        used = after.user + after.system - before.user - before.system
-        print(f"\n{used / WINDOW_SECONDS:.2%} of a core")
-        assert used < MAX_SHARE * WINDOW_SECONDS
+@pytest.mark.skipif(not ASKED_SECONDS, reason="eight engines take minutes to start on few cores")
+def test_a_server_process_before_eight_engines_rests(open_cluster: NewCluster) -> None:
+    with open_cluster("eights") as cluster:
+        worker = cluster.add_worker("mixed", "eights-mixed-0", start=False, dataParallelSize=RANKS)
+        worker.settings["listen"]["kv"] = 0
+        assert share_at_rest(worker) < MAX_SHARE

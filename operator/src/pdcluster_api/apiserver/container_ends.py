@@ -56,9 +56,11 @@ def _is_first(entry: Body, unready_since: str | None) -> bool:
 
 def time_of(text: Any) -> datetime | None:
     """A time in UTC, as the API server writes it; None for anything else."""
+    if not isinstance(text, str) or len(text) != len("2026-01-01T00:00:00Z") or text[-1] != "Z":
+        return None
     try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")
-    except (TypeError, ValueError):
+        return datetime.fromisoformat(text[:-1])
+    except ValueError:
         return None
 
 

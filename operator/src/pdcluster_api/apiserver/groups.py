@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 
 from pdcluster_api.apiserver.container_ends import time_of
 from pdcluster_api.apiserver.group_restarts import ALL_START_AGAIN, GroupRestart, PodEnd
@@ -96,7 +97,7 @@ class WorkerPods:
     def _has_set(self, pod: Body) -> bool:
         return any(_is_of(name, pod) for name in self.sets)
 
-    @property
+    @cached_property
     def broken_by(self) -> PodEnd | None:
         """The pod that is to end, or has ended or was replaced since the worker served, the first
         one; None = all run on.  What ends before it has served is the kubelet's to start again.

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -69,6 +70,12 @@ class Live:
     @property
     def is_going(self) -> bool:
         return "deletionTimestamp" in self.body["metadata"]
+
+    @cached_property
+    def groups(self) -> dict[WorkloadId, list[WorkerPods]]:
+        """Workers of several pods, by their workload and in their order."""
+        pods = (body for body in self.children if body["kind"] == "Pod")
+        return groups_of(self.own("StatefulSet").values(), pods)
 
     def own(self, kind: str) -> dict[str, Body]:
         return self._own.get(kind, {})
@@ -207,7 +214,7 @@ def ready_workers(
     pods that count too though they say that they are not ready any more
     """
     found, pods_by = [], _pods_by_workload(live)
-    for identity, groups in worker_groups(live).items():
+    for identity, groups in live.groups.items():
         leaders = (group.pods.get(group.id.leader_pod) for group in groups)
         pods_by[identity] += [pod for pod in leaders if pod is not None]
     for identity, pods in sorted(pods_by.items()):
@@ -251,7 +258,7 @@ def _workloads(live: Live, faults: Mapping[str, Problem]) -> list[WorkloadState]
         for identity, body in found
         if identity is not None and group_of(body) is None
     }
-    groups = worker_groups(live)
+    groups = live.groups
     kept = {identity for identity, body in live.records() if pods_of_record(body) > 1}
     states = [
         *(
@@ -332,16 +339,10 @@ def _is_updated(group: WorkerPods) -> bool:
     )
 
 
-def worker_groups(live: Live) -> dict[WorkloadId, list[WorkerPods]]:
-    """Workers of several pods, by their workload and in their order."""
-    pods = (body for body in live.children if body["kind"] == "Pod")
-    return groups_of(live.own("StatefulSet").values(), pods)
-
-
 def group_restarts(live: Live, now: datetime) -> dict[GroupId, Restarting]:
     """Workers of several pods, and whether each is to start again as a whole."""
     clock = now.astimezone(UTC).replace(tzinfo=None)
-    groups = (group for found in worker_groups(live).values() for group in found)
+    groups = (group for found in live.groups.values() for group in found)
     return {group.id: group.restarting(clock) for group in groups}
 
 

@@ -2,7 +2,6 @@
 the two StatefulSets of each worker. Pure; docs/design/worker-groups.md.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -195,15 +194,19 @@ def group_sets(
 
 
 def _of_worker(spec: Manifest, worker: GroupId, placement: Manifest | None) -> Manifest:
-    template, mark = copy.deepcopy(spec["template"]), {WORKER: worker.leader}
-    template["metadata"]["labels"] |= mark
+    """All that is the same for each worker is shared: a copy would take most of the time."""
+    template, mark = spec["template"], {WORKER: worker.leader}
+    metadata, pod = template["metadata"], template["spec"]
     if placement:
-        affinity = template["spec"].setdefault("affinity", {})
+        affinity = dict(pod.get("affinity", {}))
         for kind, terms in _affinity(worker, placement).items():
+            rule = affinity[kind] = dict(affinity.get(kind, {}))
             for when, term in terms.items():
-                rule = affinity.setdefault(kind, {})
                 rule[when] = [*rule.get(when, ()), term]
+        pod = {**pod, "affinity": affinity}
+    metadata = {**metadata, "labels": {**metadata["labels"], **mark}}
     selector = {"matchLabels": {**spec["selector"]["matchLabels"], **mark}}
+    template = {**template, "metadata": metadata, "spec": pod}
     return {**spec, "selector": selector, "template": template}
 
 

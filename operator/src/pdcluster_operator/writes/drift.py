@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pdcluster_schema.labels import APPLIED, FIELD_MANAGER
@@ -88,14 +89,13 @@ def owns(fields: Fields, desired: Any) -> bool:
     """
     if not fields or desired in ({}, []):
         return True
-    if isinstance(desired, Mapping):
-        return all(
-            value == [] or (f"f:{key}" in fields and owns(fields[f"f:{key}"], value))
-            for key, value in desired.items()
-        )
-    if isinstance(desired, Sequence) and not isinstance(desired, str):
-        return all(map(_Items(fields).own, desired))
-    return True
+    if isinstance(desired, dict):
+        for key, value in desired.items():
+            inner = fields.get(f"f:{key}")
+            if value != [] and (inner is None or (inner and not owns(inner, value))):
+                return False
+        return True
+    return not isinstance(desired, list) or all(map(_Items(fields).own, desired))
 
 
 class _Items:
@@ -108,12 +108,12 @@ class _Items:
         self._by_first: defaultdict[tuple[str, Any], list[_Item]] = defaultdict(list)
         for path, inner in fields.items():
             if path.startswith("k:"):
-                key: Mapping[str, Any] = json.loads(path[2:])
+                key = _key(path[2:])
                 self._by_first[next(iter(key.items()))].append((key, inner))
         self._firsts = {name for name, _ in self._by_first}
 
     def own(self, item: Any) -> bool:
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             return self._has_value(item)
         return any(owns(inner, item) for _, inner in self._named(item))
 
@@ -134,6 +134,12 @@ class _Items:
             for key, inner in self._by_first.get((name, item[name]), ()):
                 if all(item.get(other, value) == value for other, value in key.items()):
                     yield key, inner
+
+
+@lru_cache(maxsize=4096)  # the same few in all objects of a kind
+def _key(text: str) -> Mapping[str, Any]:
+    key: Mapping[str, Any] = json.loads(text)
+    return key
 
 
 def _entries(live: Manifest) -> Sequence[Mapping[str, Any]]:
