@@ -2,14 +2,11 @@
 worker.
 """
 
-import json
-
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_schema.policy import PolicyConfig
-from pdcluster_worker import __version__
 from pdcluster_worker.errors import RequestError
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.metrics import Metrics
@@ -37,27 +34,6 @@ async def test_health_of_a_worker_that_serves_says_what_falls_short(rig, http):
             200,
             {"status": "ok", "reason": rig.backend.short},
         )
-
-
-async def test_ready_says_why_not(rig, http):
-    assert (await http.get("/ready")).status_code == 200
-    rig.backend.not_ready = "loading weights"
-    response = await http.get("/ready")
-
-    assert (response.status_code, response.json()["reason"]) == (503, "loading weights")
-    assert (await http.get("/health")).status_code == 200
-
-
-async def test_a_request_before_the_engine_is_ready_is_503(rig, http):
-    rig.backend.not_ready, rig.backend.max_model_len = "the engine is loading the model", 0
-    response = await http.post("/v1/chat/completions", json=BODY)
-
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-    assert (
-        response.json()["error"]["message"]
-        == "this worker is not ready: the engine is loading the model"
-    )
-    assert response.json()["error"]["code"] == "not_ready"
 
 
 async def test_a_request_that_comes_in_a_drain_is_passed_on(rig, http):
@@ -96,10 +72,6 @@ async def test_models_leave_out_the_length_until_the_engine_is_ready(rig, http):
     assert (await http.get("/v1/models")).json()["data"] == [one]
     rig.backend.max_model_len = 200
     assert (await http.get("/v1/models/tiny")).json() == {**one, "max_model_len": 200}
-
-
-async def test_version_is_the_packages(http):
-    assert (await http.get("/version")).json()["version"] == __version__
 
 
 async def test_version_says_what_the_engine_computes_on(rig, http):
@@ -165,52 +137,6 @@ async def test_metrics_parse_and_count_a_request(rig, http):
     assert rig.value("pdcluster_request_success_total", finish_reason="stop") == 1
     assert rig.value("pdcluster_ttft_phase_seconds_sum", phase="queue") == pytest.approx(0.01)
     assert rig.value("pdcluster_ttft_phase_seconds_sum", phase="prefill") == pytest.approx(0.02)
-
-
-async def test_stream_is_framed_as_server_sent_events(rig, http):
-    rig.say("a\nb")
-    response = await http.post(
-        "/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}
-    )
-    events = response.text.split("\n\n")
-
-    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert "content-length" not in response.headers
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert all(event.startswith("data: ") and "\n" not in event for event in events[:-1])
-    bodies = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    assert [body["choices"][0]["text"] for body in bodies] == ["a", "\n", "b", ""]
-    assert all("usage" not in body for body in bodies)
-    assert bodies[-1]["choices"][0] == {
-        "index": 0,
-        "text": "",
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
-
-
-async def test_usage_is_null_until_the_last_chunk(http):
-    requested = {
-        "model": "tiny",
-        "prompt": "x",
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": 2,
-    }
-    events = (await http.post("/v1/completions", json=requested)).text.split("\n\n")[:-2]
-    bodies = [json.loads(event.removeprefix("data: ")) for event in events]
-
-    assert [body["usage"] and body["usage"]["total_tokens"] for body in bodies] == [None, None, 3]
-    assert bodies[-1]["choices"] == []
-
-
-async def test_chat_deltas_leave_out_what_is_not_there(http):
-    events = (
-        await http.post("/v1/chat/completions", json={**BODY, "stream": True, "max_tokens": 2})
-    ).text.split("\n\n")[:-2]
-    deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events]
-
-    assert deltas == [{"role": "assistant", "content": "H"}, {"content": "e"}]
 
 
 async def test_answers_carry_an_id_of_ours_and_log_the_clients(rig, http, caplog):

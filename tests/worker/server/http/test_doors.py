@@ -248,13 +248,6 @@ async def test_a_request_without_one_host_is_refused(connect, hosts):
     assert f"the header has {num} fields Host: send one" in reply.body.decode()
 
 
-async def test_http_1_0_needs_no_host(connect):
-    client = await connect()
-    client.writer.write(b"GET /health HTTP/1.0\r\n\r\n")
-
-    assert (await client.reply()).status == 200
-
-
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
 @pytest.mark.parametrize("coding", ["gzip", "identity, br"])
 async def test_a_coded_body_is_415_and_not_read(rig, connect, path, coding):

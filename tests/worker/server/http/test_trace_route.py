@@ -94,13 +94,6 @@ async def test_journey_of_a_request_is_found_by_its_id(http: httpx.AsyncClient) 
     assert by_completion.json() == found.json()
 
 
-async def test_journey_that_is_not_known_is_a_404_with_a_fix(http: httpx.AsyncClient) -> None:
-    response = await http.get("/debug/requests/nothing")
-
-    assert response.status_code == 404
-    assert "ask the worker that answered it" in response.json()["error"]["message"]
-
-
 async def test_traces_are_closed_to_clients_without_a_key_where_keys_are_required(
     rig: Rig, tmp_path: Path
 ) -> None:

@@ -242,13 +242,6 @@ async def test_a_long_list_of_wrong_items_makes_one_error(http, field, value, me
     assert "more" not in error_of(response).message
 
 
-async def test_a_body_of_another_content_type_is_refused(http):
-    response = await http.post(CHAT, data={"model": "tiny"})
-
-    assert response.status_code == 400
-    assert "content-type: application/json" in error_of(response).message
-
-
 async def test_a_request_has_at_most_as_many_generations_as_may_wait(rig, http):
     rig.policy = PolicyConfig(admission=AdmissionSpec(max_queued_requests=4))
     requested = [{"prompt": ["a"] * 2, "n": 2}, {"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}]
@@ -285,23 +278,6 @@ async def test_an_unknown_model_is_404(rig, http, path):
     assert (response.status_code, error.code, error.param) == (404, "model_not_found", "model")
     assert "use 'tiny'" in error.message
     assert rig.value("pdcluster_request_rejected_total", reason="model_not_found") == 1
-
-
-async def test_unknown_model_and_path_and_method_have_openais_shape(http):
-    missing = await http.get("/v1/models/org/other")
-    path = await http.get("/v2/nothing")
-    method = await http.get(CHAT)
-    slash = await http.post(CHAT + "/")
-
-    assert (missing.status_code, error_of(missing).code) == (404, "model_not_found")
-    assert (path.status_code, error_of(path).message) == (
-        404,
-        "GET /v2/nothing: there is no such path: /openapi.json lists those that are served",
-    )
-    assert method.status_code == 405
-    assert method.headers["allow"] == "POST"
-    assert error_of(method).type == "invalid_request_error"
-    assert slash.status_code == 404
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(rig, http):

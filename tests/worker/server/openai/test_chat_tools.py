@@ -125,17 +125,6 @@ async def test_calls_alone_have_null_content(rig, client):
     assert reply.choices[0].message.content is None
 
 
-async def test_streamed_calls_join_to_the_same(rig, client):
-    rig.say(f"So.\n{HERMES_PARIS}\n{HERMES_NOW}")
-    calls, rest = await streamed(client, tools=TOOLS)
-
-    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
-        ("get_weather", {"city": "Paris"}),
-        ("now", {}),
-    ]
-    assert (rest["content"], rest["finish_reason"]) == ("So.", "tool_calls")
-
-
 @pytest.mark.parametrize(("stop", "num_pieces"), [(None, 5), ("never", 1)])
 async def test_arguments_of_a_call_that_is_held_to_its_form_come_in_pieces(
     rig, client, stop, num_pieces
@@ -201,13 +190,6 @@ async def test_tools_that_are_not_to_be_used_are_not_shown(rig, client):
 
     assert reply.choices[0].message.content == HERMES_NOW
     assert "get_weather" not in rig.prompt()
-
-
-async def test_one_call_where_parallel_ones_are_off(rig, client):
-    rig.say(HERMES_PARIS + HERMES_NOW)
-    reply = await ask(client, tools=TOOLS, parallel_tool_calls=False)
-
-    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
 
 
 async def test_required_calls_are_constrained_and_come_in_pieces(rig, client):
@@ -505,15 +487,6 @@ async def test_reasoning_has_a_field_of_its_own(rig, thinker):
     assert rest == {"finish_reason": "stop", "content": "Yes.", "reasoning": "Hm."}
     assert reply.usage.completion_tokens_details.reasoning_tokens == len("\nHm.\n</think>")
     assert calls == []
-
-
-async def test_reasoning_that_is_left_out_is_counted_only(rig, thinker):
-    rig.say("<think>Hm.</think>Yes.")
-    reply = await ask(thinker, extra_body={"include_reasoning": False})
-
-    assert "reasoning_content" not in reply.choices[0].message.model_extra
-    assert reply.choices[0].message.content == "Yes."
-    assert reply.usage.completion_tokens_details.reasoning_tokens > 0
 
 
 async def test_settings_of_the_template_reach_it(rig, thinker):
