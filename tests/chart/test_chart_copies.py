@@ -33,13 +33,6 @@ def tree(tmp_path: Path, chart_copies: ModuleType) -> Path:
     return tmp_path
 
 
-def test_copies_of_this_repository_are_up_to_date(chart_copies: ModuleType) -> None:
-    assert list(chart_copies.differences(ROOT)) == []
-    assert {path.name for path in (ROOT / "charts/pdcluster/crds").iterdir()} == {
-        path.name for path in (ROOT / "crds").glob("*.yaml")
-    }
-
-
 def test_check_passes_on_fresh_copies(
     tree: Path, chart_copies: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,28 +222,6 @@ def test_operator_asks_for_no_torch() -> None:
     assert "pdcluster-operator" in project["scripts"]
 
 
-def test_versions_of_images_chart_and_distributions_are_one() -> None:
-    versions = {
-        tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]["version"]
-        for part in ("schema", "operator", "worker")
-    }
-    versions |= {
-        rest.partition("=")[2]
-        for name in NAMES
-        for rest in parse(name)[1][-1].all("ARG")
-        if rest.startswith("VERSION=")
-    }
-    versions |= set(
-        re.findall(
-            r"^(?:appVersion|version): (\S+)",
-            (ROOT / "charts/pdcluster/Chart.yaml").read_text(),
-            flags=re.MULTILINE,
-        )
-    )
-
-    assert len(versions) == 1
-
-
 def test_build_context_is_what_is_copied() -> None:
     rules = [
         line

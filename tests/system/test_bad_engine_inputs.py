@@ -18,7 +18,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 
 POISON = VOCAB_SIZE - 1
 
-# more of them in tests/worker/model/test_kv_size.py, without a process for each
+# more in tests/worker/model/test_kv_size.py and tests/worker/config, without a process for each
 SIZES = [
     (
         {"numBlocks": None, "kvCacheMemory": 2 * BLOCK_BYTES},
@@ -29,13 +29,6 @@ SIZES = [
     (
         {"numBlocks": None, "kvCacheMemory": 1 << 60},
         f"bytes of weights and {1 << 60} of KV blocks do not fit into the memory of this worker",
-    ),
-    ({"threads": -1}, "Expected `int` >= 0 - at `$.engine.threads`"),
-    ({"threads": 10_000}, "Expected `int` <= 1024 - at `$.engine.threads`"),
-    ({"maxBatchedTokens": 1 << 40}, "Expected `int` <= 16777216 - at `$.engine.maxBatchedTokens`"),
-    (
-        {"maxBatchedTokens": 1 << 20, "maxSequences": 1 << 20},
-        "Expected `int` <= 65536 - at `$.engine.maxSequences`",
     ),
 ]
 NAMES = [" ".join(f"{name}={size}" for name, size in sizes.items()) for sizes, _ in SIZES]
@@ -53,17 +46,6 @@ def test_size_that_no_engine_can_have_ends_with_2(new_cluster, sizes, reason):
     assert worker.wait_end() == 2
     assert worker.log_tail(1).startswith("error: ")
     assert reason in worker.log_tail(1)
-
-
-def test_dtype_that_is_none_of_ours_ends_with_2(new_cluster):
-    worker = new_cluster("dtype").add_worker("mixed", "mixed-0", start=False)
-    worker.settings["model"]["dtype"] = "float16"
-    worker.start()
-
-    assert worker.wait_end() == 2
-    assert worker.log_tail(1).endswith(
-        "Invalid enum value 'float16' - at `$.model.dtype`: write one of auto, bfloat16, float32"
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 force the path.
 """
 
-import httpx
 import openai
 import pytest
 
@@ -281,17 +280,3 @@ def test_mixed_worker_does_both_phases(mixed, prompts, reference):
 
     assert answer.prefill == "local"
     reference.check(prompt, answer.tokens)
-
-
-def test_forced_remote_without_a_prefill_worker_is_refused(mixed, prompts):
-    reply = mixed.client.post(body(prompts(20), "remote"))
-
-    assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert reply.json()["error"]["code"] == "no_prefill_worker"
-
-
-def test_prefill_worker_serves_no_clients(pair, prompts):
-    reply = pair.prefill.client.post(body(prompts(20)))
-
-    assert reply.status_code == httpx.codes.NOT_FOUND
-    assert "decode worker" in reply.json()["error"]["message"]

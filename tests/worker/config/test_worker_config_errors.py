@@ -97,6 +97,8 @@ BELOW = "maxBatchedTokens (256) is below the longest request of 300 tokens: rais
         ("engine: {blokSize: 16}", "unknown field `blokSize` - at `$.engine`"),
         ("engine: {device: gpu}", "'gpu' - at `$.engine.device`: write one of auto, cpu, cuda"),
         ("engine: {speculation: {method: guess}}", "method`: write one of Off, draft, ngram"),
+        ("model: {name: m, path: /m, dtype: float16}", "`$.model.dtype`: write one of auto, bfloa"),
+        ("engine: {threads: -1}", "Expected `int` >= 0 - at `$.engine.threads`"),
         ("engine: {threads: 1025}", "Expected `int` <= 1024 - at `$.engine.threads`: lower it"),
         ("engine: {maxBatchedTokens: 16777217}", "`int` <= 16777216 - at `$.engine.maxBatched"),
         ("engine: {maxSequences: 65537}", "Expected `int` <= 65536 - at `$.engine.maxSequences`"),
