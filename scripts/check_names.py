@@ -18,9 +18,6 @@ from sources import python_files
 
 FOLDERS = ("schema/src", "operator/src", "worker/src")
 
-TWINS = {"Backoff"}
-"""Classes that operator and worker each have, for neither imports the other."""
-
 _WORDS = """
 anew asked asking asks beside besides crew crowd course door doors fate foreseen giving here journey
 landed landing leg legs looking nobody outlook pulse pulses room rooms said say says seat seats
@@ -55,7 +52,7 @@ def _defined_twice(files: list[Path]) -> Iterator[str]:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
     for name, found in places.items():
-        if len(found) > 1 and name not in TWINS:
+        if len(found) > 1:
             yield f"{found[1]}: class {name} is defined in {found[0]} too: give one another name"
 
 

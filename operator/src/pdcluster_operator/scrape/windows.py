@@ -35,7 +35,6 @@ def worker_sample(pod: str, now: MetricsPage, before: MetricsPage | None) -> Wor
         prompt_token_rate=grown["prompt_tokens_total"] / seconds,
         prefill_token_rate=grown["prefill_tokens_total"] / seconds,
         prefill_busy_rate=grown["prefill_seconds_total"] / seconds,
-        generation_token_rate=grown["generation_tokens_total"] / seconds,
         time_to_first_token_seconds=_mean(
             grown["time_to_first_token_seconds_sum"], grown["time_to_first_token_seconds_count"]
         ),

@@ -275,7 +275,7 @@ def _decode(
     phases: tuple[PrefillPhase, DecodePhase],
     arrived: tuple[TraceLoad, float, int],
 ) -> WorkerSample:
-    (pool, worker), (prefill, decode), (load, seconds, num_ingress) = of, phases, arrived
+    (pool, worker), (prefill, decode), (load, _, num_ingress) = of, phases, arrived
     requests = load.requests_per_second / num_ingress
     return WorkerSample(
         pod,
@@ -289,7 +289,6 @@ def _decode(
         prompt_token_rate=requests * load.input_tokens,
         prefill_token_rate=0.0,
         prefill_busy_rate=0.0,
-        generation_token_rate=decode.tokens.get(id(worker), 0.0) / seconds,
         time_to_first_token_seconds=prefill.ttft_seconds,
         time_per_output_token_seconds=decode.step_seconds(worker, pool.speed)
         if not worker.streams.is_done

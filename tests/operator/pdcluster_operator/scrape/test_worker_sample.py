@@ -57,7 +57,6 @@ def test_sample_of_a_working_worker():
         prompt_token_rate=200.0,
         prefill_token_rate=200.0,
         prefill_busy_rate=0.5,
-        generation_token_rate=20.0,
         time_to_first_token_seconds=0.25,
         time_per_output_token_seconds=pytest.approx(0.125),
     )

@@ -47,7 +47,6 @@ class Totals:
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
-    generation_token_rate: float | None = None
     time_to_first_token: list[tuple[float, float]] = field(default_factory=list)
     time_per_output_token: list[tuple[float, float]] = field(default_factory=list)
 
@@ -72,7 +71,6 @@ _RATES = (
     "prompt_token_rate",
     "prefill_token_rate",
     "prefill_busy_rate",
-    "generation_token_rate",
 )
 
 

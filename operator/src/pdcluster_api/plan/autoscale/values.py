@@ -45,7 +45,6 @@ class WorkerSample:
     prompt_token_rate: float | None = None
     prefill_token_rate: float | None = None
     prefill_busy_rate: float | None = None
-    generation_token_rate: float | None = None
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
 

@@ -131,7 +131,7 @@ def test_measured_speed_counts_between_pools():
 def test_how_many_streams_a_decode_worker_has_does_not_move_the_band():
     """One stream on each worker of a pool that has just started, forty on those of the other."""
     spec = make_spec(decode=[pool(1, "new"), pool(3, "old")], ratio={"min": 1.0})
-    few, many = (replace(CALM, generation_token_rate=rate) for rate in (50.0, 2000.0))
+    few, many = (replace(CALM, num_requests_running=number) for number in (1.0, 40.0))
 
     assert see(spec, decode_new=few, decode_old=many).decision.replicas == {
         P: 4,
