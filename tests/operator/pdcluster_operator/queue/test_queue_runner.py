@@ -1,6 +1,8 @@
 """The queue runner on a running loop; they meet at events, never at a time."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,203 +14,150 @@ from pdcluster_schema.backoff import Backoff
 A, B, C = (Key("default", name) for name in "abc")
 
 
-class Recorder:
-    """Work that lets a test see when it starts and decide when it ends."""
+class Rig:
+    """A runner whose work lets a test see when it begins and decide when it ends."""
 
-    def __init__(self) -> None:
-        self.started: asyncio.Queue[Key] = asyncio.Queue()
-        self.ends: asyncio.Queue[Done | Exception] = asyncio.Queue()
-        self.num_errors = 0
+    task: asyncio.Task[None]
 
-    async def work(self, key: Key) -> Done:
-        await self.started.put(key)
-        end = await self.ends.get()
+    def __init__(self, most: int, waits_seconds: float) -> None:
+        self.num_errors = self.num_begun = self.num_ended = 0
+        self.begun: asyncio.Queue[Key] = asyncio.Queue()
+        self._ends: asyncio.Queue[Done | Exception] = asyncio.Queue()
+        queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
+        self.runner = QueueRunner(
+            self._work, self._on_error, most, queue=queue, waits_seconds=waits_seconds
+        )
+
+    async def _work(self, key: Key) -> Done:
+        self.num_begun += 1
+        await self.begun.put(key)
+        end = await self._ends.get()
         if isinstance(end, Exception):
             raise end
         return end
 
-    def on_error(self) -> None:
+    def _on_error(self) -> None:
         self.num_errors += 1
 
+    def add(self, *keys: Key) -> None:
+        for key in keys:
+            self.runner.add(key)
 
-def start(
-    recorder: Recorder, most: int, waits_seconds: float = 0.0
-) -> tuple[QueueRunner, asyncio.Task[None]]:
-    queue: WorkQueue[Key] = WorkQueue(Backoff(first=0.01, most=0.01))
-    runner = QueueRunner(
-        recorder.work, recorder.on_error, most, queue=queue, waits_seconds=waits_seconds
-    )
-    return runner, asyncio.create_task(runner.run())
+    async def begin(self, number: int = 1) -> list[Key]:
+        """The next keys whose work begins."""
+        return [await self.begun.get() for _ in range(number)]
+
+    def end(self, end: Done | Exception | None = None) -> None:
+        self.num_ended += 1
+        self._ends.put_nowait(end or Done())
+
+    async def assert_one_waits(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (self.begun.empty(), self.runner.queue.depth) == (True, 1)
 
 
-async def finish(runner: QueueRunner, task: asyncio.Task[None]) -> None:
-    runner.stop()
+@asynccontextmanager
+async def running(most: int, *keys: Key, waits_seconds: float = 0.0) -> AsyncIterator[Rig]:
+    """A runner with these keys; what is in work at the end of the block ends well."""
+    rig = Rig(most, waits_seconds)
+    rig.task = asyncio.create_task(rig.runner.run())
+    rig.add(*keys)
     async with asyncio.timeout(10):
-        await task
+        yield rig
+        for _ in range(rig.num_begun - rig.num_ended):
+            rig.end()
+        rig.runner.stop()
+        await rig.task
 
 
 async def test_no_more_keys_are_in_work_than_the_bound():
-    recorder = Recorder()
-    runner, task = start(recorder, 2)
-    for key in (A, B, C):
-        runner.add(key)
-    async with asyncio.timeout(10):
-        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
-        assert runner.queue.depth == 1
-        await recorder.ends.put(Done())
-        assert await recorder.started.get() == C
-    for _ in range(2):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(2, A, B, C) as rig:
+        assert await rig.begin(2) == [A, B]
+        assert rig.runner.queue.depth == 1
+        rig.end()
+        assert await rig.begin() == [C]
 
 
-async def test_work_that_raises_is_counted_and_tried_again_and_ends_nothing_else(caplog):
-    recorder = Recorder()
-    runner, task = start(recorder, 1)
-    runner.add(A)
-    async with asyncio.timeout(10):
-        await recorder.started.get()
-        await recorder.ends.put(RuntimeError("broken"))
-        assert await recorder.started.get() == A  # after the back-off
-    assert recorder.num_errors == 1
-    assert "default/a" in caplog.text
-    await recorder.ends.put(Done())
-    await finish(runner, task)
-
-
-async def test_work_that_was_refused_comes_back_without_counting_as_an_error():
-    recorder = Recorder()
-    runner, task = start(recorder, 1)
-    runner.add(A)
-    async with asyncio.timeout(10):
-        await recorder.started.get()
-        await recorder.ends.put(Done(try_again=True))
-        assert await recorder.started.get() == A
-    assert recorder.num_errors == 0
-    await recorder.ends.put(Done())
-    await finish(runner, task)
-
-
-async def test_a_key_is_due_again_at_its_own_time():
-    recorder = Recorder()
-    runner, task = start(recorder, 1)
-    runner.add(A)
-    async with asyncio.timeout(10):
-        await recorder.started.get()
-        await recorder.ends.put(Done(requeue_after_seconds=0.01))
-        assert await recorder.started.get() == A
-    await recorder.ends.put(Done())
-    await finish(runner, task)
+@pytest.mark.parametrize(
+    ("end", "num_errors"),
+    [
+        (RuntimeError("broken"), 1),
+        (Done(try_again=True), 0),
+        (Done(requeue_after_seconds=0.01), 0),
+    ],
+    ids=["error", "refused", "at its own time"],
+)
+async def test_work_comes_again_and_errors_alone_are_counted(end, num_errors, caplog):
+    async with running(1, A) as rig:
+        await rig.begin()
+        rig.end(end)
+        assert await rig.begin() == [A]
+    assert rig.num_errors == num_errors
+    assert ("default/a" in caplog.text) is bool(num_errors)
 
 
 async def test_stop_lets_the_work_in_hand_end_and_takes_nothing_more():
-    recorder = Recorder()
-    runner, task = start(recorder, 1)
-    runner.add(A)
-    runner.add(B)
-    async with asyncio.timeout(10):
-        await recorder.started.get()
-    runner.stop()
-    assert not task.done()
-    await recorder.ends.put(Done())
-    await finish(runner, task)
-    assert recorder.started.empty()
-    assert runner.queue.depth == 1
+    async with running(1, A, B) as rig:
+        await rig.begin()
+        rig.runner.stop()
+        assert not rig.task.done()
+    assert (rig.num_begun, rig.runner.queue.depth) == (1, 1)
 
 
 async def test_two_are_in_work_and_a_third_waits_for_the_end_of_one():
-    recorder = Recorder()
-    runner, task = start(recorder, 4, waits_seconds=3600.0)
-    for key in (A, B, C):
-        runner.add(key)
-    async with asyncio.timeout(10):
-        assert [await recorder.started.get(), await recorder.started.get()] == [A, B]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
-        await recorder.ends.put(Done())
-        assert await recorder.started.get() == C
-    for _ in range(2):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(4, A, B, C, waits_seconds=3600.0) as rig:
+        assert await rig.begin(2) == [A, B]
+        await rig.assert_one_waits()
+        rig.end()
+        assert await rig.begin() == [C]
 
 
 async def test_nothing_is_begun_while_work_holds_the_gate_closed():
-    recorder = Recorder()
-    runner, task = start(recorder, 4, waits_seconds=3600.0)
-    async with asyncio.timeout(10):
-        with runner.gate.closed():
-            for key in (A, B):
-                runner.add(key)
-            assert await recorder.started.get() == A
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert (recorder.started.empty(), runner.queue.depth) == (True, 1)
-        assert await recorder.started.get() == B
-    for _ in range(2):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(4, waits_seconds=3600.0) as rig:
+        with rig.runner.gate.closed():
+            rig.add(A, B)
+            assert await rig.begin() == [A]
+            await rig.assert_one_waits()
+        assert await rig.begin() == [B]
 
 
 async def test_work_that_waits_is_no_hindrance_though_it_closes_the_gate():
-    recorder = Recorder()
-    runner, task = start(recorder, 4, waits_seconds=0.01)
-    async with asyncio.timeout(10):
-        with runner.gate.closed():
-            for key in (A, B, C):
-                runner.add(key)
-            assert [await recorder.started.get() for _ in range(3)] == [A, B, C]
-    for _ in range(3):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(4, waits_seconds=0.01) as rig:
+        with rig.runner.gate.closed():
+            rig.add(A, B, C)
+            assert await rig.begin(3) == [A, B, C]
 
 
 async def test_a_key_that_comes_while_the_runner_sleeps_is_begun_while_other_work_waits():
-    recorder = Recorder()
-    runner, task = start(recorder, 4, waits_seconds=0.2)
-    async with asyncio.timeout(10):
-        with runner.gate.closed():
-            runner.add(A)
-            assert await recorder.started.get() == A
+    async with running(4, waits_seconds=0.2) as rig:
+        with rig.runner.gate.closed():
+            rig.add(A)
+            assert await rig.begin() == [A]
             await asyncio.sleep(0.05)  # so that it sleeps without anything due
-            runner.add(B)
-            assert await recorder.started.get() == B
-    for _ in range(2):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+            rig.add(B)
+            assert await rig.begin() == [B]
 
 
 async def test_more_is_begun_while_other_work_waits():
-    recorder = Recorder()
-    runner, task = start(recorder, 3, waits_seconds=0.01)
-    for key in (A, B, C):
-        runner.add(key)
-    async with asyncio.timeout(10):
-        assert [await recorder.started.get() for _ in range(3)] == [A, B, C]
-    for _ in range(3):
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(3, A, B, C, waits_seconds=0.01) as rig:
+        assert await rig.begin(3) == [A, B, C]
 
 
 async def test_a_key_that_is_due_by_its_time_waits_for_the_end_of_work_too():
-    recorder = Recorder()
-    runner, task = start(recorder, 1)
-    runner.add(A)
-    async with asyncio.timeout(10):
-        await recorder.started.get()
-        runner.queue.add_at(B, 0.0)
-        await recorder.ends.put(Done())
-        assert await recorder.started.get() == B
-        await recorder.ends.put(Done())
-    await finish(runner, task)
+    async with running(1, A) as rig:
+        await rig.begin()
+        rig.runner.queue.add_at(B, 0.0)
+        rig.end()
+        assert await rig.begin() == [B]
 
 
 async def test_work_in_hand_is_cancelled_with_the_runner():
-    recorder = Recorder()
-    runner, task = start(recorder, 2)
-    runner.add(A)
+    rig = Rig(2, waits_seconds=0.0)
+    task = asyncio.create_task(rig.runner.run())
+    rig.add(A)
     async with asyncio.timeout(10):
-        await recorder.started.get()
+        await rig.begin()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,7 +1,6 @@
 """Late binding: the workers asked, the one chosen, the credits given back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -31,30 +30,30 @@ class Pool:
         self.broker.on_credit(peer, request_id, granted)
 
 
-@pytest.fixture
-def settle() -> Callable[[], Awaitable[None]]:
-    async def run_ready() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    return run_ready
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
-async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens(settle):
-    empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
-    pool = Pool(empty, warm)
-    task = pool.acquire("r", tokens=100)
+async def requested(*peers: RecordingPeer) -> "tuple[Pool, asyncio.Task[RecordingPeer | None]]":
+    """A request of 100 tokens that has asked these for a credit."""
+    pool = Pool(*peers)
+    task = pool.acquire("r")
     await settle()
+    return pool, task
+
+
+async def test_broker_asks_every_prefill_worker_for_the_uncached_tokens():
+    empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
+    _, task = await requested(empty, warm)
 
     assert (empty.claims, warm.claims) == ([("r", 100)], [("r", 80)])
     task.cancel()
 
 
-async def test_broker_chooses_the_best_prefix_among_those_that_grant(settle):
+async def test_broker_chooses_the_best_prefix_among_those_that_grant():
     empty, warm = RecordingPeer("a"), RecordingPeer("b", matched_blocks=5)
-    pool = Pool(empty, warm)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(empty, warm)
     pool.answer(empty, "r", granted=True)
     assert not task.done()
     pool.answer(warm, "r", granted=True)
@@ -63,11 +62,9 @@ async def test_broker_chooses_the_best_prefix_among_those_that_grant(settle):
     assert (empty.released, warm.released) == (["r"], [])
 
 
-async def test_broker_takes_the_first_grant_when_none_had_room(settle):
+async def test_broker_takes_the_first_grant_when_none_had_room():
     first, second = RecordingPeer("a"), RecordingPeer("b")
-    pool = Pool(first, second)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(first, second)
     pool.answer(first, "r", granted=False)
     pool.answer(second, "r", granted=False)
     pool.answer(second, "r", granted=True)
@@ -76,22 +73,18 @@ async def test_broker_takes_the_first_grant_when_none_had_room(settle):
     assert first.released == ["r"]
 
 
-async def test_broker_does_not_wait_without_end_for_a_silent_worker(settle):
+async def test_broker_does_not_wait_without_end_for_a_silent_worker():
     silent, quick = RecordingPeer("a"), RecordingPeer("b")
-    pool = Pool(silent, quick)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(silent, quick)
     pool.answer(quick, "r", granted=True)
 
     assert await task is quick
     assert silent.released == ["r"]
 
 
-async def test_broker_answers_none_when_no_prefill_worker_is_left(settle):
+async def test_broker_answers_none_when_no_prefill_worker_is_left():
     peer = RecordingPeer("a")
-    pool = Pool(peer)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(peer)
     pool.peers.clear()
     pool.broker.on_lost(peer)
 
@@ -102,11 +95,9 @@ async def test_broker_answers_none_at_once_without_prefill_workers():
     assert await Pool().acquire("r") is None
 
 
-async def test_broker_asks_a_worker_that_joins(settle):
+async def test_broker_asks_a_worker_that_joins():
     first, late = RecordingPeer("a"), RecordingPeer("b")
-    pool = Pool(first)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(first)
     pool.answer(first, "r", granted=False)
     pool.peers.append(late)
     pool.broker.request_credits()
@@ -115,23 +106,19 @@ async def test_broker_asks_a_worker_that_joins(settle):
     assert await task is late
 
 
-async def test_broker_cancelled_request_gives_back_its_wants(settle):
+async def test_broker_cancelled_request_gives_back_its_wants():
     peer = RecordingPeer("a")
-    pool = Pool(peer)
-    task = pool.acquire("r")
-    await settle()
+    _, task = await requested(peer)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
     assert peer.released == ["r"]
 
 
-async def test_broker_gives_back_a_grant_that_meets_a_cancellation(settle):
+async def test_broker_gives_back_a_grant_that_meets_a_cancellation():
     """As of a request that is called off in the moment in which its credit comes."""
     peer = RecordingPeer("a")
-    pool = Pool(peer)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(peer)
     task.cancel()
     pool.answer(peer, "r", granted=True)
 
@@ -140,11 +127,9 @@ async def test_broker_gives_back_a_grant_that_meets_a_cancellation(settle):
     assert set(peer.released) == {"r"}
 
 
-async def test_broker_cancelled_after_the_choice_gives_back_the_grant(settle):
+async def test_broker_cancelled_after_the_choice_gives_back_the_grant():
     peer = RecordingPeer("a")
-    pool = Pool(peer)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(peer)
     pool.answer(peer, "r", granted=True)
     task.cancel()  # before the waiting coroutine has seen its result
     await asyncio.gather(task, return_exceptions=True)
@@ -160,7 +145,7 @@ async def test_broker_returns_a_grant_that_no_request_waits_for():
     assert peer.released == ["gone"]
 
 
-async def test_broker_only_the_head_of_the_queue_asks(settle):
+async def test_broker_only_the_head_of_the_queue_asks():
     peer = RecordingPeer("a")
     pool = Pool(peer)
     tasks = [pool.acquire(f"r{i}") for i in range(12)]
@@ -178,7 +163,7 @@ async def test_broker_only_the_head_of_the_queue_asks(settle):
     await asyncio.gather(*tasks[1:], return_exceptions=True)
 
 
-async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle):
+async def test_broker_takes_back_what_a_draining_worker_has_not_granted():
     draining, other = RecordingPeer("a"), RecordingPeer("b")
     pool = Pool(draining)
     queued, granted = pool.acquire("queued"), pool.acquire("granted")
@@ -196,11 +181,9 @@ async def test_broker_takes_back_what_a_draining_worker_has_not_granted(settle):
     assert await queued is other
 
 
-async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants(settle):
+async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_grants():
     draining, other = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
-    pool = Pool(draining, other)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(draining, other)
     pool.answer(draining, "r", granted=True)
     draining.ready = False
     pool.peers.remove(draining)
@@ -211,11 +194,9 @@ async def test_broker_gives_a_credit_back_to_a_draining_worker_when_another_one_
     assert draining.released == ["r"]
 
 
-async def test_broker_last_prefill_worker_draining_means_local(settle):
+async def test_broker_last_prefill_worker_draining_means_local():
     peer = RecordingPeer("a")
-    pool = Pool(peer)
-    task = pool.acquire("r")
-    await settle()
+    pool, task = await requested(peer)
     pool.answer(peer, "r", granted=False)
     peer.ready = False
     pool.peers.clear()
@@ -224,12 +205,10 @@ async def test_broker_last_prefill_worker_draining_means_local(settle):
     assert await task is None
 
 
-async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length(settle):
+async def test_broker_does_not_ask_a_worker_that_takes_no_prompt_of_that_length():
     short, long = RecordingPeer("a"), RecordingPeer("b")
     short.max_model_len, long.max_model_len = 100, 101
-    pool = Pool(short, long)
-    task = pool.acquire("r", tokens=100)
-    await settle()
+    pool, task = await requested(short, long)
     pool.answer(long, "r", granted=True)
 
     assert await task is long
@@ -245,7 +224,7 @@ async def test_broker_has_no_peer_to_ask_when_all_take_shorter_prompts_only():
     assert peer.claims == []
 
 
-async def test_broker_counts_what_the_kv_takes_on_its_way(settle):
+async def test_broker_counts_what_the_kv_takes_on_its_way():
     far, near = RecordingPeer("a", matched_blocks=5), RecordingPeer("b")
     pool = Pool(far, near)
     seconds = {"a": 0.5, "b": 0.01}
