@@ -24,14 +24,7 @@ from msgspec.structs import replace
 
 from pdcluster_worker.config.worker import TLSConfig
 from pdcluster_worker.messages.facts import KVGeometry
-from pdcluster_worker.messages.peers import (
-    Generated,
-    Hello,
-    Report,
-    TraceEvent,
-    WorkerLoad,
-    encode,
-)
+from pdcluster_worker.messages.peers import Generated, Hello, Report, TraceEvent, WorkerLoad, encode
 from pdcluster_worker.messages.requests import RequestSpec, Token
 from pdcluster_worker.peers.calls import SERVER_OPTIONS, method_handlers
 from pdcluster_worker.peers.generate_service import GenerateService

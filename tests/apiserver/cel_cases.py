@@ -378,11 +378,6 @@ def name_rule(field: str, *sections: Change) -> Rule:
     )
 
 
-LOCAL_PATH = (
-    "path must begin with /, since ~ and relative paths without pvc are for pdctl alone: write the "
-    "folder in the image like /models/llm,"
-    " or give pvc and the folder's path on it"
-)
 MODEL_RULES: list[Rule] = [
     name_rule("spec.model.pvc.claimName"),
     name_rule("spec.model.huggingFace.tokenSecret", at("spec.model", HUB)),
@@ -438,10 +433,6 @@ ETCD_RULES: list[Rule] = [
 ]
 
 AUTOSCALE = "spec.autoscale"
-CEILING = (
-    "autoscale.mode is On, which needs maxReplicas in each pool: give maxReplicas to every pool, "
-    "or set autoscale.budget.total"
-)
 TYPES = (
     "each type must be one of B200, B300, GB200, GB300, H100, H200 and cpu, or be defined in "
     "spec.accelerators"

@@ -5,12 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_schema.load import parse
-from pdcluster_worker.system.cpu_cores import (
-    SharedCores,
-    core_share,
-    own_cores,
-    wait_environment,
-)
+from pdcluster_worker.system.cpu_cores import SharedCores, core_share, own_cores, wait_environment
 from pdctl.local.plan import plan_local
 from pdctl.local.run_directory import Certificates, RunDirectory, RunSettings, write_process
 from tests.schema.object_cases import minimal

@@ -17,11 +17,7 @@ from pdcluster_api.apiserver import pods
 from pdcluster_api.discovery import etcd
 from pdcluster_api.discovery.etcd import read_disaggregation
 from pdcluster_api.manifests.vllm import VllmSettings
-from pdcluster_api.manifests.worker_config import (
-    WorkerFileSettings,
-    engine_file,
-    policy_file,
-)
+from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file, policy_file
 from pdcluster_api.plan.observed import state
 from pdcluster_api.plan.observed.state import WorkerDisaggregation
 from pdcluster_operator.reconcile.observation import is_key

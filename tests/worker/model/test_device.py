@@ -8,12 +8,7 @@ import torch
 from pdcluster_worker.config.worker import RequestedDevice
 from pdcluster_worker.errors import DeviceError
 from pdcluster_worker.messages.facts import DeviceFacts
-from pdcluster_worker.model.device import (
-    MachineFacts,
-    check_computes_on,
-    choose,
-    read_facts,
-)
+from pdcluster_worker.model.device import MachineFacts, check_computes_on, choose, read_facts
 from pdcluster_worker.model.ops.kernel_object import cpu_info
 
 GPU = MachineFacts("Xeon", built="13.2", gpu="NVIDIA B200")

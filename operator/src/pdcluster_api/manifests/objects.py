@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdcluster_schema.labels import (
-    CLUSTER,
-    COMPONENT,
-    ETCD,
-    POOL,
-    REVISION,
-    ROLE,
-    cluster_labels,
-)
+from pdcluster_schema.labels import CLUSTER, COMPONENT, ETCD, POOL, REVISION, ROLE, cluster_labels
 from pdcluster_schema.pdcluster import KIND
 from pdcluster_schema.vllm_engine import VLLM
 from pdcluster_schema.workload import WorkloadId

@@ -37,14 +37,7 @@ from pdcluster_api.manifests.objects import (
 from pdcluster_api.manifests.vllm import has_engine_container
 from pdcluster_api.manifests.worker_config import engine_config, policy_config
 from pdcluster_api.manifests.worker_pod import worker_model, worker_pod
-from pdcluster_schema.labels import (
-    CLUSTER,
-    POOL,
-    REVISION,
-    ROLE,
-    TEMPLATE_HASH,
-    workload_labels,
-)
+from pdcluster_schema.labels import CLUSTER, POOL, REVISION, ROLE, TEMPLATE_HASH, workload_labels
 from pdcluster_schema.pdcluster import PDCluster
 from pdcluster_schema.revision import revision_of, template_hash
 from pdcluster_schema.sections import ENGINELESS, ROUTER, PoolSpec

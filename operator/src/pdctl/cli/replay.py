@@ -9,9 +9,7 @@ import typer
 from pdcluster_schema.accelerators import accelerators_text
 from pdcluster_schema.pdcluster import PDCluster, PDClusterSpec
 from pdctl.cli.options import cannot_write, load_file, reported, required_file
-from pdctl.cli.why import (
-    record_lines,
-)
+from pdctl.cli.why import record_lines
 from pdctl.replay.plot import draw, require_matplotlib
 from pdctl.replay.queueing import ESTIMATED, Speeds
 from pdctl.replay.report import summarize, summary_lines, write_table

@@ -12,12 +12,7 @@ import pytest
 
 from pdcluster_api.apiserver.kinds import Key
 from pdcluster_api.certificates.authority import make_authority
-from pdcluster_api.discovery.addresses import (
-    ResolvedEndpoint,
-    is_refused,
-    resolve,
-    split,
-)
+from pdcluster_api.discovery.addresses import ResolvedEndpoint, is_refused, resolve, split
 from pdcluster_api.discovery.commands import read_registered
 from pdcluster_api.discovery.etcd import EtcdTLS
 from pdcluster_api.errors import EtcdUnreachableError

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.vllm import (
-    IN_CONTAINER,
-    VllmSettings,
-    vllm_command,
-    vllm_environment,
-)
+from pdcluster_api.manifests.vllm import IN_CONTAINER, VllmSettings, vllm_command, vllm_environment
 from tests.operator.pdcluster_api.manifests.rendering import cluster_of
 from tests.schema.object_cases import CPU, Change, at, both, vllm
 

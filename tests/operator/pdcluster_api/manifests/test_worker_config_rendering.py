@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_api.manifests.worker_config import (
-    WorkerFileSettings,
-    engine_file,
-    policy_file,
-)
+from pdcluster_api.manifests.worker_config import WorkerFileSettings, engine_file, policy_file
 from pdcluster_schema.load import parse
 from pdcluster_schema.revision import revision_of
 

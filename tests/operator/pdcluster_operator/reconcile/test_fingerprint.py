@@ -10,12 +10,7 @@ import pytest
 
 from pdcluster_api.apiserver.observe import Live
 from pdcluster_api.plan.result import ClusterPlan
-from pdcluster_operator.reconcile.session import (
-    MAX_SECONDS,
-    Fingerprint,
-    ObservedInputs,
-    digest_of,
-)
+from pdcluster_operator.reconcile.session import MAX_SECONDS, Fingerprint, ObservedInputs, digest_of
 from tests.operator.bodies import child, cluster
 from tests.operator.pdcluster_api.plan.clusters import NOW as STAMP
 from tests.operator.pdcluster_api.plan.clusters import make_cluster, plan_all, running

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pdcluster_api.errors import IncompleteAnswerError, StartError
+from pdcluster_api.errors import StartError
 from pdcluster_schema.faults import InvalidObjectError
 from pdcluster_schema.load import parse
 from pdctl.bench import autotune as autotune_module
@@ -43,11 +43,6 @@ class Echo:
             await asyncio.sleep(0)
             on_chunk()
         return TokenUsage(ask.num_output_tokens)
-
-
-class Refusing:
-    async def send(self, ask: BenchRequest, on_chunk: OnChunk) -> TokenUsage:
-        raise IncompleteAnswerError("HTTP 400")
 
 
 @pytest.fixture

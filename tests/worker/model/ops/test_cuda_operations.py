@@ -34,10 +34,7 @@ else:
         Norm,
         Rotation,
     )
-    from pdcluster_worker.model.ops.paged_attention import (
-        AttentionSizes,
-        TorchAttention,
-    )
+    from pdcluster_worker.model.ops.paged_attention import AttentionSizes, TorchAttention
     from pdcluster_worker.model.ops.reference import Reference
     from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 

@@ -4,13 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from pdcluster_worker.model.ops.graphs import (
-    Graphs,
-    PlanCopy,
-    example_plan,
-    graph_for,
-    pad_decodes,
-)
+from pdcluster_worker.model.ops.graphs import Graphs, PlanCopy, example_plan, graph_for, pad_decodes
 from pdcluster_worker.model.step_plan import StepLimits, StepPlan
 from tests.worker.model.ops import paged_steps as cases
 

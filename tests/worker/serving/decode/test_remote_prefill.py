@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from pdcluster_schema.policy import OffloadPolicy, PolicyConfig
 from pdcluster_schema.qos import AdmissionSpec
-from pdcluster_schema.routing import (
-    PrefillScoreSpec,
-)
+from pdcluster_schema.routing import PrefillScoreSpec
 from pdcluster_worker.errors import PeerError, RequestError
 from pdcluster_worker.messages.engine import (
     Abort,

@@ -26,14 +26,7 @@ from pdcluster_worker.headless import VERSION, HeadConnectionError, HeadHello
 from pdcluster_worker.kv_transfer.carriers import keep_ucx_within
 from pdcluster_worker.kv_transfer.rank_port import Listen, RankPort
 from pdcluster_worker.kv_transfer.tcp import TcpSettings, TcpTransport
-from pdcluster_worker.messages.engine import (
-    Begin,
-    EngineFailed,
-    EngineReady,
-    Ping,
-    Pong,
-    Stop,
-)
+from pdcluster_worker.messages.engine import Begin, EngineFailed, EngineReady, Ping, Pong, Stop
 from pdcluster_worker.messages.engine_settings import DelayerSettings, EngineSettings
 from pdcluster_worker.messages.facts import DeviceFacts
 from pdcluster_worker.model.device import check_computes_on, find_device

@@ -30,18 +30,10 @@ from pdcluster_worker.server.http.request_context import RequestContextMiddlewar
 from pdcluster_worker.server.http.routes import document
 from pdcluster_worker.server.openai.completions import CHAT, COMPLETIONS, completion_routes
 from pdcluster_worker.server.openai.own_front_end import OwnFrontEnd
-from pdcluster_worker.server.openai.tokenize_route import (
-    DETOKENIZE,
-    TOKENIZE,
-    tokenize_routes,
-)
+from pdcluster_worker.server.openai.tokenize_route import DETOKENIZE, TOKENIZE, tokenize_routes
 from pdcluster_worker.server.responses.route import PATH as RESPONSES
 from pdcluster_worker.server.responses.route import response_routes
-from pdcluster_worker.server.state_routes import (
-    model_routes,
-    state_routes,
-    trace_route,
-)
+from pdcluster_worker.server.state_routes import model_routes, state_routes, trace_route
 from pdcluster_worker.server.text.tokenizer import Tokenizer
 from pdcluster_worker.tracing.request_trace import RecentTraces
 

@@ -38,10 +38,6 @@ class LocalFabric:
         self._ports: dict[str, list[LocalPort]] = {}
         self._pending: deque[Delivery] = deque()
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
     def attach(self, engine_id: str, ports: "list[LocalPort]") -> None:
         """Raises ValueError if the id is taken."""
         if engine_id in self._ports:

@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_api.plan.observed.state import (
-    ScalerState,
-    WorkerDevice,
-    WorkerRecords,
-    WriteFailure,
-)
+from pdcluster_api.plan.observed.state import ScalerState, WorkerDevice, WorkerRecords, WriteFailure
 from pdcluster_api.plan.status.condition import MAX_MESSAGE
 from pdcluster_schema import conditions as words
 from pdcluster_schema.revision import revision_of

@@ -14,13 +14,7 @@ import torch
 
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.config.worker import ModelConfig
-from pdcluster_worker.model.step_plan import (
-    PlanSizes,
-    StepLimits,
-    StepPlan,
-    read_plan,
-    write_plan,
-)
+from pdcluster_worker.model.step_plan import PlanSizes, StepLimits, StepPlan, read_plan, write_plan
 
 DONE: Final = b"+"
 FAILED: Final = b"!"

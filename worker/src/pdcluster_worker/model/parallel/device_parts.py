@@ -10,11 +10,7 @@ from torch import Tensor
 from pdcluster_worker.config.engine import EngineConfig
 from pdcluster_worker.messages.facts import KVGeometry
 from pdcluster_worker.model.kv_cache import CacheSizes, DeviceKVCache, device_memory
-from pdcluster_worker.model.kv_size import (
-    blocks_that_fit,
-    device_blocks,
-    tensor_size,
-)
+from pdcluster_worker.model.kv_size import blocks_that_fit, device_blocks, tensor_size
 from pdcluster_worker.model.loading.loader import DTYPES
 from pdcluster_worker.model.parallel.rank_layout import ParallelRank
 

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 from pdcluster_worker.server.text.events import Part, TextDelta, TrailingSpace, held_back
 from pdcluster_worker.server.tools.calls import MAX_CALL_CHARACTERS, Reader, Tools
-from pdcluster_worker.server.tools.streamed_call import (
-    BufferedCalls,
-    Numbering,
-    StreamedForm,
-)
+from pdcluster_worker.server.tools.streamed_call import BufferedCalls, Numbering, StreamedForm
 
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)
 

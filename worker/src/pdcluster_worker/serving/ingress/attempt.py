@@ -16,12 +16,7 @@ from pdcluster_worker.messages.peers import Generated, PrefillMode
 from pdcluster_worker.messages.requests import RequestSpec
 from pdcluster_worker.metrics import Metrics
 from pdcluster_worker.peers.client import Peer
-from pdcluster_worker.routing.attempts import (
-    HedgeBudget,
-    MigrationReason,
-    attempt_id,
-    hedge_target,
-)
+from pdcluster_worker.routing.attempts import HedgeBudget, MigrationReason, attempt_id, hedge_target
 from pdcluster_worker.routing.qos.load_shedding import PRIORITIES, aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
 from pdcluster_worker.serving.engines.client import (

@@ -14,10 +14,7 @@ from pdcluster_worker.peers.client import Peer
 from pdcluster_worker.routing.decode_choice import NO_HINTS, RouteHints
 from pdcluster_worker.routing.qos.load_shedding import aged
 from pdcluster_worker.serving.decode.decode_dispatcher import DecodeDispatcher
-from pdcluster_worker.serving.ingress.attempt import (
-    HedgePolicy,
-    RequestProgress,
-)
+from pdcluster_worker.serving.ingress.attempt import HedgePolicy, RequestProgress
 from pdcluster_worker.serving.ingress.decode_router import LOCAL, DecodeRouter
 from pdcluster_worker.serving.ingress.migration import AttemptRoute, Migration
 from pdcluster_worker.serving.worker_context import WorkerContext
